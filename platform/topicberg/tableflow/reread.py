@@ -44,6 +44,7 @@ from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.waiting import check_identity
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -171,10 +172,10 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         offsets = committed(table, head).offsets
         kept = _kept(keys, offsets, is_decoded=key.is_decoded)
         rows = index.rows_without(table, head, kept)
-        count = sum(len(of_file.positions) for of_file in rows)
-        if count and framing is not None and framing.unknown:
+        gone = sum(len(of_file.positions) for of_file in rows)
+        if gone and framing is not None and framing.unknown:
             raise _unknown_schemas(spec, framing.unknown)
-        done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
+        done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=gone)
         note = {REREAD: done.model_dump_json(), **tombstones.current(offsets, started_ms)}
         delete_rows(table, rows, note, dropped=[tombstones.MISSED])
         return done
@@ -189,7 +190,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
 
 def _unknown_schemas(spec: TopicSpec, unknown: Mapping[int | UUID, str]) -> TableflowError:
     (schema, why), *others = unknown.items()
-    more = f", and {len(others)} other schemas" if others else ""
+    more = f", and of {count(len(others), 'other schema')}" if others else ""
     return TableflowError(
         f"topic {spec.name}: records have keys of schema {schema}, {why}{more}; rows of such keys "
         "would be deleted; nothing was changed",

@@ -12,10 +12,13 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from topicberg import kafka
+from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import END_OFFSETS
 from topicberg.kafka.offsets import Ranges, dump_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import reread as module
+from topicberg.tableflow.key_hashing import no_decoder
+from topicberg.tableflow.upsert_key import raw_key
 from topicberg.topics import TopicSpec
 from topicberg.topics import spec as names
 
@@ -63,3 +66,36 @@ def test_rows_committed_while_the_topic_is_read_are_kept(
     done = module.reread(SPEC, table, cast(Any, None), config)
     assert (done.rows, done.records) == (1, 4)
     assert sorted(table.refresh().scan().to_arrow()[RAW_KEY].to_pylist()) == sorted(log)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "named"),
+    [
+        ({9: "which the registry does not have"}, "schema 9, which the registry does not have; "),
+        ({9: "lost", 10: "lost"}, "schema 9, lost, and of 1 other schema; "),
+        ({9: "lost", 10: "lost", 11: "lost"}, "schema 9, lost, and of 2 other schemas; "),
+    ],
+)
+def test_reread_keys_of_unknown_schemas_deletes_nothing(
+    catalog: SqlCatalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unknown: dict[int, str],
+    named: str,
+) -> None:
+    table = catalog.create_table("shop.orders", COLUMNS)
+    table.append(
+        pa.Table.from_pylist([{RAW_KEY: b"k", PARTITION: 0}], COLUMNS),
+        snapshot_properties={END_OFFSETS: dump_offsets({0: 1})},
+    )
+    head = table.current_snapshot()
+    key = raw_key(SPEC), no_decoder, SimpleNamespace(unknown=unknown)
+    monkeypatch.setattr(module, "_key", lambda *_: key)
+    monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: 0})
+    monkeypatch.setattr(kafka, "end_offsets", lambda *_: {0: 1})
+    monkeypatch.setattr(module, "messages", lambda *_: iter(()))
+    config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    with pytest.raises(TableflowError, match="rows of such keys would be deleted") as error:
+        module.reread(SPEC, table, cast(Any, None), config)
+    assert named in error.value.message
+    assert table.refresh().current_snapshot() == head
