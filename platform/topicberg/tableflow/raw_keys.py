@@ -82,9 +82,14 @@ class RawKeys:
         """Return what decodes keys of all schemas that these ones name."""
         if self._decoder is None:
             self._decoder = self._made()
-        unknown = [one for one in self._named(raw) if not _is_known(self._decoder, one)]
-        if unknown and self._foreign.look_up(unknown):
-            self._decoder = self._made()
+        named = self._named(raw)
+        unknown = [schema for schema in named if not _is_known(self._decoder, schema)]
+        if unknown:
+            self._foreign.look_up(unknown)
+            # Others may have looked them up before: they share the schemas.
+            guids, schemas = self._foreign.guids, self._foreign.schemas
+            if any(id_of(schema, guids) in schemas for schema in unknown):
+                self._decoder = self._made()
         return self._decoder
 
     def _named(self, raw: pa.Array) -> Iterator[int | UUID]:

@@ -75,3 +75,19 @@ def test_key_framing_more_unknown_schemas_than_a_batch_may_look_up_finds_the_nex
     framing.held(wire_prefix(9), None)
     assert len(framing.unknown) == MAX_LOOKUPS
     assert 9 not in framing.unknown
+
+
+@pytest.mark.parametrize("header", [None, b"\1" + GUID.bytes])
+def test_raw_keys_schema_that_a_framing_looked_up_in_the_meantime_is_used(
+    header: bytes | None,
+) -> None:
+    schema = RegisteredSchema(1, "AVRO", TEXT)
+    half = MessageField(KEY, Subject("t-key", {1: schema}, schema))
+    registry: Any = Registry()
+    foreign = ForeignSchemas(registry)
+    fields = (NestedField(1, "k", LongType(), required=False),)
+    key = UpsertKey("raw", "p", "o", "t", fields=fields, shapes=(KeyShape(),))
+    framing, raw_keys = KeyFraming(half, foreign), RawKeys(half, key, foreign)
+    (own,) = raw_keys.texts(pa.array([wire_prefix(1) + b"\x06"], pa.binary())).to_pylist()
+    held = framing.held(b"\x06" if header else wire_prefix(9) + b"\x06", header)
+    assert raw_keys.texts(pa.array([held], pa.binary())).to_pylist() == [own]
