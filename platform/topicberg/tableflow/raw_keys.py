@@ -28,7 +28,7 @@ class KeyFraming:
         self._half, self._foreign = half, foreign
         self._framing = half.record_framing()
         assert half.subject is not None  # noqa: S101  it is decoded
-        self._known: set[int | UUID] = {*half.subject.schemas, *half.subject.guids}
+        self._own: set[int | UUID] = {*half.subject.schemas, *half.subject.guids}
         self.unknown: dict[int | UUID, str] = {}
         """Schemas that keys name and that cannot be had, and why."""
 
@@ -42,16 +42,20 @@ class KeyFraming:
         record = self._framing.framed(raw, header)
         if isinstance(record, str):
             return None
-        if record.schema not in self._known and record.schema not in self.unknown:
+        if not self._has(record.schema) and record.schema not in self.unknown:
             self._foreign.begin_batch()
             self._foreign.look_up([record.schema])
             why = self._foreign.missing.get(record.schema)
-            if why is None:
-                self._known.add(record.schema)
-            else:
+            if why is not None:
                 self.unknown[record.schema] = why
             self._framing = self._half.record_framing(self._foreign.guids)
         return self._framing.held(raw, header)
+
+    def _has(self, schema: int | UUID) -> bool:
+        """Return whether a schema is at hand; those of other subjects are a bounded number."""
+        number = id_of(schema, self._framing.guids)
+        is_own = schema in self._own or number in self._own
+        return is_own or number in self._foreign.schemas
 
 
 class RawKeys:

@@ -12,6 +12,7 @@ from pyiceberg.types import LongType, NestedField
 
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.tableflow import foreign as foreign_module
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.key_values import KeyShape
 from topicberg.tableflow.layout import KEY, MessageField
@@ -23,7 +24,7 @@ GUID, OTHER = UUID(int=9), UUID(int=10)
 
 
 class Registry:
-    """Has a schema of another subject, with id 9."""
+    """Has two schemas of other subjects, with ids 9 and 10."""
 
     name = "the registry"
 
@@ -39,7 +40,7 @@ class Registry:
         return self.known.get(guid)
 
     def by_id(self, number: int, _: str) -> RegisteredSchema | None:
-        return RegisteredSchema(9, "AVRO", TEXT) if number == 9 else None
+        return RegisteredSchema(number, "AVRO", TEXT) if number in (9, 10) else None
 
 
 @pytest.mark.parametrize("is_in_header", [True, False])
@@ -75,6 +76,25 @@ def test_key_framing_more_unknown_schemas_than_a_batch_may_look_up_finds_the_nex
     framing.held(wire_prefix(9), None)
     assert len(framing.unknown) == MAX_LOOKUPS
     assert 9 not in framing.unknown
+
+
+@pytest.mark.parametrize("header", [None, b"\1" + GUID.bytes])
+def test_key_framing_schema_that_others_displaced_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch, header: bytes | None
+) -> None:
+    monkeypatch.setattr(foreign_module, "MAX_SCHEMAS", 1)
+    schema = RegisteredSchema(1, "AVRO", TEXT)
+    half = MessageField(KEY, Subject("t-key", {1: schema}, schema))
+    registry: Any = Registry()
+    foreign = ForeignSchemas(registry)
+    framing = KeyFraming(half, foreign)
+    raw = b"\x06" if header else wire_prefix(9) + b"\x06"
+    for _ in range(2):
+        framing.held(wire_prefix(10) + b"\x06", None)
+        assert [*foreign.schemas] == [10]
+        assert framing.held(raw, header) == wire_prefix(9) + b"\x06"
+        assert [*foreign.schemas] == [9]
+    assert not framing.unknown
 
 
 @pytest.mark.parametrize("header", [None, b"\1" + GUID.bytes])
