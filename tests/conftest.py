@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -149,14 +149,32 @@ def _shared_stack(config: pytest.Config) -> shared_stack.SharedStack:
     )
 
 
+_file_turn: ExitStack | None = None
+"""The turn of the file whose tests this worker runs, from its first test with the stack."""
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time limit of a test begins
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
-    names = getattr(item, "fixturenames", ())
-    if "stack" not in names:
-        return (yield)
-    alone = "kill_service" in names or item.get_closest_marker("alone") is not None
-    with _shared_stack(item.config).turn(alone=alone):
-        return (yield)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, bool | None, bool | None]:
+    global _file_turn
+    names, file = getattr(item, "fixturenames", ()), item.getparent(pytest.Module)
+    try:
+        if "stack" not in names:
+            return (yield)
+        shared = _shared_stack(item.config)
+        if _file_turn is None:
+            alone = file is not None and any(mark.name == "alone" for mark in file.own_markers)
+            _file_turn = ExitStack()
+            _file_turn.enter_context(shared.turn("file", alone=alone))
+        alone = "kill_service" in names or item.get_closest_marker("alone") is not None
+        with shared.turn("test", alone=alone):
+            return (yield)
+    finally:
+        is_last = nextitem is None or nextitem.getparent(pytest.Module) is not file
+        if is_last and _file_turn is not None:
+            _file_turn.close()
+            _file_turn = None
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from topicberg.settings import settings
 from topicberg_local import stack as local_stack
 from topicberg_local import state, supervisor
 
-pytestmark = [pytest.mark.integration, pytest.mark.project]
+pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.alone]
 
 MARK = "kept_by_the_stack"
 
@@ -162,7 +162,6 @@ def test_killed_services_come_back_with_their_data(
     assert lost(stack) == []
 
 
-@pytest.mark.alone
 def test_everything_killed_at_once(stack: Endpoints) -> None:
     """As after a power cut, supervisor included; a process that has a session gets a new one."""
     put_all(stack)
@@ -185,7 +184,6 @@ def test_everything_killed_at_once(stack: Endpoints) -> None:
 
 
 @pytest.mark.slow  # when everything is killed at once, so is the supervisor
-@pytest.mark.alone
 def test_supervisor_killed(stack: Endpoints) -> None:
     """Its services are orphans then: the next start ends them first."""
     context = state.load_context(settings())
@@ -200,7 +198,6 @@ def test_supervisor_killed(stack: Endpoints) -> None:
 
 
 @pytest.mark.slow  # the demo ends its stack; a start finds less after a kill than after an end
-@pytest.mark.alone
 def test_down_and_up_keep_everything(stack: Endpoints) -> None:
     put_all(stack)
     log = settings().state_dir / "logs" / "supervisor.log"

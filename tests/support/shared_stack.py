@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
@@ -20,7 +20,8 @@ STARTING_SECONDS = 90.0
 class SharedStack:
     """The folder of a stack that pytest's workers share, and locks beside it.
 
-    Tests use the stack at the same time, but for those that kill or restart its services.
+    Tests use the stack at the same time, but for those that kill or restart its services. Files
+    whose tests end Spark wait for the other files, whose tests may share a session.
     """
 
     def __init__(self, folder: Path, locks: Path) -> None:
@@ -57,10 +58,10 @@ class SharedStack:
             yield is_last and self._started.exists()
 
     @contextmanager
-    def turn(self, *, alone: bool) -> Iterator[None]:
-        """A test's turn: beside others, or alone. Who waits to be alone comes before new others."""
+    def turn(self, of: Literal["file", "test"], *, alone: bool) -> Iterator[None]:
+        """A turn: beside others, or alone. Who waits to be alone comes before new others."""
         kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-        with self._locked("next", fcntl.LOCK_EX) as following, self._locked("turn", kind):
+        with self._locked(f"next-{of}", fcntl.LOCK_EX) as following, self._locked(of, kind):
             fcntl.flock(following, fcntl.LOCK_UN)
             yield
 
