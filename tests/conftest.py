@@ -220,7 +220,9 @@ def kill_service(stack: Endpoints) -> KillService:
 
     def kill(name: str, *, wait: bool = True) -> int:
         pid = _running_pid(name, other_than=None)
-        psutil.Process(pid).kill()
+        process = psutil.Process(pid)
+        process.kill()
+        process.wait(RECOVERY_SECONDS)  # a JVM that ends still takes connections for a moment
         if wait:
             _running_pid(name, other_than=pid)
             shared_stack.up(settings())
