@@ -28,7 +28,7 @@ class KeyFraming:
         self._half, self._foreign = half, foreign
         self._framing = half.record_framing()
         assert half.subject is not None  # noqa: S101  it is decoded
-        self._own: set[int | UUID] = {*half.subject.schemas, *half.subject.guids}
+        self._own = half.subject.schemas
         self.unknown: dict[int | UUID, str] = {}
         """Schemas that keys name and that cannot be had, and why."""
 
@@ -54,8 +54,7 @@ class KeyFraming:
     def _has(self, schema: int | UUID) -> bool:
         """Return whether a schema is at hand; those of other subjects are a bounded number."""
         number = id_of(schema, self._framing.guids)
-        is_own = schema in self._own or number in self._own
-        return is_own or number in self._foreign.schemas
+        return number in self._own or number in self._foreign.schemas
 
 
 class RawKeys:

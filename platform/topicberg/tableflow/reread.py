@@ -159,7 +159,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         ranges = {p: (reached.get(p, 0), end[p]) for p in end}
-        unread = _records(endpoints, spec.name, ranges, framing if key.is_decoded else None)
+        unread = _records(endpoints, spec.name, ranges, framing)
         while some := list(islice(unread, CHUNK)):
             keys, records = _newest(keys, _described(some, index)), records + len(some)
         reached = end
@@ -201,12 +201,15 @@ def _unknown_schemas(spec: TopicSpec, unknown: Mapping[int | UUID, str]) -> Tabl
 def _key(
     spec: TopicSpec, table: Table, endpoints: Endpoints
 ) -> tuple[UpsertKey, DecodeKeys, KeyFraming | None]:
-    """Return the key of the table, what decodes raw keys, and what frames those of records."""
+    """Return the key of the table; if it is decoded, by what, and what frames those of records."""
     if not spec.key.has_schema:
         return raw_key(spec), no_decoder, None
     readers = schema_readers(endpoints)
-    layout, foreign = read_layout(spec, readers), foreign_schemas(spec, readers)[KEY]
+    layout = read_layout(spec, readers)
     key = upsert_key(spec, layout, table.schema().fields)
+    if not key.is_decoded:
+        return key, no_decoder, None
+    foreign = foreign_schemas(spec, readers)[KEY]
     return key, RawKeys(layout.key, key, foreign).texts, KeyFraming(layout.key, foreign)
 
 

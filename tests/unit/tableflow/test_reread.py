@@ -18,6 +18,7 @@ from topicberg.kafka.offsets import Ranges, dump_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import reread as module
 from topicberg.tableflow.key_hashing import no_decoder
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField
 from topicberg.tableflow.upsert_key import raw_key
 from topicberg.topics import TopicSpec
 from topicberg.topics import spec as names
@@ -99,3 +100,30 @@ def test_reread_keys_of_unknown_schemas_deletes_nothing(
         module.reread(SPEC, table, cast(Any, None), config)
     assert named in error.value.message
     assert table.refresh().current_snapshot() == head
+
+
+def test_reread_keys_of_several_types_are_compared_as_they_were_sent(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No subject says of which type a key is, so none is decoded."""
+    spec = SPEC.model_validate(
+        {**SPEC.model_dump(by_alias=True), "key": {"format": "avro", "file": "from-the-registry"}}
+    )
+    table = catalog.create_table("shop.orders", COLUMNS)
+    table.append(
+        pa.Table.from_pylist([{RAW_KEY: k, PARTITION: 0} for k in (b"kept", b"gone")], COLUMNS),
+        snapshot_properties={END_OFFSETS: dump_offsets({0: 2})},
+    )
+    fields = {"key": b"kept", "value": b"", "partition": 0, "offset": 0}
+    message = SimpleNamespace(**{name: lambda value=value: value for name, value in fields.items()})
+    layout = Layout(MessageField(KEY, None), MessageField(VALUE, None))
+    monkeypatch.setattr(module, "schema_readers", lambda _: None)
+    monkeypatch.setattr(module, "read_layout", lambda *_: layout)
+    monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: 0})
+    monkeypatch.setattr(kafka, "end_offsets", lambda *_: {0: 1})
+    messages = iter([message])
+    monkeypatch.setattr(module, "messages", lambda *_: messages)
+    config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    done = module.reread(spec, table, cast(Any, None), config)
+    assert (done.rows, done.records) == (1, 1)
+    assert table.refresh().scan().to_arrow()[RAW_KEY].to_pylist() == [b"kept"]

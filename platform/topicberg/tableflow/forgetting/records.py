@@ -187,7 +187,6 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
         return key_framing.held(raw, key.header)
 
     def decoded(keys: Collection[KafkaKey]) -> set[KafkaKey]:
-        foreign.begin_batch()
         found_keys = {key: as_held(key) for key in sorted(keys, key=lambda each: each.raw)}
         framed_keys = [(key, raw) for key, raw in found_keys.items() if raw is not None]
         if not framed_keys:
