@@ -73,13 +73,13 @@ class Files:
     def together(cls, parts: Sequence[Files]) -> Self:
         """Return the files of all parts."""
         partitions: dict[Partition, int] = {}
-        renumbered = [np.empty(0, _NUMBERS)]
+        renumbered = [np.empty(0, np.int32)]
         for part in parts:
             number = [partitions.setdefault(each, len(partitions)) for each in part.partitions]
-            numbers = part.numbers.copy()
-            numbers["partition"] = np.array(number, np.int32)[numbers["partition"]]
-            renumbered.append(numbers)
-        return cls(np.concatenate(renumbered), tuple(partitions))
+            renumbered.append(np.array(number, np.int32)[part["partition"]])
+        numbers = np.concatenate([np.empty(0, _NUMBERS), *(part.numbers for part in parts)])
+        numbers["partition"] = np.concatenate(renumbered)
+        return cls(numbers, tuple(partitions))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return one number of each file, by its name in :data:`_NUMBERS`."""

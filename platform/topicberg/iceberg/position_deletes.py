@@ -105,11 +105,12 @@ def deleted_positions(
     files: FileIO, deletes: Deletes, paths: Collection[str]
 ) -> dict[str, NDArray[np.uint32]]:
     """Return the deleted positions of these data files, ascending."""
-    found = _positions(files, deletes.files, paths)
+    named = _positions(files, deletes.files, paths)
+    found = {path: np.unique(positions) for path, positions in named.items()}
     vectors = [vector for path, vector in deletes.vectors.items() if path in paths]
     for path, positions in read_vectors(files, vectors):
-        found[path] = np.concatenate([found.get(path, _NONE), positions])
-    return {path: np.unique(positions) for path, positions in found.items()}
+        found[path] = np.union1d(found[path], positions) if path in found else positions
+    return found
 
 
 def _positions(
