@@ -47,6 +47,11 @@ def field_at(path: str, kind: object) -> str:
     return f"field {path} ({type_name(kind)})"
 
 
+def place_at(path: str) -> str:
+    """Return the place of a value of any type: ``field price``; without a path, the record."""
+    return f"field {path}" if path else "the record"
+
+
 def type_name(kind: object) -> str:
     """Return the name of a column's type for a message: ``decimal(4,2)``, ``struct``."""
     return _NESTED.get(type(kind)) or str(kind).replace(", ", ",")
@@ -54,3 +59,8 @@ def type_name(kind: object) -> str:
 
 def shortened(text: str, most: int = MAX_LENGTH) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def quoted(message: str, most: int = 200) -> str:
+    """Return the message of another program in one line, shortened."""
+    return shortened(" ".join(message.split()), most)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from topicberg.formats.reasons import quoted
+
 _MAX_REASON = 300
 
 
@@ -74,13 +76,11 @@ def refusal(reason: str, level: str | None) -> tuple[str, str]:
     """
     cases = [case for case in _CASES if re.search(case[0], reason)]
     differences = _DIFFERENCES.search(reason)
-    quoted = " ".join((differences[1] if differences else reason).split())
-    if len(quoted) > _MAX_REASON:
-        quoted = f"{quoted[:_MAX_REASON]}…"
+    message = quoted(differences[1] if differences else reason, _MAX_REASON)
     compatibility = f"compatibility {level}" if level else "its compatibility level"
     causes = "; ".join(cause for _, cause, _ in cases) or "the change is not compatible"
     hint = "; or ".join(hint for *_, hint in cases) or (
         "change the file so that older records can be read with it; or set `schema.compatibility` "
         "in the spec"
     )
-    return f"not accepted at {compatibility}: {causes} ({quoted})", hint
+    return f"not accepted at {compatibility}: {causes} ({message})", hint

@@ -11,11 +11,10 @@ from fastavro.schema import SchemaParseException, UnknownType
 
 from topicberg.errors import TableflowError, causes
 from topicberg.formats.limits import parsed_json, too_deep
-from topicberg.formats.reasons import shortened
+from topicberg.formats.reasons import quoted
 from topicberg.formats.subjects import RegisteredSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAX_REASON = 200
 
 
 def check_file(where: str, schema: RegisteredSchema) -> None:
@@ -32,8 +31,7 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
         if any(isinstance(each, RecursionError) for each in causes(error)):
             raise too_deep(where) from None
-        reason = shortened(" ".join(str(error).split()), _MAX_REASON)
-        raise TableflowError(f"{where} is not an Avro schema: {reason}") from None
+        raise TableflowError(f"{where} is not an Avro schema: {quoted(str(error))}") from None
     _check_names(where, parsed)
 
 

@@ -41,6 +41,7 @@ from topicberg.formats.json.columns import Node, read_node
 from topicberg.formats.json.conversions import check_conversions, with_conversions
 from topicberg.formats.json.plan import JsonPlan, fields_of, fit
 from topicberg.formats.json.program import emit, emit_record
+from topicberg.formats.reasons import place_at
 from topicberg.formats.subjects import RegisteredSchema
 
 
@@ -74,9 +75,8 @@ def _check_unknown(where: str, root: Node, unknown_as: str) -> None:
             hint="rename the field, or choose the other metadata_column_naming_scheme",
         )
     if (path := _choice_of_objects(root)) is not None:
-        place = f"field {path}" if path else "the record"
         raise TableflowError(
-            f"{where}: {place} is an object of one of several types, and unknown_fields "
+            f"{where}: {place_at(path)} is an object of one of several types, and unknown_fields "
             "keep needs one type of each object",
             hint="set schema.unknown_fields to ignore, or give the field one type",
         )

@@ -19,6 +19,7 @@ from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import TEXTS
 from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join, plain
 from topicberg.formats.meanings import JSON_TEXT, Meaning, meaning_of, with_meaning
+from topicberg.formats.reasons import place_at
 
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 
@@ -243,7 +244,7 @@ def _read_as(
     expected = meaning or (latest.unit if latest else None)
     if node.unit and expected and node.unit != expected:
         raise TableflowError(
-            f"{subject}: {_place(path)} is in {node.unit}, its column in {expected}",
+            f"{subject}: {place_at(path)} is in {node.unit}, its column in {expected}",
             hint=_NEW_TABLE,
         )
     is_time = latest is not None and latest.kind == "date-time"
@@ -258,13 +259,9 @@ _NEW_TABLE = (
 )
 
 
-def _place(path: str) -> str:
-    return f"field {path}" if path else "the record"
-
-
 def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
     return TableflowError(
-        f"{subject}: {_place(path)} is a {node.kind}, its column a {column}",
+        f"{subject}: {place_at(path)} is a {node.kind}, its column a {column}",
         hint=_NEW_TABLE,
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.limits import remembered
-from topicberg.formats.reasons import shortened
+from topicberg.formats.reasons import quoted
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -97,9 +97,8 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         if done.returncode:
             text = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "")
             complaints = [line for line in text.split("\n") if line and not _LOGGED.match(line)]
-            reason = shortened(" ".join("; ".join(complaints).split()), _MAX_REASON)
             hint = "compile the schema with protoc to see the full message"
-            raise TableflowError(reason, hint=hint)
+            raise TableflowError(quoted("; ".join(complaints)), hint=hint)
         return output.read_bytes()
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.protobuf import wire
 from topicberg.formats.protobuf.wire import Message, WireField
-from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
+from topicberg.formats.reasons import MalformedError, byte, field_at, place_at, shortened, shown
 
 MAX_VALUES = 4_000_000
 """Values of a record: every second byte of it may be a row of a list."""
@@ -268,8 +268,7 @@ def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
 
 
 def _cut(part: str, stop: int, path: str) -> MalformedError:
-    whole = f"field {path.removesuffix('.')}" if path else "the record"
-    return MalformedError(f"{whole} ends at {byte(stop)}, within {part}")
+    return MalformedError(f"{place_at(path.removesuffix('.'))} ends at {byte(stop)}, within {part}")
 
 
 def _label(field: WireField, path: str, kind: object = None) -> str:
