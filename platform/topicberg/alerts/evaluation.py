@@ -24,6 +24,7 @@ from topicberg.alerts.observation import (
 )
 from topicberg.checks.finding import moment
 from topicberg.errors import split_hint
+from topicberg.wording import listed
 
 MAX_PENDING = 100
 """Failed runs whose work is remembered; of older ones, only that their kind failed."""
@@ -435,14 +436,11 @@ def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
 
 def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
     for shared in seen.shared:
-        shown = ", ".join(shared.tables[:MAX_SHOWN])
-        more = len(shared.tables) - MAX_SHOWN
         yield Alert(
             key=f"shared {shared.location}",
             title="two projects have the same tables",
-            what=f"the code location {shared.location} also has {shown}"
-            + (f" and {more} more" if more > 0 else "")
-            + "; in Dagster, the assets of both are the same",
+            what=f"the code location {shared.location} also has "
+            f"{listed(shared.tables, MAX_SHOWN)}; in Dagster, the assets of both are the same",
             severity="error",
             since=seen.at,
             link=f"{ui}/deployment/locations",

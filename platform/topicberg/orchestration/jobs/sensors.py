@@ -61,11 +61,12 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
 from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, load
 from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
-from topicberg.orchestration.jobs.watches import TableWatch, watches
+from topicberg.orchestration.jobs.watches import MAX_LISTED, TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
+from topicberg.wording import listed
 
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
@@ -292,11 +293,9 @@ def _idle_reason(cursors: Cursors) -> str:
         if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS
     ]
     if given_up:
-        shown, more = ", ".join(given_up[:5]), len(given_up) - 5
-        shown += f" and {more} more" if more > 0 else ""
         return (
-            f"{MAX_ATTEMPTS} runs failed for {shown}; fix the cause, the next snapshot or a "
-            "manual materialization resumes it"
+            f"{MAX_ATTEMPTS} runs failed for {listed(given_up, MAX_LISTED)}; fix the cause, the "
+            "next snapshot or a manual materialization resumes it"
         )
     if any(cursor.request or cursor.registration for cursor in cursors.values()):
         return "a run is under way"

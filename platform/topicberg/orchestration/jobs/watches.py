@@ -19,6 +19,7 @@ from topicberg.orchestration.checks.catalogue import CheckKeys
 from topicberg.orchestration.jobs.pipelines import COMPUTE, compute_job, keys_of
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.windows import FOREVER, reached
+from topicberg.wording import listed
 
 TABLES, HOURS = "topicberg/tables", "topicberg/hours"
 """Tags of runs that sensors request: what they compute or register, for people."""
@@ -153,8 +154,7 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
 def listed_tables(keys: Iterable[dg.AssetKey]) -> str:
     """Return the names of the tables of some assets, as the tag of a run: the first of them."""
     names = list(dict.fromkeys(key.path[-1] for key in keys))
-    more = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    return listed(names, MAX_LISTED)
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
