@@ -28,7 +28,7 @@ from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.unread import Known, SourceTable, computable, unread
+from topicberg.transforms.unread import Known, SourceTable, computable, held, unread
 from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
@@ -120,12 +120,9 @@ def check_up_to_date(
     memory = _memory(before)
     uuid = table.metadata.table_uuid.hex if table else None
     if memory and memory.table and table is None:
-        source_hours = (
-            hours for each in sources.values() for hours in held_hours(each.table, each.time)
-        )
         message = "the table is missing: it existed before, and was dropped"
         facts: dict[str, Any] = {MEMORY: memory.model_dump(mode="json")}
-        return Finding(message, remediation(partitions(source_hours)), facts=facts)
+        return Finding(message, remediation(partitions(held(None, time, sources))), facts=facts)
     same = memory if memory and memory.table == uuid else None
     everything = unread(table, time, sources, first_hour, same.known if same else None)
     read = computable(everything, first_hour)

@@ -132,7 +132,7 @@ def unread(
         epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
         ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reached, epoch)]
         if news.everything:
-            anywhere = _anywhere(source.table, news, _held(target, time, sources))
+            anywhere = _anywhere(source.table, news, held(target, time, sources))
             ranges += _unread(anywhere, lambda hours, _: hours, epoch)
         for write in writes:
             if read := write.read.get(name):
@@ -219,7 +219,8 @@ def _anywhere(source: Table, news: Changed, held: Iterable[Hours]) -> Iterator[C
         yield Change(hours, sequence, since, now)
 
 
-def _held(target: Table | None, time: str, sources: Mapping[str, SourceTable]) -> list[Hours]:
+def held(target: Table | None, time: str, sources: Mapping[str, SourceTable]) -> list[Hours]:
+    """Return the hours of which a derived table or one of its sources has rows."""
     found = [hours for each in sources.values() for hours in held_hours(each.table, each.time)]
     return union([*found, *(held_hours(target, time) if target else ())])
 

@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Snapshot
 from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
 from topicberg.iceberg.hours import Hours
-from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
+from topicberg.iceberg.snapshots import affected_hours, changes_since, report
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets.metadata import (
     column_schema,
@@ -37,7 +37,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     settle,
 )
 from topicberg.orchestration.jobs.watches import TableWatch
-from topicberg.transforms.unread import computable, unread
+from topicberg.transforms.unread import computable, held, unread
 
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick continues."""
@@ -148,10 +148,8 @@ def _observe_expired(
         hours += (watch.reached(change.hours, now) for change in expired.changes)
         if expired.everything:
             for plan in watch.plans:
-                for source in plan.source_tables(partial(find_table, catalog)).values():
-                    hours += held_hours(source.table, source.time)
-                if target := find_table(catalog, plan.target):
-                    hours += held_hours(target, plan.target_time)
+                sources = plan.source_tables(partial(find_table, catalog))
+                hours += held(find_table(catalog, plan.target), plan.target_time, sources)
             cursor = cursor.replace(ahead=seen.sequence, seen=seen)
             hours += _unread_hours(cursor, watch, catalog)
     return observe(cursor, seen, hours)
