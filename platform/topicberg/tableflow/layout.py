@@ -40,7 +40,7 @@ from topicberg.formats.table import FORMATS
 from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
 from topicberg.tableflow.meanings import without_comments
-from topicberg.topics.schema import Part
+from topicberg.topics.schema import SECTIONS, Part
 from topicberg.topics.spec import (
     EVENT_TIME,
     PARTITION,
@@ -228,7 +228,7 @@ def _message_field(
     if subject is not None and is_union(subject.latest):
         subject = None
         if own.framing == "none":
-            section = "key" if part == KEY else "schema"
+            section = SECTIONS[part]
             raise TableflowError(
                 f"topic {spec.name}: the schema of the {part}s is a union of several types, "
                 f"and with {section}.framing none nothing says of which one a record is",

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from topicberg.formats.subjects import JsonOptions
 
 Part = Literal["value", "key"]
-PARTS: tuple[Part, ...] = ("value", "key")
 SECTIONS: dict[Part, str] = {"value": "schema", "key": "key"}
 """Part of a record → the section of a spec about it."""
+PARTS: tuple[Part, ...] = tuple(SECTIONS)
 SchemaFormat = Literal[FormatName, "text", "bytes", "none"]
 KeyFormat = Literal[FormatName, "string", "bytes", "none"]
 Framing = Literal["confluent", "header", "glue", "none"]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from topicberg.formats.subjects import SubjectReader
+
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 LINEAGE_HINT = "correct `lineage={…}`: column of the result → columns of the sources"
 
@@ -115,13 +117,6 @@ class _KnownSchemas:
     def __init__(self, spec: TopicSpec, config: Settings) -> None:
         self._spec, self._config = spec, config
 
-    @property
-    def confluent(self) -> "_KnownSchemas":
-        return self
-
-    def of(self, _: str) -> "_KnownSchemas":
-        return self
-
     def read(self, name: str) -> Subject:
         """:raises SpecError: the schema is in a registry, and was not read from there yet"""
         part: Part = "value" if name == self._spec.subject("value") else "key"
@@ -141,7 +136,8 @@ class _KnownSchemas:
 def _topic_columns(lake: Lake, name: str) -> "StructType":
     """The columns of a topic's table, or of its history, as its known schemas make them."""
     spec = lake.ingested[name].root
-    readers = cast("SchemaReaders", _KnownSchemas(spec, lake.config))
+    known = cast("SubjectReader", _KnownSchemas(spec, lake.config))
+    readers = SchemaReaders(known, lambda: known)
     schema = table_schema(spec, read_layout(spec, readers, lake.config))
     columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)
     for column, field in zip(columns, schema.fields, strict=True):
