@@ -24,7 +24,6 @@ import pyarrow as pa
 import pytest
 import requests
 import uvicorn
-from botocore.exceptions import ClientError
 from moto import backends as moto_backends
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
@@ -37,6 +36,7 @@ from starlette.applications import Starlette
 from strict_aws import Account as StrictAccount
 from strict_aws import strict_aws
 
+from topicberg.catalogs.glue import get_table
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.platform import resources
@@ -242,22 +242,9 @@ class Vendors:
         spec = self.confluent.enabled[topic]
         cluster = self.confluent.account.config.cluster_id
         folder = f"s3://{spec['storage']['bucket_name']}/10011010/{topic}"
-        if not self._has_table((cluster, topic)):
+        if get_table(self.glue.glue, cluster, topic) is None:
             self.table((cluster, topic), folder, METADATA_COLUMNS)
             point_to_metadata(self.glue.glue, cluster, topic)
-
-    def _has_table(self, name: tuple[str, str]) -> bool:
-        """Of a table that is missing, Lake Formation says that it may not be seen."""
-        try:
-            self.glue.glue.get_table(DatabaseName=name[0], Name=name[1])
-            return True
-        except ClientError as error:
-            code = error.response["Error"]["Code"]
-            if code != "EntityNotFoundException" and not (
-                self.governed and code == "AccessDeniedException"
-            ):
-                raise
-            return False
 
     def table(
         self, name: tuple[str, str], folder: str, more: dict[str, list[Any]] | None = None
@@ -268,7 +255,7 @@ class Vendors:
         """
         if not self.governed:  # where whoever writes tables may create no database
             self.glue.create_namespace_if_not_exists(name[0])
-        if not self._has_table(name):
+        if get_table(self.glue.glue, *name) is None:
             rows = pa.table({"id": pa.array([1], pa.int64()), **(more or {})})
             self.glue.create_table(name, rows.schema, folder).append(rows)
 

@@ -16,7 +16,6 @@ FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 """What takes longer says so, again and again."""
-AGAIN = "run the command again: it resumes where it stopped"
 
 
 class DeadlineExceededError(TopicbergError):
@@ -46,7 +45,7 @@ def poll(
         if time.monotonic() + interval > deadline:
             raise DeadlineExceededError(
                 f"timed out after {seconds:.0f} s: {awaited}",
-                hint=AGAIN,
+                hint="run the command again: it resumes where it stopped",
             )
         sleep(interval)
         interval = min(LONGEST_SECONDS, interval * 1.5)
