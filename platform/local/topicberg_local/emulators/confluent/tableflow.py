@@ -6,10 +6,9 @@ import time
 from http import HTTPStatus
 from typing import Any, Literal
 
-from pyiceberg.exceptions import NoSuchTableError
-
 from topicberg import kafka
 from topicberg.errors import SpecError
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import find_topic
 from topicberg.tableflow import control
 from topicberg.tableflow.commit import committed
@@ -259,9 +258,7 @@ def _drop_earlier(call: Call, name: str) -> None:
     endpoints = account.endpoints()
     catalog = endpoints.catalog(account.config)
     identifier = (account.config.topics_namespace, name)
-    try:
-        table = catalog.load_table(identifier)
-    except NoSuchTableError:
+    if (table := find_table(catalog, identifier)) is None:
         return
     committed_id = committed(table).topic_id
     if committed_id is not None and committed_id != kafka.topic_id(endpoints, name):
