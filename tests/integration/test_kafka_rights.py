@@ -31,6 +31,9 @@ from topicberg.deploy.platform import CONNECTOR_ACL, binding, resources
 from topicberg.deploy.resource import Resource
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.kafka.consumer import READER, messages
+from topicberg.kafka.fetch import _ClientFetcher, fetcher
+from topicberg.kafka.records import Records
 from topicberg.kafka.transactions import newest_states, transactional_producer
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import settings
@@ -119,6 +122,25 @@ def _send(endpoints: Endpoints, topic: str) -> None:
         raise KafkaException(errors[0])
 
 
+def _read_arrays(endpoints: Endpoints, *, is_compiled: bool = True) -> None:
+    config = {**endpoints.kafka_config(), **READER}
+    ranges = {0: (0, 1)}
+    reader = (
+        fetcher(config, TOPIC, ranges) if is_compiled else _ClientFetcher(config, TOPIC, ranges)
+    )
+    with reader:
+        for _ in reader.fill(Records(10, 1_000)):
+            pass
+
+
+def _read_by_client(endpoints: Endpoints) -> None:
+    _read_arrays(endpoints, is_compiled=False)
+
+
+def _read_messages(endpoints: Endpoints) -> None:
+    list(messages(endpoints, TOPIC, {0: (0, 1)}))
+
+
 def _begin_transaction(endpoints: Endpoints) -> None:
     transactional_producer(f"topicberg-{uuid.uuid4().hex}", endpoints, 10, log_level=0)
 
@@ -196,6 +218,8 @@ def test_account_without_access_lists_is_refused(deployment: Deployment) -> None
     )
     assert _outcome(lambda given: _send(given, TOPIC), swapped) in REFUSED
     assert _outcome(lambda given: _commit_offset(given, "topicberg"), swapped) in REFUSED
+    for read in (_read_arrays, _read_by_client, _read_messages):
+        assert _outcome(read, swapped) in REFUSED
     for writes in (False, True):
         admin = AdminClient(deployment.endpoints.kafka_config(writes=writes))
         with pytest.raises(KafkaException) as refused:

@@ -230,6 +230,7 @@ class GeneratorRun:
             self._failure = DeliveryError(
                 f"topic {self.spec.name}: Kafka refused a record: {error.str()}"
             )
+            self._failure.__cause__ = KafkaException(error)
 
     def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> None:
         """Wait for every acknowledgement."""

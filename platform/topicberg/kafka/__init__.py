@@ -288,8 +288,7 @@ class _Failure:
     """Why a client does not get to a broker, and when it said so (monotonic)."""
 
     at: float
-    name: str
-    text: str
+    error: KafkaError
 
 
 @dataclass
@@ -312,7 +311,7 @@ is of another broker."""
 def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
     def note(error: KafkaError) -> None:
         if error.name() in (*_REFUSALS, *_NOT_REACHED):
-            account.failure = _Failure(time.monotonic(), error.name(), error.str())
+            account.failure = _Failure(time.monotonic(), error)
 
     # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
     quiet: dict[str, Any] = {"log_level": 2, "error_cb": note}
@@ -347,9 +346,10 @@ def _known_failure(
         failure = account.failure
         if failure is None or failure.at < recent:
             continue
-        if failure.name in _NOT_REACHED:
-            return _not_reached(endpoints, failure.text, action)
-        return _login_error(endpoints, failure.text, action)
+        is_login = failure.error.name() not in _NOT_REACHED
+        known = (_login_error if is_login else _not_reached)(endpoints, failure.error.str(), action)
+        known.__cause__ = KafkaException(failure.error)
+        return known
     return None
 
 
@@ -395,7 +395,7 @@ def _await(future: Future[T], endpoints: Endpoints, action: str) -> T:
             return future.result(FAILING_SECONDS)
         except FutureTimeoutError:
             if (known := _known_failure(endpoints, action, since=began)) is not None:
-                raise known from None
+                raise known from known.__cause__
     return future.result(max(0.0, left))
 
 
@@ -421,16 +421,18 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
         _answered_at[endpoints.kafka_bootstrap] = time.monotonic()
         return answer
     except FutureTimeoutError:
-        raise _known_failure(endpoints, action) or silent() from None
+        known = _known_failure(endpoints, action) or silent()
+        raise known from known.__cause__
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopicError(
                 f"{action}: the topic does not exist on {endpoints.kafka_bootstrap}",
                 hint="check the name; the Tableflow engine creates a topic that has a spec",
-            ) from None
+            ) from error
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
-            raise _known_failure(endpoints, action) or silent() from error
+            known = _known_failure(endpoints, action) or silent()
+            raise known from known.__cause__ or error
         if reason.code() in _LEADERLESS:
             raise no_leader(action) from error
         hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
@@ -234,10 +234,12 @@ def _consumer(
 
 
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
-    """Raise a consumer's error, unless the consumer retries by itself."""
+    """Raise a consumer's error, caused by Kafka's, unless the consumer retries by itself."""
     what = f"topic {topic}, partition {partition}, offset {offset}"
     if error.code() in DAMAGED:
         reason = f"{what}: the records cannot be read: {error.str()}"
-        raise DamagedRecordsError(reason, partition, offset)
+        raise DamagedRecordsError(reason, partition, offset) from KafkaException(error)
     if not error.retriable() and error.code() not in NO_ANSWER:
-        raise TopicbergError(f"{what}: Kafka refused to return the records: {error.str()}")
+        raise TopicbergError(
+            f"{what}: Kafka refused to return the records: {error.str()}"
+        ) from KafkaException(error)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from topicberg.errors import TopicbergError, first_line
 from topicberg.formats.columnar.program import NotCoveredError
@@ -162,7 +162,9 @@ class _CompiledFetcher(Fetcher):
         failed = self._library.rd_kafka_assign(self._client, assignment)
         self._library.rd_kafka_topic_partition_list_destroy(assignment)
         if failed:
-            raise FetchError(f"partitions cannot be assigned: {self._text(failed)}")
+            raise FetchError(
+                f"partitions cannot be assigned: {self._text(failed)}"
+            ) from KafkaException(KafkaError(failed))
 
     def __exit__(self, *_: object) -> None:
         for message in self._messages[self._next : self._held]:
@@ -221,7 +223,9 @@ class _CompiledFetcher(Fetcher):
             ):
                 self._ends[partition] = -2
                 return
-            raise _failure(code, partition, max(offset, reached), text)
+            raise _failure(code, partition, max(offset, reached), text) from KafkaException(
+                KafkaError(code, text)
+            )
 
 
 class _Token:
@@ -338,7 +342,9 @@ class _ClientFetcher(Fetcher):
                 if partition in self._reached and _is_behind(error.code(), reached, end):
                     self._ends.pop(partition or 0, None)
                     continue
-                raise _failure(error.code(), partition or 0, reached, error.str())
+                raise _failure(
+                    error.code(), partition or 0, reached, error.str()
+                ) from KafkaException(error)
             if end < 0 or offset is None or (error and error.code() in _RETRIED):
                 continue
             if error is None and offset < end:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
@@ -188,7 +188,9 @@ class GroupMember(threading.Thread):
     def _check(self, error: KafkaError) -> None:
         """:raises TopicbergError: Kafka does not allow the group"""
         if error.code() in _NOT_ALLOWED:
-            raise TopicbergError(f"Kafka refused the consumer group {self._group}: {error.str()}")
+            raise TopicbergError(
+                f"Kafka refused the consumer group {self._group}: {error.str()}"
+            ) from KafkaException(error)
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             self._is_topicless = True  # it was deleted, so create it again
         self._note_fatal(error)

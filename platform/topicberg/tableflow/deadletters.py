@@ -24,7 +24,7 @@ from io import BytesIO
 from typing import Any
 
 import fastavro
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pydantic import BaseModel, Field
 from pyiceberg.table import Table
@@ -233,11 +233,11 @@ class DeadLetters:
 
     def _send(self, session: _Session, some: Mapping[PartitionOffset, bytes]) -> None:
         """Commit dead letters and the record of them in one transaction."""
-        refused: list[str] = []
+        refused: list[KafkaError] = []
 
-        def delivered(error: Any, _message: Message) -> None:
+        def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
-                refused.append(str(error))
+                refused.append(error)
 
         producer = session.producer
         producer.begin_transaction()
@@ -250,7 +250,7 @@ class DeadLetters:
         )
         try:
             producer.commit_transaction(TRANSACTION_SECONDS)
-        except KafkaException as error:
+        except KafkaException:
             if not refused:
                 raise
             raise TopicbergError(
@@ -259,7 +259,7 @@ class DeadLetters:
                 hint=f"check the configuration of {self.target.name}, or choose another topic: "
                 f"`topicberg tableflow enable {self.spec.name} --log-target TOPIC`; nothing of "
                 "the batch was committed, it is tried again",
-            ) from error
+            ) from KafkaException(refused[0])
 
     def _key(self, place: PartitionOffset) -> bytes:
         return f"{self.spec.name}-{place[0]}-{place[1]}".encode()

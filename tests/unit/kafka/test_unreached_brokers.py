@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from topicberg import kafka
 from topicberg.connections import CertificateError, NotFoundError
@@ -71,11 +72,13 @@ def test_name_that_does_not_resolve_is_reported_before_the_deadline() -> None:
 def test_reason_that_a_client_reports_is_in_the_error(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, kind: type[Exception], says: str
 ) -> None:
+    error = KafkaError(getattr(KafkaError, name), text)
+
     class Client:
         account: Any = None
 
         def poll(self, _: float) -> None:
-            self.account.failure = kafka._Failure(time.monotonic(), name, text)
+            self.account.failure = kafka._Failure(time.monotonic(), error)
 
     client = Client()
     client.account = kafka._Account(cast("Any", client))
@@ -83,3 +86,5 @@ def test_reason_that_a_client_reports_is_in_the_error(
     with pytest.raises(kind) as raised:
         kafka.result_of(Future(), cast("Any", Endpoints()), "describe topic orders")
     assert says in str(raised.value)
+    assert isinstance(raised.value.__cause__, KafkaException)
+    assert raised.value.__cause__.args[0].code() == error.code()
