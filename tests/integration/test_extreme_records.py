@@ -280,3 +280,69 @@ def test_a_failing_record_behind_a_part_is_not_of_the_part(
         topic.ingest()
         assert skipped(topic) == 1
     assert len(topic.rows("id")) == 5 + backlog
+
+
+def send_zstd(topic: Topic, count: int, size: int) -> list[bytes]:
+    """Send a batch of records that the broker compresses, which does not say the size before.
+
+    As a producer in Java does; they unpack to many thousand times their bytes in Kafka.
+    """
+    values = [str(number).encode().ljust(size, b"x") for number in range(count)]
+    topic.send_raw(
+        values,
+        partition=1,
+        compression_type="gzip",
+        linger_ms=3_000,
+        message_max_bytes=1_000_000_000,
+        batch_size=1_000_000_000,
+        queue_buffering_max_kbytes=1_000_000,
+    )
+    return values
+
+
+def test_zstd_batch_of_unknown_size_is_read(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic({"compression.type": "zstd"}, schema={"format": "none"})
+    values = send_zstd(topic, 400, 500_000)
+    topic.ingest()
+    table = topic.table().scan(selected_fields=("value", "$$offset")).to_arrow()
+    assert [row["value"] for row in sorted(table.to_pylist(), key=lambda row: row["$$offset"])] == (
+        values
+    )
+
+
+@pytest.mark.parametrize("mode", ["SUSPEND", "LOG"])
+def test_zstd_batch_beyond_the_memory_is_skipped_as_a_batch(
+    make_topic: Callable[..., Topic], mode: str
+) -> None:
+    """Beside other such batches and good ones, of which none is taken for one of them."""
+    target = {"target": f"errors_{os.urandom(4).hex()}"} if mode == "LOG" else {}
+    topic = make_topic(
+        {"compression.type": "zstd"},
+        schema={"format": "none"},
+        tableflow=handling(mode, **target),
+    )
+    topic.config = topic.config.model_copy(update={"engine_process_memory_mb": 1024})
+    good = [b"first", b"last"]
+    topic.send_raw(good[:1], partition=1)
+    for _ in range(2):
+        send_zstd(topic, 27, 10_000_000)
+    topic.send_raw(good[1:], partition=1)
+    if mode == "SUSPEND":
+        for first in (1, 28):
+            with pytest.raises(TableflowError, match="it and the next 26 records") as error:
+                topic.ingest()
+            assert "or is damaged" in error.value.message
+            assert f"offset {first}: " in error.value.message
+            assert "skip these records" in (error.value.hint or "")
+            table, name = topic.table(), topic.spec.name
+            assert skips.request(table, topic.endpoints, name, (1, first), "too large")
+            assert not skips.request(table, topic.endpoints, name, (1, first + 7), "again")
+    topic.ingest()
+    assert sorted(row["value"] for row in topic.rows("value")) == sorted(good)
+    assert skipped(topic) == 54
+    assert not skips.failing(topic.table())
+    if mode == "LOG":
+        errors = Topic(topic.endpoints, dead_letter_spec(topic.spec), topic.config)
+        errors.ingest()
+        sources = [row["source_record"] for row in errors.rows("source_record")]
+        assert sorted(source["offset"] for source in sources) == list(range(1, 55))

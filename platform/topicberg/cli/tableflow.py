@@ -164,8 +164,9 @@ def skip(
     offset: Annotated[int, typer.Argument(help="of the record")],
     reason: Annotated[str, typer.Option(help="why; recorded in the table")] = "not given",
 ) -> None:
-    """Leave one record out, in any error mode: the last resort if a topic cannot get past it.
+    """Skip one record, in any error mode: the last resort if a topic cannot get past it.
 
+    Of a batch of records that cannot be read, all from this one on are skipped.
     The table's properties record who did so, when and why. It cannot be undone.
     """
     from topicberg.tableflow import control, skips
@@ -507,6 +508,8 @@ def _notes(state: TopicStatus) -> Iterator[str]:
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))
 
+    if state.activity:
+        yield state.activity
     if state.rows_skipped:
         yield (
             f"{count(state.rows_skipped, 'record')} skipped or dead-lettered since the table was "

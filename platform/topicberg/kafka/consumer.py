@@ -107,6 +107,37 @@ def messages(
                 )
 
 
+def batch_end(endpoints: Endpoints, topic: str, partition: int, offset: int, end: int) -> int:
+    """Return the offset after the batch of records that the client cannot read at an offset.
+
+    At any offset of a batch, Kafka returns all of it, and the client's error has its first offset.
+
+    :param end: of the partition, or of what is read of it
+    """
+
+    def first_offset(at: int) -> int | None:
+        with _consumer(endpoints, topic, {partition: at}) as consumer:
+            deadline = time.monotonic() + READ_SECONDS
+            while time.monotonic() < deadline:
+                if (message := consumer.poll(0.2)) is None:
+                    continue
+                error = message.error()
+                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                    return None
+                if error.code() in DAMAGED:
+                    return message.offset()
+        return None
+
+    first, last = first_offset(offset), offset
+    while first is not None and last + 1 < end:
+        middle = (last + end) // 2
+        if first_offset(middle) == first:
+            last = middle
+        else:
+            end = middle
+    return last + 1
+
+
 def first_times(
     endpoints: Endpoints, topic: str, offsets: Mapping[int, int], *, is_needed: bool = False
 ) -> dict[int, int]:
@@ -233,11 +264,21 @@ def _consumer(
         consumer.close()
 
 
+def unreadable(code: int, reason: str) -> str:
+    """Return why the client cannot read a batch of records: it may be valid."""
+    if code == KafkaError._BAD_COMPRESSION:
+        return (
+            "its batch of records cannot be decompressed: it takes more memory than a client may "
+            f"use (see TOPICBERG_ENGINE_PROCESS_MEMORY_MB), or is damaged: {reason}"
+        )
+    return f"the records cannot be read: {reason}"
+
+
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
     """Raise a consumer's error, caused by Kafka's, unless the consumer retries by itself."""
     what = f"topic {topic}, partition {partition}, offset {offset}"
     if error.code() in DAMAGED:
-        reason = f"{what}: the records cannot be read: {error.str()}"
+        reason = f"{what}: {unreadable(error.code(), error.str())}"
         raise DamagedRecordsError(reason, partition, offset) from KafkaException(error)
     if not error.retriable() and error.code() not in NO_ANSWER:
         raise TopicbergError(

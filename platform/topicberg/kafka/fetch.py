@@ -20,7 +20,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from topicberg.errors import TopicbergError, first_line
 from topicberg.formats.columnar.program import NotCoveredError
-from topicberg.kafka.consumer import DAMAGED, READ_SECONDS, DamagedRecordsError, FetchError
+from topicberg.kafka.consumer import (
+    DAMAGED,
+    READ_SECONDS,
+    DamagedRecordsError,
+    FetchError,
+    unreadable,
+)
 from topicberg.kafka.librdkafka import EVENT, FULL, gather, library
 from topicberg.kafka.records import Records
 
@@ -296,7 +302,7 @@ def _failure(code: int, partition: int, offset: int, reason: str) -> TopicbergEr
     :param offset: of the next record
     """
     if code in DAMAGED:
-        text = f"partition {partition}, offset {offset}: the records cannot be read: {reason}"
+        text = f"partition {partition}, offset {offset}: {unreadable(code, reason)}"
         return DamagedRecordsError(text, partition, offset)
     return FetchError(f"partition {partition}: Kafka returns an error: {reason}")
 

@@ -19,6 +19,7 @@ from topicberg.tableflow import commit, skips
 from topicberg.tableflow.offsets import Batch, plan_batch
 from topicberg.tableflow.waiting import start_again
 from topicberg.topics import TopicSpec, requests
+from topicberg.wording import count
 
 
 def still_failing(
@@ -57,12 +58,15 @@ def check_suspended(
     """
     left = sorted((batch.skipped & failing.keys()).difference(requested))
     if left and spec.tableflow.error_handling.mode == "SUSPEND":
-        name, (partition, offset) = spec.name, left[0]
+        name, (partition, offset), known = spec.name, left[0], failing[left[0]]
+        what = "the record cannot be decoded"
+        if others := known.records[-1] - offset:
+            what = f"it and the next {count(others, 'record')} cannot be read"
         raise TableflowError(
-            f"topic {name}, partition {partition}, offset {offset}: the record cannot be "
-            f"decoded: {failing[left[0]].reason}",
-            hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to leave the "
-            f"record out, or `topicberg tableflow resume {name}` to try it again",
+            f"topic {name}, partition {partition}, offset {offset}: {what}: {known.reason}",
+            hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to skip "
+            f"{'these records' if others else 'the record'}, or `topicberg tableflow resume "
+            f"{name}` to try again",
         )
 
 

@@ -135,14 +135,14 @@ class DeadLetters:
                 abort(session.producer)
         self._session = session
 
-    def record(self, place: PartitionOffset, reason: str) -> Record:
-        """Return one record that cannot be decoded, without bytes that no client can read."""
+    def record(self, place: PartitionOffset, reason: str, *, is_readable: bool = True) -> Record:
+        """Return one record that cannot be decoded, without bytes that the client cannot read."""
         partition, offset = place
         problem: dict[str, Any] = {"reason": reason, "schema_id": None}
         known = {"partition": partition, "offset": offset, "timestamp_ms": NO_TIMESTAMP}
-        read = messages(self._endpoints, self.spec.name, {partition: (offset, offset + 1)})
+        ranges = {partition: (offset, offset + is_readable)}
         try:
-            for message in read:
+            for message in messages(self._endpoints, self.spec.name, ranges):
                 return known | _fields(message) | problem
         except DamagedRecordsError as error:
             if error.message not in reason:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
 
@@ -24,7 +25,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.files import discard
-from topicberg.kafka.consumer import DamagedRecordsError
+from topicberg.kafka.consumer import DamagedRecordsError, batch_end
 from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
@@ -46,7 +47,7 @@ from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.old_values import BatchCutError
-from topicberg.tableflow.plan import Planner
+from topicberg.tableflow.plan import ONE_BATCH, Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
 from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
@@ -59,6 +60,7 @@ from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
 from topicberg.topics import TopicSpec
+from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 
@@ -118,10 +120,14 @@ class Ingestor:
         )
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
-        self._planner = Planner(spec, endpoints)
+        self._planner = Planner(spec, endpoints, self._memory)
         self._search = RecordSearch(spec, self._processes)
+        self._failed_for = ""
+        """Why the batch failed that is searched."""
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
+        self.report_progress: Callable[[str], None] = lambda _: None
+        """Called with what a step does that takes long."""
         self.current_offsets: Offsets = {}
         self.current_ms: int | None = None
         """When the topic was last seen to have no record after ``current_offsets``."""
@@ -194,8 +200,19 @@ class Ingestor:
                 self._committer.end_at(cut.ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
+                self._report_search(failed.message)
             except PartReadError:
                 logger.debug("topic %s: read a part of the batch that failed", self.spec.name)
+                self._report_search()
+
+    def _report_search(self, reason: str = "") -> None:
+        if (search := self._search.active) is not None:
+            self._failed_for = reason.removeprefix(f"topic {self.spec.name}: ") or self._failed_for
+            left = count(sum(end - start for start, end in search.rest.values()), "offset")
+            self.report_progress(
+                f"a batch is read in parts, to find the records at which it fails; {left} left: "
+                f"{self._failed_for}"
+            )
 
     def _step(self) -> Commit:
         name = self.spec.name
@@ -217,7 +234,7 @@ class Ingestor:
         self.limits.learn(committed.batch_size)
         start = {**log.beginning, **offsets}
         failing = still_failing(self.spec, self.config, table, start)
-        requested = skips.requested(table).keys()
+        requested = skips.places(skips.requested(table).values()).keys()
         skip = {*requested, *failing}
         search = self._search.active
         batch, size = self.limits.next_batch(offsets, log, skip, search)
@@ -298,7 +315,10 @@ class Ingestor:
             first, end = batch.ranges.get(error.partition, (0, 0))
             if not first <= error.offset < end:  # the same batch would be read again
                 raise
-            skips.note_failing(table, (error.partition, error.offset), error.message)
+            self.report_progress(f"looks for the end of a batch of records: {error.message}")
+            name, place = self.spec.name, (error.partition, error.offset)
+            after = batch_end(self.endpoints, name, *place, plan.latest[error.partition])
+            skips.note_failing(table, place, error.message, after)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
         except ExhaustedError as error:
             is_certain = not isinstance(error, ProcessEndedError)
@@ -320,6 +340,8 @@ class Ingestor:
         table, key = plan.table, self._keys.upsert_key(plan.layout, plan.table)
         program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
         program = replace(program, stops_early=self._stops_early and self._search.isolation is None)
+        if sum(end - start for start, end in ranges.values()) == 1:
+            program = replace(program, kafka={**program.kafka, **ONE_BATCH})
         if plan.reader == "process":
             tasks = 1 if program.is_folded else usual_tasks(table.spec())
             parts = split(ranges, plan.size, tasks)

@@ -199,6 +199,7 @@ class Ingestion:
                 self._abandoned,
                 held_ms,
             )
+            ingestor.report_progress = lambda text: self.report.update(activity=text)
             if held_ms is None:
                 ingestor.table()
             self._ingestor = ingestor

@@ -61,7 +61,11 @@ class LeftOut:
             return
         lost = sorted(plan.failing.keys() & plan.batch.skipped)
         if lost:
-            found = [letters.record(place, plan.failing[place].reason) for place in lost]
+            found = [
+                letters.record(place, skip.reason, is_readable=skip.end is None)
+                for place in lost
+                for skip in [plan.failing[place]]
+            ]
             letters.write(plan.table, plan.topic_id, plan.batch.start, found)
 
     def refused(self, plan: BatchPlan, refused: Mapping[PartitionOffset, str]) -> None:

@@ -109,11 +109,13 @@ def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets
 def _around(start: Offsets, end: Offsets, skip: Collection[PartitionOffset]) -> Batch:
     """Return the batch without these records."""
     skipped: set[PartitionOffset] = set()
+    first = dict(start)
     for partition, offset in sorted(skip):
         if partition not in end or not start[partition] <= offset < end[partition]:
             continue
-        if offset == start[partition] + sum(place[0] == partition for place in skipped):
+        if offset == first[partition]:
             skipped.add((partition, offset))
+            first[partition] += 1
         else:
             end = {**end, partition: offset}
     return Batch(start, end, frozenset(skipped))

@@ -56,6 +56,8 @@ CONSUMER: dict[str, object] = {
     "queued.max.messages.kbytes": 16 * 1024,
 }
 """Properties of librdkafka for reading a batch."""
+ONE_BATCH: dict[str, object] = {"fetch.message.max.bytes": 1, "queued.min.messages": 1}
+"""Properties for reading one record: Kafka returns its batch, and no other one that may fail."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,8 +101,12 @@ class ReadPlan:
 class Planner:
     """How the batches of one topic become files: its programs are kept until a schema changes."""
 
-    def __init__(self, spec: TopicSpec, endpoints: Endpoints) -> None:
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints, memory: int) -> None:
+        """:param memory: bytes that reading a part of a batch may take"""
         self._spec, self._endpoints = spec, endpoints
+        # This limits what a batch of records may have after decompression by zstd, too. librdkafka
+        # decompresses at once, into a buffer that it doubles, and ends the process without memory.
+        self._consumer = CONSUMER | {"receive.message.max.bytes": min(memory // 4, 2_000_000_000)}
         self._key: object = None
         self._found: Mapping[str, MessageDecoder] = {}
         self._changes: ChangePlan | None = None
@@ -140,7 +146,7 @@ class Planner:
             topic=self._spec.name,
             target=WriteTarget.of(table),
             files=dict(table.io.properties),
-            kafka=kafka | CONSUMER,
+            kafka=kafka | self._consumer,
             # What the registry lacks changes as often as a producer names other ids.
             decoded={
                 column: decoder.without(foreign[column].missing)

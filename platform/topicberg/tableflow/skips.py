@@ -11,7 +11,7 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
@@ -36,10 +36,12 @@ ATTEMPTS = 10
 
 
 class Skip(BaseModel):
-    """A record that is left out. ``by``: a user and host, or the engine."""
+    """A record that is skipped, or all of a batch. ``by``: a user and host, or the engine."""
 
     partition: int
     offset: int
+    end: int | None = None
+    """The offset after the batch of records that the client cannot read; None: it is a record."""
     by: str
     at_ms: int
     reason: str
@@ -47,6 +49,16 @@ class Skip(BaseModel):
     @property
     def place(self) -> PartitionOffset:
         return self.partition, self.offset
+
+    @property
+    def records(self) -> range:
+        """Its offsets."""
+        return range(self.offset, self.end or self.offset + 1)
+
+
+def places(skips: Iterable[Skip]) -> dict[PartitionOffset, Skip]:
+    """Return the skips by each of their records."""
+    return {(skip.partition, offset): skip for skip in skips for offset in skip.records}
 
 
 def requested(table: Table) -> dict[PartitionOffset, Skip]:
@@ -60,13 +72,13 @@ def requested(table: Table) -> dict[PartitionOffset, Skip]:
 
 def failing(table: Table) -> dict[PartitionOffset, Skip]:
     """Return the records that fail by themselves and that the table has not passed yet."""
-    return {skip.place: skip for skip in _failing(table).values()}
+    return places(_failing(table).values())
 
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
     """Return the table properties that are obsolete after a commit up to these offsets."""
     known = _failing(table).items()
-    return [key for key, skip in known if skip.offset < ends.get(skip.partition, 0)]
+    return [key for key, skip in known if skip.records[-1] < ends.get(skip.partition, 0)]
 
 
 def _failing(table: Table) -> dict[str, Skip]:
@@ -75,9 +87,12 @@ def _failing(table: Table) -> dict[str, Skip]:
     return {key: skip for key, text in texts.items() if (skip := _parsed(text))}
 
 
-def note_failing(table: Table, place: PartitionOffset, reason: str) -> None:
-    """Record in the table that a record fails by itself."""
-    skip = _skip(place, "the engine", reason)
+def note_failing(table: Table, place: PartitionOffset, reason: str, end: int | None = None) -> None:
+    """Record in the table that a record fails by itself.
+
+    :param end: the offset after its batch, if the client cannot read that
+    """
+    skip = _skip(place, "the engine", reason, end)
     with table.transaction() as transaction:
         transaction.set_properties({f"{FAILING}.{place[0]}.{place[1]}": skip.model_dump_json()})
 
@@ -87,17 +102,21 @@ def request(
 ) -> bool:
     """Request that the engine skips a record; return False if that was requested before.
 
+    Of a batch that the client cannot read, all records from this one on are skipped.
+
     :raises SpecError: the table already holds the record, or the topic does not have it
     """
 
     def wanted() -> list[Skip]:
-        if place in requested(table):
+        if place in places(requested(table).values()):
             return []
         offsets = held_by(table, table.current_snapshot()).offsets
         if not offsets and (first := table.properties.get(FIRST_OFFSETS)):
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
-        return [_skip(place, current_user(), reason)]
+        unreadable = failing(table).get(place)
+        end = unreadable.end if unreadable is not None else None
+        return [_skip(place, current_user(), reason, end)]
 
     return _request(table, wanted, f"topic {topic}", "run the command again; nothing was changed")
 
@@ -169,9 +188,9 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Of
         )
 
 
-def _skip(place: PartitionOffset, by: str, reason: str) -> Skip:
+def _skip(place: PartitionOffset, by: str, reason: str, end: int | None) -> Skip:
     now = int(time.time() * 1000)
-    return Skip(partition=place[0], offset=place[1], by=by, at_ms=now, reason=reason)
+    return Skip(partition=place[0], offset=place[1], end=end, by=by, at_ms=now, reason=reason)
 
 
 def current_user() -> str:

@@ -129,6 +129,7 @@ class StatusReport:
                 suspended=False,
                 error_message=None,
                 failing_since_ms=None,
+                activity=None,
                 snapshot_id=commit.snapshot_id,
                 end_offsets=commit.end_offsets,
                 lag=lag,
