@@ -245,7 +245,7 @@ def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None
 def test_rotate_three_times_keeps_each_key_working(deployed: Platform) -> None:
     context, graph = deployed.open()
     engine.plan(graph, context)
-    before: list[ApiKey] = [context.confluent.active_key("key/cloud")]
+    before: list[ApiKey] = [context.confluent.active_key("key/kafka_app_manager")]
     slots = [_active_slot(context)]
     for _ in range(3):
         context, _ = deployed.open()
@@ -254,7 +254,7 @@ def test_rotate_three_times_keeps_each_key_working(deployed: Platform) -> None:
             assert rotate(graph, context, reported.append, force=True) == 7
         assert not any(key.secret.get_secret_value() in "".join(reported) for key in before)
         engine.plan(graph, context)
-        before.append(context.confluent.active_key("key/cloud"))
+        before.append(context.confluent.active_key("key/kafka_app_manager"))
         slots.append(_active_slot(context))
     assert len({key.id for key in before}) == 4
     for key in before:  # none is older than a period, so each still works
@@ -337,7 +337,7 @@ def _run_in_dagster(config: Settings) -> None:
         patch.setenv("DAGSTER_HOME", str(dagster_home(config)))
         with dg.DagsterInstance.get() as instance:
             assets = deployed_assets(config, load_topics(config))
-            keys = [asset_key(key) for key in ("key/cloud", "snowflake/user")]
+            keys = [asset_key(key) for key in ("key/kafka_app_manager", "snowflake/user")]
             result = dg.materialize([assets], instance=instance, selection=keys)
     assert result.success
 

@@ -223,6 +223,8 @@ class Stackless(Server):
         if call.method == "POST":
             self._enable(call, call.body.spec, body["spec"])
             return HttpResponse({})
+        if "display_name" not in call.path:
+            return HttpResponse({"data": [{"spec": spec} for spec in self.enabled.values()]})
         name = call.path["display_name"]
         spec = _known(self.enabled, name)
         if call.method == "DELETE":

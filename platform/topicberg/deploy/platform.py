@@ -53,6 +53,7 @@ from topicberg.deploy.unity_catalog import INTEGRATION as UNITY_INTEGRATION
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
+from topicberg.topics.deadletters import dead_letter_spec
 
 ACCOUNTS = {
     "app_manager": "creates topics and runs Tableflow",
@@ -159,7 +160,6 @@ def _keys(names: Names) -> Iterator[Resource]:
         return RotatingKey(f"key/{name}", secret, (owner, *needs), account=owner, of=of)
 
     admin = binding("cluster_admin")
-    yield key("cloud", "app_manager", "cloud", "cloud", admin)
     for role in ("app_manager", "app_consumer", "app_producer"):
         rights = (admin,) if role == "app_manager" else ()  # the others have access lists
         path = f"kafka_cluster/{role}/python_client"
@@ -302,6 +302,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     before = [*subjects] if spec.external else [topic, *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
     has_source = bool(quickstart) and config.generators
+    letters = list(_dead_letters(spec))
+    yield from letters
     if quickstart:
         for resource in _connector(spec, names, quickstart, before):
             yield replace(resource, wanted=has_source)
@@ -312,13 +314,25 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
         spec.name,
-        (*before, "key/tableflow", *own, binding("tableflow_subjects")),
+        (
+            *(*before, "key/tableflow", *own, binding("tableflow_subjects")),
+            *(resource.key for resource in letters),
+        ),
         (CLUSTER, PROVIDER_INTEGRATION) if in_bucket else (CLUSTER,),
         spec.tableflow.enabled,
         spec=spec,
         has_source=has_source,
     )
     yield from _snowflake_table(spec, config, has_source=has_source)
+
+
+def _dead_letters(spec: TopicSpec) -> Iterator[Resource]:
+    """Yield the rights to write dead letters, of who enables Tableflow."""
+    if spec.tableflow.error_handling.mode == "LOG":
+        name, target, owner = spec.asset_name, dead_letter_spec(spec), "app_manager"
+        yield _acl(f"{name}_dead_letters", owner, "WRITE", "TOPIC", target.name)
+        on = f"/subject={target.value_subject}"
+        yield _binding(f"{name}_dead_letters", owner, "DeveloperWrite", REGISTRY, pattern=on)
 
 
 def _connector(

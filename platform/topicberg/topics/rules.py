@@ -357,6 +357,17 @@ def _delta_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
         )
 
 
+@_rule("tableflow.error_handling")
+def _dead_letters_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    handling = spec.tableflow.error_handling
+    if not config.own_engine and handling.mode == "LOG" and "." in (handling.target or ""):
+        yield (
+            "tableflow.error_handling.target",
+            f"is {handling.target}: Confluent's Tableflow takes no dead-letter topic whose name "
+            "has a period",
+        )
+
+
 @_rule("pipeline")
 def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if config.is_deployed and spec.namespace(config) == config.topics_namespace:

@@ -192,7 +192,7 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     drift(server)
     create(server)
     context, graph = opened(server)
-    assert rotate(graph, context, quiet, force=True) == 6
+    assert rotate(graph, context, quiet, force=True) == 5
     left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
     assert left == {}
 
@@ -556,17 +556,33 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
             one.created -= 7200
             deployed.account.store.put(one)
     context, graph = opened(deployed, only="key/")
-    assert rotate(graph, context, quiet, force=True) == 6
+    assert rotate(graph, context, quiet, force=True) == 5
     assert before < key_ids(deployed)
-    assert len(key_ids(deployed)) == len(before) + 6
+    assert len(key_ids(deployed)) == len(before) + 5
     context, graph = opened(deployed, only="key/")
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     context, graph = opened(deployed, only="key/")
     engine.plan(graph, context)
-    published = context.confluent.active_key("key/cloud").id
+    published = context.confluent.active_key("key/kafka_app_manager").id
     assert published in key_ids(deployed) - before
     assert rotate(graph, context, quiet) == 0
     assert published in key_ids(deployed)
+    deployed.account.delays = NO_DELAYS
+
+
+def test_keys_that_no_list_shows_are_kept(
+    deployed: Stackless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who deploys may not list keys, or not see them at all: they work."""
+    before = key_ids(deployed)
+    deployed.account.delays = NO_DELAYS.model_copy(update={"listing": 3600.0})
+    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    assert actions(deployed, "key/") == {}
+    context, graph = opened(deployed, only="key/")
+    monkeypatch.setattr(keys, "_exists", lambda *_: False)
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    assert rotate(graph, context, quiet) == 0
+    assert key_ids(deployed) == before
     deployed.account.delays = NO_DELAYS
 
 
@@ -595,15 +611,15 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
     deployed: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key whose secret is not stored."""
-    context, graph = opened(deployed, only="key/cloud")
+    context, graph = opened(deployed, only="key/kafka_app_manager")
     engine.plan(graph, context)
-    key = next(one for one in graph if one.key == "key/cloud")
+    key = next(one for one in graph if one.key == "key/kafka_app_manager")
     assert isinstance(key, RotatingKey)
     orphan = context.confluent.cloud.post("/iam/v2/api-keys", {"spec": key._spec(context)})["id"]
-    assert actions(deployed, "key/cloud") == {}
+    assert actions(deployed, "key/kafka_app_manager") == {}
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))
-    assert actions(deployed, "key/cloud") == {"key/cloud": "change"}
-    create(deployed, only="key/cloud")
+    assert actions(deployed, "key/kafka_app_manager") == {"key/kafka_app_manager": "change"}
+    create(deployed, only="key/kafka_app_manager")
     assert orphan not in key_ids(deployed)
 
 

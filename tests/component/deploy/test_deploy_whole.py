@@ -47,7 +47,7 @@ from topicberg_local.emulators.confluent.faults import Fault
 from topicberg_local.emulators.policies import Policies
 
 TOPICS = ("stock_trades", "airline.sunset")
-KEYS_SEEN = ("cloud", "tableflow", "kafka_app_manager")
+KEYS_SEEN = ("schema_registry", "tableflow", "kafka_app_manager")
 TABLE = "snowflake/table/airline_sunset"
 
 
@@ -355,12 +355,12 @@ def test_queries_run_with_a_role_that_only_reads(
 
 
 def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
-    assert complete.rotate() == 7
+    assert complete.rotate() == 6
     assert complete.plan() == {}
     assert complete.context
     context = complete.context
-    cloud = context.confluent.active_key("key/cloud")
-    Api(context.confluent.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
+    key = context.confluent.active_key("key/tableflow")
+    Api(context.confluent.cloud.url, key.id, key.secret).get("/tableflow/v1/regions")
     with logged_in(context) as connection:
         assert ask(connection, "SELECT 1")[1] == [(1,)]
 

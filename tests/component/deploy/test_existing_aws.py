@@ -148,7 +148,6 @@ def test_existing_bucket_is_neither_changed_nor_deleted(context: DeployContext) 
     s3 = boto3.client("s3", region_name="eu-west-1")
     where = cast(Any, {"LocationConstraint": "eu-west-1"})
     s3.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
-    s3.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
     assert _step(BUCKET, context).action == "keep"
     engine.create([BUCKET], context, lambda *_: None)
     with pytest.raises(s3.exceptions.ClientError, match="NoSuchTagSet"):
@@ -163,7 +162,18 @@ def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> 
     requests: list[str] = []
     client.meta.events.register("before-call.s3", lambda model, **_: requests.append(model.name))
     assert _step(BUCKET, context).action == "keep"
-    assert requests == ["HeadBucket", "GetBucketLocation"]
+    assert requests == ["HeadBucket", "GetBucketLocation", "ListObjectsV2"]
+
+
+def test_bucket_with_objects_of_others_is_refused(context: DeployContext) -> None:
+    client = context.aws.client("s3")
+    where = cast(Any, {"LocationConstraint": "eu-west-1"})
+    client.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
+    client.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
+    with pytest.raises(engine.DeployError, match="has objects, and Tableflow does not write"):
+        engine.plan([BUCKET], context)
+    context.record.put(BUCKET.key, context.aws.bucket)  # `create` made it
+    assert _step(BUCKET, context).action == "keep"
 
 
 def test_existing_bucket_elsewhere_is_refused(context: DeployContext) -> None:

@@ -90,14 +90,17 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     role = {"RoleName": names.tableflow_role, "AssumeRolePolicyDocument": "{}"}
     context.aws.client("iam").create_role(**role)
     s3.create_bucket(Bucket=context.aws.bucket)
-    s3.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
     context.aws.client("glue").create_database(DatabaseInput={"Name": cluster})
-    secret = names.confluent_secret("cloud")
+    secret = names.confluent_secret("kafka_cluster/app_manager/python_client")
     context.aws.client("secretsmanager").create_secret(Name=secret, SecretString="{}")
     check_given(context)
     engine.create(graph, context, quiet)
     assert (context.environment, context.cluster) == tuple(given.values())
     assert server.enabled
+    policy = s3.get_bucket_policy(Bucket=context.aws.bucket)["Policy"]
+    s3.delete_bucket_policy(Bucket=context.aws.bucket)  # moto evaluates none of its conditions
+    s3.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")  # as Tableflow writes to it
+    s3.put_bucket_policy(Bucket=context.aws.bucket, Policy=policy)
     context, graph = opened(server, **given)
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     server.asked.clear()
@@ -128,7 +131,7 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     assert context.aws.client("ssm").describe_parameters()["Parameters"] == []
     assert set(context.kept) == {
         *("confluent/topic/stock_trades", "confluent/service_account/app_consumer"),
-        *("aws/role/tableflow", "aws/bucket", "aws/glue_database", "key/cloud"),
+        *("aws/role/tableflow", "aws/bucket", "aws/glue_database", "key/kafka_app_manager"),
     }
 
 
@@ -192,7 +195,9 @@ def empty_aws_account(context: DeployContext) -> None:
 def opened_keys(server: Stackless) -> tuple[DeployContext, list[Resource]]:
     """A deployment, and two of its API keys with what they need."""
     context, graph = opened(server)
-    rotating = [one for one in graph if one.key in ("key/cloud", "key/kafka_app_consumer")]
+    rotating = [
+        one for one in graph if one.key in ("key/kafka_app_manager", "key/kafka_app_consumer")
+    ]
     return context, engine.with_needs(rotating, graph)
 
 

@@ -156,7 +156,7 @@ def test_snowflake_may_read_topics_and_derived_tables() -> None:
     assert tables == {"lkc-1/*", "demo_stock_trades/*"}
 
 
-@pytest.mark.parametrize("of", ["kafka", "schema_registry", "tableflow", "cloud"])
+@pytest.mark.parametrize("of", ["kafka", "schema_registry", "tableflow"])
 def test_a_secret_is_read_as_it_was_written(of: Any) -> None:
     from pydantic import SecretStr
 

@@ -111,11 +111,11 @@ def test_each_key_depends_on_its_own_needs_only() -> None:
         Denied("aws/athena_workgroup", "A"),
         Denied("confluent/cluster", "C"),
         Absent("key/kafka", "/kafka", ("confluent/cluster",), account="a", of="kafka"),
-        Absent("key/cloud", "/cloud", account="a", of="cloud"),
+        Absent("key/tableflow", "/tableflow", account="a", of="tableflow"),
     ]
     with pytest.raises(TopicbergError, match="2 keys could not be rotated") as raised:
         rotate(graph, context, lambda _: None)
     message = str(raised.value)
     assert "Read C" in message
-    assert "/cloud: it does not exist" in message
+    assert "/tableflow: it does not exist" in message
     assert "Read A" not in message

@@ -95,6 +95,17 @@ def test_delta_tables_of_confluents_tableflow(
     assert all(reason in one.reason for one in found if reason)
 
 
+def test_dead_letter_topic_with_a_period_is_refused_for_confluents_tableflow(
+    project: Project,
+) -> None:
+    handling = {"mode": "LOG", "target": "orders.errors"}
+    project.topic(minimal(tableflow={"error_handling": handling}))
+    assert check_topics(project.config)[1] == []
+    config = project.config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
+    (found,) = check_topics(config)[1]
+    assert found.field == "tableflow.error_handling.target"
+
+
 def test_names_of_a_topic_with_dots() -> None:
     spec = TopicSpec.model_validate(minimal(name="Airline.sun-set"))
     assert spec.table_identifier()[1] == "Airline.sun-set"

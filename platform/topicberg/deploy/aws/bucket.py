@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from botocore.exceptions import ClientError
 
 from topicberg.deploy.aws.iam import Document, document, listed, tags, tags_of
+from topicberg.deploy.confluent.tableflow import writes_to
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, QUOTAS, Cost
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
@@ -110,6 +111,8 @@ class Bucket(Resource):
     def desired(self, context: DeployContext) -> Fields:
         if context.config.deployment == "local":
             return {}  # its object store has no settings of buckets
+        if type(self) is Bucket:  # which Tableflow writes to
+            self._check_contents(context)
         if self.given:
             return {"region": context.config.aws_region}
         return {
@@ -121,6 +124,26 @@ class Bucket(Resource):
             **{name: _days(rule) for name, rule in self.rules(context).items()},
             "tags": context.aws.tags,
         }
+
+    def _check_contents(self, context: DeployContext) -> None:
+        """Check that an existing bucket is empty, or that Tableflow writes to it already.
+
+        Source: Confluent, "Configure Storage": existing objects of a bucket may be lost.
+
+        :raises TopicbergError: it has objects of others
+        """
+        name, s3 = self.bucket(context), context.aws.client("s3")
+        if (
+            context.record.get(self.key) is not None
+            or not s3.list_objects_v2(Bucket=name, MaxKeys=1).get("KeyCount")
+            or writes_to(context, name)
+        ):
+            return
+        raise TopicbergError(
+            f"bucket {name} has objects, and Tableflow does not write to it: Confluent may delete "
+            "them when Tableflow is enabled",
+            hint=f"set TOPICBERG_BUCKET to another bucket, which need not exist, or empty {name}",
+        )
 
     def is_ours(self, context: DeployContext) -> bool:
         """The local stack's bucket holds the tables of its catalog, and goes with `reset`."""

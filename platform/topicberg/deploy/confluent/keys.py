@@ -6,8 +6,8 @@ whose response was lost: no client can use it, and it is deleted when it is olde
 :data:`YOUNG`. Its display name says in which AWS account and region its secret is: deployments of
 one prefix and organization may have theirs in several. Those of earlier versions do not say it, so
 only versions tell which of them are ours.
-Lists lag behind: what this process created is remembered, and a young key that a version knows but
-the list does not is looked up by its id.
+Lists lag behind, and have only the keys that who deploys may see: what this process created is
+remembered, and a key that a version knows but the list does not is looked up by its id, and tried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.settings import Settings
 
-KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
+KeyKind = Literal["kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
 """How long a new key may take until it is known everywhere."""
 YOUNG = timedelta(minutes=10)
@@ -113,13 +113,11 @@ class RotatingKey(Resource):
             )
             if is_ours(api_key)
         }
-        oldest = datetime.now(UTC) - YOUNG
         unlisted = {
             version.label: version.created
             for version in stored
             if version.label not in listed
-            and version.created > oldest
-            and _exists(context, version.label)
+            and (_exists(context, version.label) or self._works(context, version))
         }
         return {**unlisted, **context.made[self.key], **listed}
 
@@ -185,6 +183,17 @@ class RotatingKey(Resource):
         if context.secrets.exists(self.name):
             context.secrets.forget(self.name, key)
 
+    def _works(self, context: DeployContext, version: Version) -> bool:
+        """Return whether a stored key works: Confluent shows no key to who may not see it."""
+        key, _ = _open(self.of, context.secrets.read(self.name, version.id) or {})
+        if key is None:
+            return False
+        try:
+            self._use(context, key)
+        except (CredentialsError, GoneError, MissingError):
+            return False
+        return True
+
     def _use(self, context: DeployContext, key: ApiKey) -> None:
         """:raises ApiError: the key does not work"""
         if self.of == "kafka":
@@ -192,8 +201,7 @@ class RotatingKey(Resource):
         elif self.of == "schema_registry":
             context.confluent.registry_as(key).listed("/subjects")
         else:
-            what = "/tableflow/v1/regions" if self.of == "tableflow" else "/org/v2/environments"
-            context.confluent.cloud_as(key).get(what)
+            context.confluent.cloud_as(key).get("/tableflow/v1/regions")
 
     def _spec(self, context: DeployContext) -> dict[str, Any]:
         """With the fields that Confluent's own Terraform provider sends, and no others."""
@@ -206,7 +214,7 @@ class RotatingKey(Resource):
             spec["resource"] = {"id": context.cluster, "kind": "Cluster"}
         elif self.of == "schema_registry":
             spec["resource"] = {"id": context.need(REGISTRY).id, "kind": "Cluster"}
-        elif self.of == "tableflow":
+        else:
             of = {"kind": "Tableflow", "api_version": "tableflow/v1"}
             spec["resource"] = {"id": "tableflow", **of}
         return spec
@@ -232,9 +240,7 @@ class RotatingKey(Resource):
                 "schema.registry.basic.auth.credentials.source": "USER_INFO",
                 "schema.registry.url": context.confluent.registry_url,
             }
-        if self.of == "tableflow":
-            return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}
-        return {}
+        return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}
 
 
 def _exists(context: DeployContext, key: str) -> bool:
@@ -249,7 +255,6 @@ def _exists(context: DeployContext, key: str) -> bool:
 _NAMES: dict[KeyKind, tuple[str, str]] = {
     "kafka": ("sasl.username", "sasl.password"),
     "tableflow": ("api.key", "api.key.secret"),
-    "cloud": ("api.key", "api.key.secret"),
 }
 _USER_INFO = "schema.registry.basic.auth.user.info"
 

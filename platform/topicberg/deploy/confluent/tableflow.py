@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from topicberg.clients.confluent import FailedError
+from botocore.exceptions import ClientError
+from pydantic import SecretStr
+
+from topicberg.clients.confluent import CredentialsError, FailedError, GoneError
+from topicberg.clients.secrets import ApiKey
 from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
+from topicberg.deploy.transient import code
 from topicberg.settings import Settings
 from topicberg.tableflow.confluent import (
     TOPICS,
@@ -182,6 +187,30 @@ class TableflowTopic(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)
         context.confluent.tableflow.delete(topic_path(self.name), **place)
+
+
+def writes_to(context: DeployContext, bucket: str) -> bool:
+    """Return whether Tableflow writes to a bucket, by the key that an earlier run stored.
+
+    True also if who deploys may not read the key.
+    """
+    try:
+        secret = context.secrets.read(context.names.confluent_secret("tableflow")) or {}
+    except ClientError as error:
+        if code(error) in ("AccessDenied", "AccessDeniedException"):
+            return True
+        raise
+    if not {"api.key", "api.key.secret", "environment.id", "kafka.cluster.id"} <= secret.keys():
+        return False
+    key = ApiKey(secret["api.key"], SecretStr(secret["api.key.secret"]))
+    place = where(secret["environment.id"], secret["kafka.cluster.id"])
+    try:
+        topics = list(context.confluent.cloud_as(key).pages(TOPICS, **place))
+    except (CredentialsError, GoneError):
+        return False
+    return any(
+        (topic["spec"].get("storage") or {}).get("bucket_name") == bucket for topic in topics
+    )
 
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:

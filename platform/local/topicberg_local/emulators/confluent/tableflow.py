@@ -135,7 +135,9 @@ def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str
     elif "record_failure_strategy" in given:
         given["error_handling"] = {"mode": given["record_failure_strategy"]}
     every = {**(before or Options().model_dump(exclude={"data_retention_ms"})), **given}
-    mode = every["error_handling"]["mode"]
+    mode, target = every["error_handling"]["mode"], every["error_handling"].get("target") or ""
+    if mode == "LOG" and "." in target:
+        raise bad_request(f"error_handling.target {target} contains a period.")
     every.pop("record_failure_strategy", None)
     return every if mode == "LOG" else {**every, "record_failure_strategy": mode}
 
