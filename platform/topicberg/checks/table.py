@@ -15,6 +15,7 @@ from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.errors import TableFormatError
 from topicberg.iceberg.files import entries
+from topicberg.iceberg.position_deletes import misplaced_files
 from topicberg.iceberg.readers import READ_ALL_FILES, TableReader, configured
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
@@ -79,6 +80,27 @@ def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
         remediation="; ".join(remediation),
         severity="warning",
         facts=facts,
+    )
+
+
+def partition_values_check(topic: str) -> TableCheck:
+    return TableCheck(
+        "partition_values",
+        "Files are in the partitions of floats and doubles that their rows have.",
+        lambda probe: check_partition_values(probe.iceberg, topic),
+    )
+
+
+def check_partition_values(table: Table, topic: str) -> Finding:
+    """Return whether the bounds of files agree with their partitions of floats and doubles."""
+    if not (misplaced := misplaced_files(table)):
+        return good("all files are in the partitions of their rows")
+    return Finding(
+        what=f"{count(misplaced, 'file')} in partitions of other values than their rows have: "
+        "readers show these values, and find no rows by their own",
+        remediation=f"run `topicberg tableflow maintain {topic}`, which corrects them; stop others "
+        "that write to the table with PyIceberg up to 0.12, which reads doubles as floats",
+        facts={"misplaced_files": misplaced},
     )
 
 

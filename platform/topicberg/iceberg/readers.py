@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 DOUBLES, NAN = "doubles that are no floats", "NaN"
+IN_ORDER = "0.0 (where x = -0.0) and NaN (where x > infinity)"
 BEFORE_1970, DECIMALS, CLUSTERS = "times before 1970", "decimals", "letters of several code points"
 _TIMES = dict.fromkeys(("timestamp", "timestamptz"), BEFORE_1970)
 
@@ -35,7 +36,7 @@ class TableReader:
 
     ascii_partitions: bool = False
     """It cannot read manifests that name a partition field with a letter outside of ASCII."""
-    missed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    missed: Mapping[str, Mapping[str, str]] = field(default_factory=dict, hash=False)
     """Transform → type of a column → the values whose rows a query with a condition on the column
     misses, as the reader skips their partitions."""
     tried: str = ""
@@ -92,9 +93,14 @@ PYICEBERG = TableReader(
 """Tried with 0.12: deletion vectors are read. Types that it does not have, such as variant, fail
 when the table is loaded."""
 SPARK = TableReader(
-    "Spark", newest_version=4, unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"})
+    "Spark",
+    newest_version=4,
+    unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"}),
+    missed={"identity": dict.fromkeys(("float", "double"), IN_ORDER)},
+    tried="Iceberg 1.11",
 )
-"""Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``."""
+"""Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``. Iceberg sorts
+-0.0 below 0.0, and has no range with NaN."""
 DUCKDB = TableReader(
     "DuckDB",
     newest_version=3,

@@ -363,7 +363,9 @@ def test_readable_by_names_the_readers_that_cannot(table: Table) -> None:
         NestedField(1, "at", TimestampNanoType()),
         NestedField(2, "list", ListType(3, TimestamptzNanoType())),
     )
-    table = cast("Table", SimpleNamespace(format_version=3, schema=lambda: schema))
+    table = cast(
+        "Table", SimpleNamespace(format_version=3, schema=lambda: schema, schemas=dict, specs=dict)
+    )
     found = check_readable_by(table, EVERY)
     assert not found.passed
     assert found.severity == "warning"
