@@ -228,11 +228,12 @@ def check_named_tables(sql: str, endpoints: Endpoints, config: Settings) -> bool
     misses_rows = True  # unless all tables can be inspected
     with suppress(Exception):  # DuckDB reports what is wrong with the catalog
         catalog = endpoints.catalog(config)
-        names = [name for name, is_named in _tables(sql, catalog) if is_named]
-        named = {".".join(name): catalog.load_table(name) for name in names}
-        for name, table in named.items():
-            unreadable[name] = find_unreadable_partition(table.specs().values())
-        misses_rows = any(DUCKDB.misses(table) for table in named.values())
+        reasons = list[str | None]()
+        for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
+            table = catalog.load_table(identifier)
+            unreadable[".".join(identifier)] = find_unreadable_partition(table.specs().values())
+            reasons.append(DUCKDB.misses(table))
+        misses_rows = any(reasons)
     for table, field in unreadable.items():
         if field is not None:
             raise QueryError(
