@@ -118,7 +118,7 @@ class Question:
 
     def expression(self) -> BooleanExpression:
         if self.value is None or is_nan(self.value):
-            return IsNull("x") if self.value is None else IsNaN("x")
+            return IsNull(term="x") if self.value is None else IsNaN(term="x")
         expression: BooleanExpression = _OPERATORS[self.comparison][1]("x", self.value)
         return expression
 
@@ -216,9 +216,12 @@ def _literal(value: Any, kind: IcebergType, dialect: Dialect) -> str:
             return f"CAST('{value:f}' AS {str(kind).upper()})"
         case datetime():
             zone = "+00" if value.tzinfo else ""
-            name = {"duckdb": ("TIMESTAMP", "TIMESTAMPTZ"), "spark": ("TIMESTAMP_NTZ", "TIMESTAMP")}
+            names = {
+                "duckdb": ("TIMESTAMP", "TIMESTAMPTZ"),
+                "spark": ("TIMESTAMP_NTZ", "TIMESTAMP"),
+            }
             text = value.replace(tzinfo=None).isoformat(" ")
-            return f"{name[dialect][bool(zone)]} '{text}{zone}'"
+            return f"{names[dialect][bool(zone)]} '{text}{zone}'"
         case date():
             return f"DATE '{value.isoformat()}'"
         case bytes() if dialect == "duckdb":

@@ -234,10 +234,10 @@ def check_named_tables(sql: str, endpoints: Endpoints, config: Settings) -> bool
             unreadable[".".join(identifier)] = find_unreadable_partition(table.specs().values())
             reasons.append(DUCKDB.misses(table))
         misses_rows = any(reasons)
-    for table, field in unreadable.items():
+    for name, field in unreadable.items():
         if field is not None:
             raise QueryError(
-                f"duckdb: table {table} has the partition field {field}, and DuckDB reads only "
+                f"duckdb: table {name} has the partition field {field}, and DuckDB reads only "
                 "names of ASCII letters, digits and '_' in manifests",
                 hint="use `--engine spark`; or drop the table and create it again, as new tables "
                 "have an escaped name",
