@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -12,12 +14,24 @@ from typing import Any
 import pytest
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic, avro
+from partition_matrix import CASES, Case, Dialect, Question
+from pyiceberg.expressions import EqualTo
 
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg.maintenance import compaction, maintain, topic_policy
+from topicberg.iceberg.maintenance import (
+    MaintenancePolicy,
+    compaction,
+    maintain,
+    maintain_table,
+    topic_policy,
+)
+from topicberg.iceberg.position_deletes import misplaced_files
+from topicberg.iceberg.readers import SPARK
 from topicberg.query import Engine, run_query
-from topicberg.spark import quote
+from topicberg.settings import settings
+from topicberg.spark import new_session, quote
 from topicberg.tableflow.engine import Ingestor
 
 pytestmark = pytest.mark.integration
@@ -108,3 +122,81 @@ def test_decimal_that_partitions_is_widened_while_the_engine_runs(
     assert in_order(topic) == [*expected, -narrow]
     sql = f"SELECT id FROM {quote(topic.spec.name)} WHERE amount < -5 ORDER BY id"
     assert run_query(sql, "spark", topic.endpoints, topic.config).rows == [(4,), (100,)]
+
+
+@pytest.fixture
+def namespace(stack: Endpoints) -> Iterator[str]:
+    name, catalog = f"matrix_{uuid.uuid4().hex[:8]}", stack.catalog()
+    catalog.create_namespace(name)
+    yield name
+    for identifier in catalog.list_tables(name):
+        catalog.drop_table(identifier)
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [case for case in CASES if str(case) in ("day(timestamptz)", "truncate[2](string)")],
+        pytest.param(CASES, marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_query_finds_all_rows_of_each_transform(
+    cases: list[Case], stack: Endpoints, namespace: str
+) -> None:
+    """Other readers are in ``tests/unit/iceberg/test_partition_matrix.py``."""
+    catalog = stack.catalog()
+    conf = {"spark.sql.session.timeZone": "UTC"} | stack.spark_session(settings())[0]
+    session = new_session(stack.spark_connect, conf)
+    wrong = dict[str, Any]()
+
+    def ask(case: Case, questions: list[Question], dialect: Dialect) -> None:
+        name = ".".join(["lake", namespace, case.name])
+        selects = (
+            f"SELECT {number} AS number, id FROM {name} WHERE {q.sql(case.kind, dialect)}"
+            for number, q in enumerate(questions)
+        )
+        sql = " UNION ALL ".join(selects)
+        found = defaultdict[int, set[int]](set)
+        in_spark = dialect == "spark"
+        rows = session.sql(sql).collect() if in_spark else run_query(sql, "duckdb", stack).rows
+        for number, id_ in rows:
+            found[number].add(id_)
+        for number, question in enumerate(questions):
+            if found[number] != question.ids:
+                key = f"{dialect} {case}: {question.comparison} {question.value!r}"
+                wrong[key] = sorted(question.ids), sorted(found[number])
+
+    try:
+        for case in cases:
+            table = case.create(catalog, namespace)
+            ask(case, list(case.questions()), "duckdb")
+            if not SPARK.misses(table):
+                ask(case, list(case.questions()), "spark")
+    finally:
+        session.stop()
+    assert not wrong
+
+
+def test_maintenance_corrects_doubles_before_spark_writes_them(
+    stack: Endpoints, namespace: str
+) -> None:
+    """Spark takes the value of a partition from the manifest, also when it merges files."""
+    values = [0.1, 0.1 + 1e-12, 1e300, -1e300, -0.0, 1 / 3]
+    case = next(case for case in CASES if str(case) == "identity(double)")
+    table = replace(case, values=[*values, 7.0]).create(stack.catalog(), namespace)
+    table.delete(EqualTo(term="x", value=7.0))  # PyIceberg writes the manifest again, with floats
+    wrong = misplaced_files(table.refresh())
+    assert wrong > 0
+    policy = MaintenancePolicy(compact_after=timedelta(0))
+    report = maintain_table(table, stack, policy)
+    assert (report.partitions_corrected, report.postponed) == (wrong, ())
+    name = f"{namespace}.{case.name}"
+    for engine in ("duckdb", "spark"):
+        found = [
+            run_query(
+                f"SELECT id FROM {name} WHERE x = CAST('{x + 0.0!r}' AS DOUBLE)", engine, stack
+            )
+            for x in values
+        ]
+        assert [result.rows for result in found] == [[(n,)] for n in range(len(values))]

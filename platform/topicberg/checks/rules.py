@@ -39,6 +39,7 @@ from topicberg.catalogs.snowflake.names import quote
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.endpoints import Endpoints
+from topicberg.iceberg.readers import PYICEBERG
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.iceberg.summaries import operation_of
 from topicberg.iceberg.tables import attached_catalog
@@ -198,11 +199,11 @@ def check_rules(
     broken: list[str] = []
     since: list[datetime] = []
     samples: list[pa.Table] = []
+    reads_all = PYICEBERG.misses(table) is not None
     for rule in rules:
+        scan = table.scan() if reads_all else table.scan(row_filter=rule.breaks)
         tasks = [
-            task
-            for task in table.scan(row_filter=rule.breaks).plan_files()
-            if files is None or task.file.file_path in files
+            task for task in scan.plan_files() if files is None or task.file.file_path in files
         ]
         rows, sample, bad = _count(table, rule, tasks, where)
         if rows:

@@ -15,7 +15,8 @@ from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.errors import TableFormatError
 from topicberg.iceberg.files import entries
-from topicberg.iceberg.readers import TableReader, configured
+from topicberg.iceberg.position_deletes import misplaced_files
+from topicberg.iceberg.readers import READ_ALL_FILES, TableReader, configured
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
@@ -55,16 +56,51 @@ def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
     """Return whether all readers can read the table; :mod:`topicberg.iceberg.readers` has facts."""
     version = table.format_version
     reasons = {reader.name: reader.reason(table) for reader in readers}
+    misses = {reader.name: reader.misses(table) for reader in readers if not reasons[reader.name]}
     facts = {"format_version": version, "readers": ", ".join(reasons)}
     wrong = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
-    if not wrong:
+    missing = [f"{name} ({reason})" for name, reason in misses.items() if reason]
+    if not wrong and not missing:
         return good(f"all readers can read format version {version}", **facts)
+    what, remediation = list[str](), list[str]()
+    if wrong:
+        what.append(f"is of format version {version}, and cannot be read by {', '.join(wrong)}")
+        remediation.append(
+            "use the other readers, or drop the table and create it again with a format version "
+            "and types that all readers support (`table.format_version` in the spec)"
+        )
+    if missing:
+        what.append(f"is not read completely by {', '.join(missing)}")
+        remediation.append(
+            "query it with `topicberg query`, which reads all rows; in DuckDB itself, run "
+            f"`{READ_ALL_FILES}` first"
+        )
     return Finding(
-        what=f"the table is of format version {version}, and cannot be read by {', '.join(wrong)}",
-        remediation="use the other readers, or drop the table and create it again with a format "
-        "version and types that all readers support (`table.format_version` in the spec)",
+        what=f"the table {'; it '.join(what)}",
+        remediation="; ".join(remediation),
         severity="warning",
         facts=facts,
+    )
+
+
+def partition_values_check(topic: str) -> TableCheck:
+    return TableCheck(
+        "partition_values",
+        "Files are in the partitions of floats and doubles that their rows have.",
+        lambda probe: check_partition_values(probe.iceberg, topic),
+    )
+
+
+def check_partition_values(table: Table, topic: str) -> Finding:
+    """Return whether the bounds of files agree with their partitions of floats and doubles."""
+    if not (misplaced := misplaced_files(table)):
+        return good("all files are in the partitions of their rows")
+    return Finding(
+        what=f"{count(misplaced, 'file')} in partitions of other values than their rows have: "
+        "readers show these values, and find no rows by their own",
+        remediation=f"run `topicberg tableflow maintain {topic}`, which corrects them; stop others "
+        "that write to the table with PyIceberg up to 0.12, which reads doubles as floats",
+        facts={"misplaced_files": misplaced},
     )
 
 

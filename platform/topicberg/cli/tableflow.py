@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from topicberg.topics.discovery import FoundTopic
 
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
+MANY_FILES = 100
+"""Files of one commit that are worth a note."""
 
 
 app = typer.Typer(no_args_is_help=True)
@@ -531,6 +533,12 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             f"keys are compared by their decoded value ({', '.join(state.keys.columns)}): the "
             f"index of keys was rebuilt at {at(state.keys.rebuilt_at_ms)}; rows deleted then, as a "
             f"newer row has their key: {state.keys.rows_removed:,}"
+        )
+    if state.files_of_commit >= MANY_FILES:
+        yield (
+            f"the newest commit added {state.files_of_commit:,} data files, one for each partition "
+            "of its rows: fewer or coarser fields in `table.partitioning` of a new table, or a "
+            "longer `commit_interval_seconds`, make fewer"
         )
     for skip in state.skip_requests:
         yield (

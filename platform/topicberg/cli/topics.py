@@ -36,6 +36,7 @@ def validate(
     is reported; it is a mistake only if you name it.
     """
     from topicberg.topics import check_topics, load_topic
+    from topicberg.topics.rules import partition_cost
 
     config = settings()
     unread = _read_schemas(config)
@@ -55,6 +56,9 @@ def validate(
         echo(summary, fg="red", err=True)
     if specs:
         echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
+    for spec in specs:
+        if cost := partition_cost(spec):
+            echo(f"{spec.name}: {cost}", fg="yellow", err=True)
     _report_unchecked(specs, unread, config)
     report_waiting(*waiting_changes(specs, config))
     if not _compare_with_registry(specs, config) or wrong:

@@ -45,9 +45,11 @@ from topicberg.iceberg.manifests import (
     is_vector,
     read_manifests,
     read_schema,
+    set_partition,
     size_of,
     write_manifest_list,
 )
+from topicberg.iceberg.partition_values import exact_partition
 from topicberg.iceberg.summaries import MAIN
 from topicberg.iceberg.versions import require_written
 
@@ -83,6 +85,7 @@ class SnapshotChange:
         self._added: list[DataFile] = []
         self._removed: dict[tuple[str, int | None], DataFile] = {}
         self._forgets = False
+        self._corrected: set[tuple[str, int | None]] = set()
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
         self._compression: Any = table.properties.get("write.avro.compression-codec", "gzip")
@@ -103,6 +106,15 @@ class SnapshotChange:
     def remove(self, files: Iterable[DataFile]) -> None:
         """Remove files that the parent has."""
         self._removed |= {identity(file): file for file in files}
+
+    def correct_partitions(self) -> int:
+        """Give data files the partitions that their bounds say; return how many had others."""
+        specs = self.table.specs()
+        for file in self.files(ManifestContent.DATA):
+            if (partition := exact_partition(file, specs[file.spec_id])) is not None:
+                set_partition(file, partition)
+                self._corrected.add(identity(file))
+        return len(self._corrected)
 
     def forget_removed(self) -> None:
         """Name no file that earlier snapshots removed."""
@@ -188,16 +200,18 @@ class SnapshotChange:
 
     def _manifests(self) -> list[ManifestFile]:
         """Write the manifests that change; return all of the snapshot."""
-        removed = {_kind(file) for file in self._removed.values()}
+        changed = self._removed.keys() | self._corrected
+        kinds = {_kind(file) for file in self._removed.values()}
+        kinds |= {ManifestContent.DATA} if self._corrected else set()
         inspected, kept, written = list[ManifestFile](), list[ManifestFile](), list[ManifestFile]()
         for each in self._held:
-            changes = each.content in removed or self._is_forgotten(each)
-            (inspected if changes else kept).append(each)
+            may_change = each.content in kinds or self._is_forgotten(each)
+            (inspected if may_change else kept).append(each)
         merged: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for manifest, entries in zip(inspected, self._read(inspected), strict=True):
             key = manifest.content, manifest.partition_spec_id
-            has_removed = any(identity(entry.data_file) in self._removed for entry in entries)
-            if not has_removed and not self._is_forgotten(manifest):
+            has_changed = any(identity(entry.data_file) in changed for entry in entries)
+            if not has_changed and not self._is_forgotten(manifest):
                 kept.append(manifest)
             elif manifest.content == ManifestContent.DELETES:
                 # They become one: each batch replaces some vectors of many earlier batches.

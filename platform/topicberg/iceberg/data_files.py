@@ -202,6 +202,9 @@ class DataFileWriter:
                 source = self._schema.find_field(field.source_id)
                 column = _decoded(source_column(self._schema, field.source_id, columns))
                 transformed = field.transform.pyarrow_transform(source.field_type)(column)
+            if pa.types.is_floating(transformed.type):
+                # Iceberg's library skips the partition -0.0 if a query asks for 0.0.
+                transformed = pc.add(transformed, pa.scalar(0.0, transformed.type))
             encoded = pc.dictionary_encode(transformed, null_encoding="encode")
             codes.append(encoded.indices.to_numpy(zero_copy_only=False))
             names.append(encoded.dictionary.to_pylist())

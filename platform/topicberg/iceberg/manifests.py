@@ -2,7 +2,7 @@
 
 PyIceberg reads none of the fields that version 3 added, and writes none of its manifests. Here
 every file is read with them (None in version 2): the id of its first row, and where a deletion
-vector is.
+vector is. Partition values of doubles are exact, which PyIceberg reads as floats.
 
 Source: Iceberg spec, "Manifests", "Manifest Lists", "First Row ID Inheritance" and "First Row ID
 Assignment".
@@ -11,8 +11,10 @@ Assignment".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from pyiceberg.avro import STRUCT_DOUBLE
+from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
 from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
@@ -33,6 +35,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
 
 Version = Literal[2, 3]
 NEWEST: Version = 3
@@ -48,6 +51,11 @@ def new_file(spec_id: int, **fields: Any) -> DataFile:
     file = DataFile.from_args(NEWEST, **fields)
     file.spec_id = spec_id
     return file
+
+
+def set_partition(file: DataFile, partition: Record) -> None:
+    """Change the partition that the metadata of a file says."""
+    file[_PLACES["partition"]] = partition
 
 
 def referenced_file(file: DataFile) -> str | None:
@@ -98,6 +106,30 @@ def read_manifests(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
         return list(reader)
 
 
+class _ExactDoubles:
+    """PyIceberg's compiled decoder, but for doubles: up to 0.12 it reads 0.1 as the nearest float.
+
+    The methods of the compiled decoder are attributes, so they are called without a detour.
+    """
+
+    def __init__(self, decoder: BinaryDecoder) -> None:
+        for name in dir(decoder):
+            if name.startswith(("read", "skip", "tell")):
+                setattr(self, name, getattr(decoder, name))
+        self.read_double = lambda: STRUCT_DOUBLE.unpack(decoder.read(STRUCT_DOUBLE.size))[0]
+
+
+class _EntriesFile(AvroFile[ManifestEntry]):
+    """A manifest whose doubles are read exactly."""
+
+    def _read_block(self) -> int:
+        records = super()._read_block()
+        if self.block is not None:
+            exact = _ExactDoubles(self.block.block_decoder)
+            self.block.block_decoder = cast("BinaryDecoder", exact)
+        return records
+
+
 def read_entries(
     io: FileIO, manifest: ManifestFile, *, discard_deleted: bool = True
 ) -> list[ManifestEntry]:
@@ -105,7 +137,7 @@ def read_entries(
 
     The ids of first rows are inherited if the manifest was read by :func:`read_manifests`.
     """
-    with AvroFile[ManifestEntry](
+    with _EntriesFile(
         io.new_input(manifest.manifest_path),
         MANIFEST_ENTRY_SCHEMAS[NEWEST],
         read_types={-1: ManifestEntry, 2: DataFile},

@@ -26,8 +26,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.files import live_files, names_by_id, partition_of
-from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
+from topicberg.iceberg.files import live_files, names_by_id, partition_key, partition_of
+from topicberg.iceberg.manifests import is_vector, new_file, referenced_file, set_partition
+from topicberg.iceberg.partition_values import exact_partition, partition_columns
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -144,30 +145,77 @@ def trim_deletes(table: Table) -> int:
     """Remove deletes of deleted data files, and in format version 3 all position delete files.
 
     Otherwise the totals of all later snapshots count rows as deleted that do not exist, or twice.
+    Files in a partition that is not theirs (see :func:`misplaced_files`) are moved to their own.
 
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
     change = SnapshotChange(table, Operation.REPLACE)
+    corrected = change.correct_partitions()
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
-    kept = list[FileRows]()
+    vectors = deletes.vectors.items()
+    kept = [FileRows(data[path], _NONE) for path, v in vectors if _is_elsewhere(v, path, data)]
     if table.format_version > 2:  # vectors replace the delete files
-        stale = [vector for path, vector in deletes.vectors.items() if path not in data]
+        stale = [vector for path, vector in vectors if path not in data]
         stale += deletes.files
     else:
         stale = [
             file
             for file in deletes.files
-            if any(path not in data for path, _ in read_deletes(table.io, file.file_path))
+            if any(
+                path not in data or _is_elsewhere(file, path, data)
+                for path, _ in read_deletes(table.io, file.file_path)
+            )
         ]
         by_path = _positions(table.io, stale, data.keys())
         kept = [FileRows(data[path], np.unique(positions)) for path, positions in by_path.items()]
     add_deletes(change, kept)
     change.remove(stale)
-    if stale:
+    if stale or kept or corrected:
         change.commit()
     return len(stale)
+
+
+def misplaced_files(table: Table) -> int:
+    """Return how many files are in a partition of floats or doubles that is not theirs.
+
+    Of a data file, its bounds say which one is; a delete file has to be where its data files are,
+    or Spark does not apply it.
+    """
+    fields = ((field.transform, field.kind) for field in partition_columns(table))
+    if not {("identity", "float"), ("identity", "double")}.intersection(fields):
+        return 0
+    specs, files, misplaced = table.specs(), list(live_files(table)), 0
+    data = dict[str, DataFile]()
+    near: dict[tuple[object, ...], set[tuple[object, ...]]] = defaultdict(set)
+    for file in files:
+        if file.content == DataFileContent.DATA:
+            if (partition := exact_partition(file, specs[file.spec_id])) is not None:
+                set_partition(file, partition)
+                misplaced += 1
+            data[file.file_path] = file
+            near[_rounded(file)].add(partition_of(file))
+    deletes = Deletes.of(files)
+    misplaced += sum(_is_elsewhere(v, path, data) for path, v in deletes.vectors.items())
+    for file in deletes.files:
+        if near[_rounded(file)] - {partition_of(file)}:
+            paths = (path for path, _ in read_deletes(table.io, file.file_path))
+            misplaced += any(_is_elsewhere(file, path, data) for path in paths)
+    return misplaced
+
+
+def _is_elsewhere(deletes: DataFile, path: str, data: Mapping[str, DataFile]) -> bool:
+    """Return whether deletes are in another partition than the data file of this path."""
+    return path in data and partition_of(data[path]) != partition_of(deletes)
+
+
+def _rounded(file: DataFile) -> tuple[object, ...]:
+    """Return the partition with floats for doubles, as PyIceberg reads it."""
+    with np.errstate(over="ignore"):
+        values = (file.partition[place] for place in range(len(file.partition)))
+        rounded = [float(np.float32(v)) if isinstance(v, float) else v for v in values]
+    return file.spec_id, *partition_key(rounded)
 
 
 def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:

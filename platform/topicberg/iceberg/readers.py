@@ -1,18 +1,27 @@
-"""Which readers of a deployment can read a table: by its format version and its columns' types."""
+"""Which readers of a deployment can read a table: by its format version, types and partitions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyiceberg.schema import index_by_id
 
 from topicberg.errors import TableFormatError
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.names import find_unreadable_partition
+from topicberg.iceberg.partition_values import partition_columns
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import PartitionFieldSummary
     from pyiceberg.table import Table
+
+DOUBLES, NAN = "doubles that are no floats", "NaN"
+IN_ORDER = "0.0 (where x = -0.0) and NaN (where x > infinity)"
+BEFORE_1970, DECIMALS, CLUSTERS = "times before 1970", "decimals", "letters of several code points"
+_TIMES = dict.fromkeys(("timestamp", "timestamptz"), BEFORE_1970)
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,11 @@ class TableReader:
 
     ascii_partitions: bool = False
     """It cannot read manifests that name a partition field with a letter outside of ASCII."""
+    missed: Mapping[str, Mapping[str, str]] = field(default_factory=dict, hash=False)
+    """Transform → type of a column → the values whose rows a query with a condition on the column
+    misses, as the reader skips their partitions."""
+    tried: str = ""
+    """The newest version of which that is known."""
 
     def reason(self, table: Table, version: int | None = None) -> str | None:
         """Return why it cannot read a table; None: it can.
@@ -36,26 +50,75 @@ class TableReader:
         schema, version = table.schema(), version or table.format_version
         if version > self.newest_version:
             return f"it reads format versions up to {self.newest_version}"
-        for number, field in index_by_id(schema).items():
-            if (kind := str(field.field_type)) in self.unreadable:
+        for number, column in index_by_id(schema).items():
+            if (kind := str(column.field_type)) in self.unreadable:
                 return f"column {schema.find_column_name(number)} is of type {kind}"
         if self.ascii_partitions and (name := find_unreadable_partition(table.specs().values())):
             return f"the name of its partition field {name} is not an Avro name"
         return None
 
+    def misses(self, table: Table) -> str | None:
+        """Return which rows its queries may miss, and why; None: none."""
+        fields = {
+            (column.spec_id, column.place): (column, values)
+            for column in partition_columns(table)
+            if (values := self.missed.get(column.transform, {}).get(column.kind))
+        }
+        if not fields:
+            return None
+        for manifest in head_manifests(table):
+            for place, summary in enumerate(manifest.partitions or ()):
+                column, values = fields.get((manifest.partition_spec_id, place), (None, ""))
+                if column is not None and _may_have(summary, values):
+                    return (
+                        f"up to {self.tried}, its conditions miss rows with {values}: the table is "
+                        f"partitioned by {column.transform} of a {column.kind}"
+                    )
+        return None
 
-PYICEBERG = TableReader("PyIceberg", newest_version=3)
+
+def _may_have(partitions: PartitionFieldSummary, values: str) -> bool:
+    """Return whether partitions of a manifest may have such values, as far as its summary says."""
+    if values == NAN:
+        return bool(partitions.contains_nan)
+    if values == BEFORE_1970:
+        lower = partitions.lower_bound
+        return lower is not None and int.from_bytes(lower, "little", signed=True) < 0
+    return True
+
+
+PYICEBERG = TableReader(
+    "PyIceberg", newest_version=3, missed={"identity": {"double": DOUBLES}}, tried="0.12"
+)
 """Tried with 0.12: deletion vectors are read. Types that it does not have, such as variant, fail
 when the table is loaded."""
 SPARK = TableReader(
-    "Spark", newest_version=4, unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"})
+    "Spark",
+    newest_version=4,
+    unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"}),
+    missed={"identity": dict.fromkeys(("float", "double"), IN_ORDER)},
+    tried="Iceberg 1.11",
 )
-"""Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``."""
+"""Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``. Iceberg sorts
+-0.0 below 0.0, and has no range with NaN."""
 DUCKDB = TableReader(
-    "DuckDB", newest_version=3, unreadable=frozenset({"timestamptz_ns"}), ascii_partitions=True
+    "DuckDB",
+    newest_version=3,
+    unreadable=frozenset({"timestamptz_ns"}),
+    ascii_partitions=True,
+    missed={
+        "identity": {"float": NAN, "double": NAN},
+        "day": _TIMES,
+        "month": _TIMES,
+        "truncate": {"string": CLUSTERS, "decimal": DECIMALS},
+    },
+    tried="1.5.5",
 )
 """Tried with 1.5.5: deletion vectors and row lineage are read. At the name of a partition field
-that is not an Avro name, it ends the process."""
+that is not an Avro name, it ends the process. Its ``day`` and ``month`` round to 1970, its
+``truncate`` counts graphemes."""
+READ_ALL_FILES = "SET disabled_optimizers = 'filter_pushdown,join_filter_pushdown'"
+"""With this, DuckDB skips no files, and misses no rows."""
 SNOWFLAKE = TableReader("Snowflake", newest_version=3)
 """Externally managed tables, with all types of version 3.
 https://docs.snowflake.com/en/user-guide/tables-iceberg-v3-specification-support"""

@@ -21,7 +21,14 @@ from urllib.parse import urlsplit
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.names import find_unreadable_partition
-from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, TableReader
+from topicberg.iceberg.readers import (
+    ATHENA,
+    DUCKDB,
+    READ_ALL_FILES,
+    SNOWFLAKE,
+    SPARK,
+    TableReader,
+)
 from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
@@ -201,8 +208,10 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
 
 
 def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:
-    refuse_partition_names(sql, endpoints, config)
+    needs_all_files = check_named_tables(sql, endpoints, config)
     with duckdb_connection(endpoints, config) as connection:
+        if needs_all_files:
+            connection.execute(READ_ALL_FILES)
         relation = connection.sql(sql)
         if relation is None:
             return (), []
@@ -210,22 +219,30 @@ def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int 
         return _from_arrow(limited.to_arrow_table())
 
 
-def refuse_partition_names(sql: str, endpoints: Endpoints, config: Settings) -> None:
-    """:raises QueryError: it names a table at whose manifests DuckDB would end this process"""
+def check_named_tables(sql: str, endpoints: Endpoints, config: Settings) -> bool:
+    """Return whether a query names a table of which DuckDB may skip files that have rows.
+
+    :raises QueryError: it names a table at whose manifests DuckDB would end this process
+    """
     unreadable: dict[str, str | None] = {}
+    misses_rows = True  # unless all tables can be inspected
     with suppress(Exception):  # DuckDB reports what is wrong with the catalog
         catalog = endpoints.catalog(config)
+        reasons = list[str | None]()
         for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
-            specs = catalog.load_table(identifier).specs().values()
-            unreadable[".".join(identifier)] = find_unreadable_partition(specs)
-    for table, field in unreadable.items():
+            table = catalog.load_table(identifier)
+            unreadable[".".join(identifier)] = find_unreadable_partition(table.specs().values())
+            reasons.append(DUCKDB.misses(table))
+        misses_rows = any(reasons)
+    for name, field in unreadable.items():
         if field is not None:
             raise QueryError(
-                f"duckdb: table {table} has the partition field {field}, and DuckDB reads only "
+                f"duckdb: table {name} has the partition field {field}, and DuckDB reads only "
                 "names of ASCII letters, digits and '_' in manifests",
                 hint="use `--engine spark`; or drop the table and create it again, as new tables "
                 "have an escaped name",
             )
+    return misses_rows
 
 
 def _ask_spark(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:

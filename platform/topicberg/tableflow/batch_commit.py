@@ -183,6 +183,7 @@ def result(plan: BatchPlan, head: Snapshot | None, changed: Mapping[str, str]) -
         rows=_number(head, "added-records"),
         rows_skipped=_skipped(properties),
         bytes=_number(head, "added-files-size"),
+        files=_number(head, "added-data-files"),
         data_files=_number(head, "total-data-files"),
         skip_requests=list(skips.requested(plan.table).values()),
         missed_deletes=tombstones.missed(properties),

@@ -41,6 +41,8 @@ class Commit:
     """Of these: left out, and in the dead-letter topic."""
     bytes: int = 0
     """Size of the files that the step added."""
+    files: int = 0
+    """Data files that the step added."""
     data_files: int = 0
     """Data files of the table after the step."""
     skip_requests: list[skips.Skip] = field(default_factory=list)

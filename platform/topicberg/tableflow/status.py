@@ -26,6 +26,7 @@ SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 _LASTING = (
     *("topic", "write_mode", "error_handling", "snapshot_id", "committed_at_ms", "end_offsets"),
     *("rows_skipped", "skip_requests", "missed_deletes", "data_files", "keys", "reader"),
+    "files_of_commit",
 )
 COUNTERS = (
     *("records_read", "rows_committed", "records_skipped", "records_dead_lettered"),
@@ -115,6 +116,9 @@ class TopicStatus(BaseModel):
         description="what read the newest batch: a process of the engine, or tasks of Spark",
     )
     bytes_committed: int = Field(default=0, description="of the files that commits added")
+    files_of_commit: int = Field(
+        default=0, description="data files that the newest batch added, one a partition or more"
+    )
     data_files: int = Field(default=0, description="that the table has")
     commits: int = Field(default=0, description="batches committed")
     failures: int = Field(default=0, description="turns that did not commit")

@@ -143,6 +143,7 @@ class StatusReport:
                 keys=commit.keys,
                 reader=commit.reader or status.reader,
                 bytes_committed=status.bytes_committed + commit.bytes,
+                files_of_commit=commit.files if commit.records else status.files_of_commit,
                 data_files=commit.data_files,
                 commits=status.commits + bool(commit.records),
                 committed_at_ms=now_ms if commit.records else status.committed_at_ms,

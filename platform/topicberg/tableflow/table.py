@@ -194,9 +194,10 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
 
 
 def _bounded_columns(spec: TopicSpec) -> list[str]:
-    """Return metadata columns and event time: partitions, TTL and derived tables use them."""
+    """Return the columns by which files are chosen: metadata, event time and partitions."""
     metadata = [spec.metadata_column(name) for name in METADATA_COLUMNS]
-    return [*metadata, *({spec.event_time} - set(metadata))]
+    partitions = [field.column for field in spec.table.partition_fields]
+    return [*dict.fromkeys([*metadata, spec.event_time, *partitions])]
 
 
 def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:

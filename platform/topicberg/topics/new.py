@@ -567,7 +567,8 @@ def _partitions(time: TimeField | None = None) -> dict[str, Any]:
     column, start = ("$$event-time", time.first) if time else ("$$timestamp", today)
     unit, granularity = "hour", "hourly"
     if (today - start).days > _MAX_HOURLY_DAYS:
-        unit, granularity = "day", "daily"
+        # DuckDB misses rows of days and months before 1970.
+        unit, granularity = "year" if start.year < 1970 else "day", "daily"
     return {
         "table": {"partitioning": [f"{unit}({column})"]},
         "derived_partitions": {"granularity": granularity, "start": start},

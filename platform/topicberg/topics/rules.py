@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import prod
 from typing import TypeVar
 
 from topicberg.datagen import kind_names
@@ -36,6 +37,7 @@ TRANSFORM_TYPES = {
     "bucket": WHOLE | TIMES | {"decimal", "date", "time", "string", "binary", "fixed", "uuid"},
 }
 """Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
+_PERIODS = {"year", "month", "day", "hour"}
 
 _GLUE_NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
 """AWS Glue's API, CreateSchema: a schema's name."""
@@ -524,6 +526,22 @@ def _partitioning(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]
         if (field.transform, field.column) in seen:
             yield "table.partitioning", f"{field}: a second {field.transform} of {field.column}"
         seen.add((field.transform, field.column))
+
+
+def partition_cost(spec: TopicSpec) -> str | None:
+    """Return how many files a commit may write; None: one for each period of time."""
+    fields, seconds = spec.table.partition_fields, spec.tableflow.commit_interval_seconds
+    buckets = prod(field.width or 1 for field in fields if field.transform == "bucket")
+    others = [str(field) for field in fields if field.transform != "bucket"]
+    if buckets == 1 and all(field.transform in _PERIODS for field in fields):
+        return None
+    files = f"up to {buckets:,} data files" if buckets > 1 else "a data file"
+    of_each = f" for each {' and '.join(others)} of its records" if others else ""
+    return (
+        f"partitioned by {', '.join(map(str, fields))}, a commit writes {files}{of_each}; with a "
+        f"commit every {seconds:g} seconds, up to {86_400 // seconds * buckets:,.0f} a day"
+        + (" for each" if others else "")
+    )
 
 
 @_table_rule("upsert_views")

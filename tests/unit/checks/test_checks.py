@@ -21,6 +21,7 @@ from equality_deletes import with_equality_deletes
 from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
+from partition_matrix import Case
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
 from pyiceberg.schema import Schema
@@ -206,6 +207,13 @@ def test_by_statistics_nan_that_no_count_excludes_does_not_decide(table: Table) 
     assert "1 row where share violates the rule: is in 0 ≤ share ≤ 9" in finding.what
 
 
+def test_ranges_of_doubles_that_partition_the_table_are_exact(catalog: SqlCatalog) -> None:
+    """PyIceberg reads 0.7 in a manifest as 0.699999988, and skips the file."""
+    table = Case(DoubleType(), "identity", [0.5, 0.7]).create(catalog, "shop")
+    finding = check(table, "ranges", Rules(ranges={"x": {"max": 0.69999999}}))
+    assert "1 row where x violates the rule" in finding.what
+
+
 def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
     rules = Rules(accepted_values={"side": ["BUY", "SELL"]}, not_null=("side",))
     append(table, {"side": "BUY"})
@@ -363,7 +371,9 @@ def test_readable_by_names_the_readers_that_cannot(table: Table) -> None:
         NestedField(1, "at", TimestampNanoType()),
         NestedField(2, "list", ListType(3, TimestamptzNanoType())),
     )
-    table = cast("Table", SimpleNamespace(format_version=3, schema=lambda: schema))
+    table = cast(
+        "Table", SimpleNamespace(format_version=3, schema=lambda: schema, schemas=dict, specs=dict)
+    )
     found = check_readable_by(table, EVERY)
     assert not found.passed
     assert found.severity == "warning"

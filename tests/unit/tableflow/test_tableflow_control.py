@@ -357,6 +357,7 @@ def test_notes_on_a_topic_that_runs_are_shown(
         missed_deletes=Missed(since_ms=0, until_ms=1000),
         skip_requests=[skip],
         keys=KeyState(columns=["id"], rebuilt_at_ms=0, rows_removed=2),
+        files_of_commit=1385,
     )
     write_status(config, status)
     monkeypatch.setattr("topicberg.settings.settings", lambda: config)
@@ -364,6 +365,7 @@ def test_notes_on_a_topic_that_runs_are_shown(
     shown = capsys.readouterr().err
     assert "partition 0: records from offset 7 on wait for the end of a transaction" in shown
     assert "`topicberg tableflow reread orders`" in shown
+    assert "the newest commit added 1,385 data files, one for each partition" in shown
     assert "(id): the index of keys was rebuilt at 1970-01-01 00:00:00 UTC; rows deleted" in shown
     assert "newer row has their key: 2" in shown
     assert "skipped by ann@host at 1970-01-01 00:00:00 UTC, reason: broken disk" in shown

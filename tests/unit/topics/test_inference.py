@@ -177,10 +177,13 @@ def test_event_time_is_what_every_record_has(values: list[Any], time: Any) -> No
     assert [(one.format, one.first) for one in found.times] == ([time] if time else [])
 
 
-def test_old_event_times_have_daily_partitions(tmp_path: Path) -> None:
-    document, _ = new(Project(tmp_path), [{"at": "2013-05-01T10:00:00Z"}])
-    assert document["table"] == {"partitioning": ["day($$event-time)"]}
-    assert document["derived_partitions"] == {"granularity": "daily", "start": date(2013, 5, 1)}
+@pytest.mark.parametrize(("first", "unit"), [(date(2013, 5, 1), "day"), (date(1960, 5, 5), "year")])
+def test_old_event_times_have_partitions_that_all_readers_read(
+    tmp_path: Path, first: date, unit: str
+) -> None:
+    document, _ = new(Project(tmp_path), [{"at": f"{first}T10:00:00Z"}])
+    assert document["table"] == {"partitioning": [f"{unit}($$event-time)"]}
+    assert document["derived_partitions"] == {"granularity": "daily", "start": first}
 
 
 def test_records_that_the_engine_cannot_read_are_not_counted() -> None:

@@ -18,6 +18,7 @@ from specs import Project, documents, minimal
 
 from topicberg.errors import SpecError
 from topicberg.topics import TopicSpec, check_topics, load_topic, load_topics
+from topicberg.topics.rules import partition_cost
 from topicberg.topics.spec import TRANSFORMS, parse_partition_field
 
 
@@ -134,6 +135,31 @@ def test_key_schema_makes_columns_and_value_fields_win(project: Project) -> None
     assert (columns["id"], columns["side"]) == ("long", "string")
     assert "key" not in columns
     assert spec.cleanup_policy == "compact"
+
+
+@pytest.mark.parametrize(
+    ("partitioning", "cost"),
+    [
+        ([], None),
+        (["hour($$timestamp)"], None),
+        (
+            ["bucket[8](side)"],
+            "writes up to 8 data files; with a commit every 60 seconds, up to 11,520",
+        ),
+        (
+            ["day($$timestamp)", "side", "bucket[8](quantity)"],
+            "up to 8 data files for each day($$timestamp) and side of its records; with a commit "
+            "every 60 seconds, up to 11,520 a day for each",
+        ),
+    ],
+)
+def test_partition_cost_is_the_files_of_a_commit(
+    project: Project, partitioning: list[str], cost: str | None
+) -> None:
+    table, tableflow = {"partitioning": partitioning}, {"commit_interval_seconds": 60}
+    project.topic(minimal(table=table, tableflow=tableflow))
+    found = partition_cost(load_topic("trades", project.config))
+    assert found is None if cost is None else cost in str(found)
 
 
 def test_topic_config_values_become_kafka_text(project: Project) -> None:

@@ -24,7 +24,7 @@ from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
-from topicberg.iceberg.position_deletes import trim_deletes
+from topicberg.iceberg.position_deletes import misplaced_files, trim_deletes
 from topicberg.iceberg.read_tags import reading
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -92,6 +92,7 @@ def maintain_table(
     before = TableSize.of(table)
     daily = now_ms - _listed_at_ms(table) >= policy.daily / timedelta(milliseconds=1)
     run = _Run(table, endpoints, None if policy.data_retention is None else timestamp)
+    corrected = run.correct_partitions()  # Spark would write wrong values into the rows
     rows_expired = 0
     if timestamp is not None and policy.data_retention is not None:
         cutoff = now - policy.data_retention
@@ -109,6 +110,7 @@ def maintain_table(
         table=run.name,
         before=before,
         after=TableSize.of(run.current),
+        partitions_corrected=corrected,
         rows_expired=rows_expired,
         files_compacted=files,
         delete_files_compacted=deletes,
@@ -207,6 +209,16 @@ class _Run:
             merge = partial(compaction.compact_deletes, self.endpoints, self.identifier)
             deletes += self.step("compaction of delete files", merge)
         return data, deletes
+
+    def correct_partitions(self) -> int:
+        """Move files to the partitions that are theirs; return how many were elsewhere."""
+        files = misplaced_files(self.current)
+
+        def correct() -> int:
+            trim_deletes(self.table.refresh())
+            return files
+
+        return self.step("correcting partition values", correct) if files else 0
 
     def trim_deletes(self) -> int:
         """Remove delete files and vectors of deleted data files."""

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, ClassVar
 from topicberg.checks.check import TableCheck
 from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, view_check
 from topicberg.checks.rules import rule_checks
-from topicberg.checks.table import equality_deletes_check, readable_by_check, volume_check
+from topicberg.checks.table import (
+    equality_deletes_check,
+    partition_values_check,
+    readable_by_check,
+    volume_check,
+)
 from topicberg.checks.topic import history_checks, topic_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derived_asset
 from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
@@ -202,6 +207,8 @@ class TopicTable(TableOfTopic):
         yield from self._row_checks(
             self.root.checks, self.root, defined_in, of_confluent=not lake.config.own_engine
         )
+        if any(field.transform == "identity" for field in self.root.table.partition_fields):
+            yield partition_values_check(self.root.name)
 
     @property
     def retention_ms(self) -> int | None:

@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.readers import DUCKDB, READ_ALL_FILES
 from topicberg.iceberg.tables import attached_catalog, find_table
 from topicberg.project import VARIABLE
 from topicberg.settings import Settings, settings
@@ -144,6 +145,8 @@ class Tables(ConfigurableResource):
                 connection.execute("SET search_path = 'memory.main'")
                 for name in self._only:  # DuckDB quotes as Snowflake does
                     table = self.iceberg(name)
+                    if DUCKDB.misses(table):
+                        connection.execute(READ_ALL_FILES)
                     path = f"{attached_catalog(table)}.{quote(*table.name())}"
                     connection.execute(f"CREATE VIEW {quote(name)} AS FROM {path}")
             self._duckdb = connection
@@ -154,12 +157,14 @@ class Tables(ConfigurableResource):
 
         :raises QueryError: it is not one reading statement, or DuckDB refuses it: its own message
         """
-        from topicberg.query import check_reads, explained, refuse_partition_names
+        from topicberg.query import check_named_tables, check_reads, explained
 
         check_reads(query, "duckdb")
         endpoints, config = self.endpoints, self.config
-        refuse_partition_names(query, endpoints, config)
+        needs_all_files = check_named_tables(query, endpoints, config)
         with explained(query, "duckdb", endpoints, config):
+            if needs_all_files:
+                self.duckdb().execute(READ_ALL_FILES)
             return self.duckdb().sql(query).to_arrow_table()
 
     @property

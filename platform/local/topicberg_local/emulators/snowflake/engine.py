@@ -17,6 +17,7 @@ from fakesnow.transforms import show, stage
 
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.errors import StackError
+from topicberg.iceberg.readers import READ_ALL_FILES
 from topicberg_local.emulators.snowflake.region import region
 from topicberg_local.emulators.snowflake.tokens import Name
 
@@ -74,6 +75,7 @@ class Engine(FakeSnow):
         for name in ("avro", "httpfs", "iceberg"):
             execute(f"LOAD '{_extension(name)}'")
         execute("SET GLOBAL TimeZone = 'UTC'")
+        execute(READ_ALL_FILES)  # Snowflake finds the rows that DuckDB would miss
         execute(_secret())
         execute(f"ATTACH ':memory:' AS {GLOBAL_DATABASE_NAME}")
         execute(info_schema.fs_global_creation_sql())
