@@ -28,7 +28,7 @@ from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.unread import Known, SourceTable, computable, held, unread
+from topicberg.transforms.unread import Known, SourceTable, computable, held, late_rows, unread
 from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
@@ -156,12 +156,18 @@ def check_up_to_date(
     if old_keys:
         return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
-        expired = any(
-            hours.start < first_hour
-            for progress in everything.values()
-            for hours in progress.unread
-        )
-        return good(_all_read(names, first_hour if expired else None), **facts)
+        expired = {
+            name: [hours for hours in progress.unread if hours.start < first_hour]
+            for name, progress in everything.items()
+        }
+        late = {name: progress.late for name, progress in everything.items()}
+        rows = {
+            name: late_rows(source, [*expired[name], *late[name]])
+            for name, source in sources.items()
+        }
+        facts["late_rows"] = sum(rows.values())
+        until = first_hour if any(expired.values()) else None
+        return good(_all_read(names, until, rows, is_late=any(late.values())), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     unread_sources = ", ".join(name for name, progress in read.items() if progress.unread)
@@ -176,14 +182,26 @@ def _range(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
 
-def _all_read(unused: Sequence[str], expired_until: int | None) -> str:
-    """:param expired_until: the hour until which rows that were not read are past a retention"""
+def _all_read(
+    unused: Sequence[str], expired_until: int | None, rows: Mapping[str, int], *, is_late: bool
+) -> str:
+    """:param expired_until: the hour until which rows that were not read are past a retention
+    :param rows: source → how many of its rows came too late to be read
+    :param is_late: some of them came later than the table computes them
+    """
     message = "everything that its sources hold was read"
+    counted = [f"up to {count(number, 'row')} of {name}" for name, number in rows.items() if number]
+    reasons = []
     if expired_until is not None:
-        message += (
-            f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which are "
+        reasons.append(
+            f"rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which are "
             "past the data retention of a source, or soon will be"
         )
+    if is_late and counted:
+        reasons.append("rows that came later than its `max_lateness`")
+    if reasons:
+        message += f", but for {' and '.join(reasons)}"
+        message += f" ({', '.join(counted)})" if counted else ""
     if unused:
         message += (
             f"; of {', '.join(unused)}, which its function no longer returns, only rows that "

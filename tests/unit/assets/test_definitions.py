@@ -470,7 +470,8 @@ def test_window_longer_than_what_the_source_keeps_is_refused(
     with pytest.raises(SpecError, match=message):
         derivation(lake.derived[0], lake)
     allowed = with_large_trades(hours and hours * 3_600_000, lookahead=timedelta(hours=2))
-    assert derivation(allowed.derived[0], allowed).lookahead == timedelta(hours=2)
+    (source,) = derivation(allowed.derived[0], allowed).sources
+    assert source.lookahead == timedelta(hours=2)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +485,8 @@ def test_window_longer_than_what_the_source_keeps_is_refused(
 )
 def test_window_that_the_source_keeps_is_allowed(days: int, arguments: dict[str, Any]) -> None:
     lake = with_large_trades(days * 86_400_000, **arguments)
-    assert derivation(lake.derived[0], lake).lookback == arguments.get("lookback")
+    (source,) = derivation(lake.derived[0], lake).sources
+    assert source.lookback == arguments.get("lookback")
 
 
 @pytest.mark.parametrize(
@@ -509,7 +511,34 @@ def test_daily_window_that_can_be_computed_is_allowed(days: int, arguments: dict
     table = derived_table(source="stock_trades", time_column="at", **arguments)(trades_of_day)
     plan = derivation(table, Lake(LAKE.config, (spec,), (table,)))
     assert plan.hours == 24
-    assert plan.kept == timedelta(days=days, hours=-23)
+    back = arguments.get("lookback", timedelta())
+    assert plan.kept == timedelta(days=days, hours=-23) - back
+
+
+def test_derivation_has_a_window_for_each_source() -> None:
+    def paid(trades: Any, users: Any) -> Any:
+        return trades
+
+    topics = {spec.name: spec for spec in LAKE.topics}
+    trades, users = topics["stock_trades"], topics["sample_data_users"]
+    users = users.model_copy(update={"derived_partitions": trades.derived_partitions})
+    arguments: dict[str, Any] = {"source": (trades.name, users.name), "time_column": "at"}
+    days = timedelta(days=2)
+    table = derived_table(**arguments, lookahead={users.name: days}, max_lateness=days)(paid)
+    lake = Lake(LAKE.config, (trades, users), (table,))
+    plan = derivation(table, lake)
+    assert [each.lookahead for each in plan.sources] == [None, days]
+    assert plan.reads_around
+    reached = {watch.origin.root.name: watch.lookahead for watch in watches(lake) if watch.derived}
+    assert reached == {trades.name: timedelta(), users.name: days}
+    for wrong, message in (
+        ({"lookahead": {"trades": days}}, "lookahead has trades, which is not in `source`"),
+        ({"lookback": {users.name: 5}}, f"lookback of {users.name} is 5"),
+        ({"lookahead": days, "max_lateness": timedelta(days=1)}, "max_lateness of 1 day, .* short"),
+        ({"max_lateness": timedelta(days=-1)}, "max_lateness is datetime.timedelta"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            derivation(derived_table(**{**arguments, **wrong})(paid), lake)
 
 
 @pytest.mark.parametrize(

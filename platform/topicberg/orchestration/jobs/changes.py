@@ -15,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
-from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import affected_hours, changes_since, report
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets.metadata import (
@@ -99,10 +99,12 @@ def _look(
     """Take note of everything that happened to ``main`` since the cursor."""
     begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
 
-    def affected(snapshot: Snapshot) -> Iterator[Hours]:
+    def affected(snapshot: Snapshot, first: int = BEFORE_EVERYTHING) -> Iterator[Hours]:
         if watch.derived:
             for hours in affected_hours(iceberg, snapshot, watch.time):
-                yield watch.reached(hours, datetime.now(UTC))
+                reached = watch.reached(hours, datetime.now(UTC))
+                if in_time := Hours(max(reached.start, first), reached.stop):
+                    yield in_time
 
     seen = cursor.seen
     if seen and seen.table == uuid:
@@ -121,7 +123,8 @@ def _look(
         if watch.reported:
             gap = unknown and not events
             events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
-        hours = affected(snapshot) if _number(snapshot) > cursor.ahead else ()
+        first = watch.first_in_time(datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
+        hours = affected(snapshot, first) if _number(snapshot) > cursor.ahead else ()
         cursor = observe(cursor, Mark.of(iceberg, snapshot), hours)
         if time.monotonic() - begun > BATCH_SECONDS:
             break
