@@ -15,6 +15,7 @@ from memory_instance import memory_instance
 from pyiceberg.exceptions import ServerError
 
 from definitions import defs
+from topicberg.checks.check import computation_command
 from topicberg.deploy.platform import resources
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
@@ -513,6 +514,27 @@ def test_daily_window_that_can_be_computed_is_allowed(days: int, arguments: dict
     assert plan.hours == 24
     back = arguments.get("lookback", timedelta())
     assert plan.kept == timedelta(days=days, hours=-23) - back
+
+
+def test_command_that_computes_a_published_table_publishes_it() -> None:
+    checked = {
+        table.name
+        for table in LAKE.tables
+        for check in table.checks(LAKE)
+        if check.name == "published"
+    }
+    assert checked == {spec.publishes for spec in LAKE.topics if spec.publishes}
+    command = computation_command("stock_total_trades", "", ["stock_total_trades"])
+    select = command.partition("--select '")[2].partition("'")[0]
+    graph = REPOSITORY.asset_graph
+    keys = dg.AssetSelection.from_coercible(select.split(",")).resolve(graph)
+    assert {key.to_user_string() for key in keys} == {
+        "iceberg/stock_total_trades",
+        "kafka/stock_total_trades",
+    }
+    # Otherwise `dagster asset materialize --partition-range` refuses an asset.
+    policies = {graph.get(key).backfill_policy for key in keys}
+    assert policies == {dg.BackfillPolicy.single_run()}
 
 
 def test_derivation_has_a_window_for_each_source() -> None:

@@ -47,7 +47,7 @@ from topicberg.orchestration.assets.partitions import (
 )
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
-from topicberg.orchestration.assets.tables import LakeTable, freshness
+from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
@@ -434,7 +434,6 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         owners=list(table.owners),
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
-        freshness_policy=freshness(lake.root(derived)),
         pool="spark",
         description=f"Iceberg table `{'.'.join(table.identifier)}`, computed by PySpark from "
         f"{names}.\n\n{derived.description}\n\nA run replaces exactly its partitions. A sensor "
