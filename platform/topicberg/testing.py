@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.project_code import send
@@ -22,13 +24,12 @@ from topicberg.spark import CONNECT_MODE, new_session, quote
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.spark_tables import spark_name
+from topicberg.transforms.topic_columns import topic_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 os.environ[CONNECT_MODE] = "1"  # modules of pipelines may be imported before there is a session
-_SPARK_TYPES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
-_HEADERS = "map<string,binary>"
 
 
 @contextmanager
@@ -49,25 +50,47 @@ def spark_session() -> Iterator[SparkSession]:
 def topic_frame(
     spark: SparkSession, topic: str | TopicSpec, records: Iterable[Mapping[str, Any]]
 ) -> DataFrame:
-    """Return rows with all columns of a topic's table; missing fields are null.
+    """Return rows with all columns of a topic's table.
 
-    :raises TopicbergError: a record has a field that is not a column of the table
+    A record has columns by their names: an object is a dict, an array a list. Missing columns and
+    fields are null, nothing is filled in. That includes the metadata columns, so give those that
+    the function reads: ``{"$$timestamp": …}`` or, of a topic with an event time in its payload,
+    ``{"$$event-time": …}``.
+
+    :raises TopicbergError: a record has a field that is not in the table
     """
     spec = load_topic(topic) if isinstance(topic, str) else topic
-    columns = spec.columns()
-    kinds = columns | {spec.metadata_column("headers"): _HEADERS}
+    schema = topic_columns(spec, settings())
+    for column in schema:
+        column.nullable = True
     given = [dict(record) for record in records]
-    unknown = {field for record in given for field in record} - set(columns)
-    if unknown:
-        raise TopicbergError(
-            f"topic {spec.name}: no column {', '.join(sorted(unknown))}",
-            hint=f"use one of {', '.join(columns)}",
-        )
-    schema = ", ".join(
-        f"{quote(name)} {_SPARK_TYPES.get(kind, kind)}" for name, kind in kinds.items()
-    )
-    values = [tuple(record.get(column) for column in columns) for record in given]
+    for record in given:
+        if unknown := next(_unknown_fields(record, schema), None):
+            path, names = unknown
+            raise TopicbergError(
+                f"topic {spec.name}: no column {path}", hint=f"use one of {', '.join(names)}"
+            )
+    values = [tuple(record.get(name) for name in schema.names) for record in given]
     return spark.createDataFrame(values, schema)
+
+
+def _unknown_fields(
+    value: Any, kind: DataType, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the paths of fields that a type lacks, and the fields that it has there."""
+    match value, kind:
+        case Mapping(), StructType():
+            for name, field in value.items():
+                if name not in kind.names:
+                    yield ".".join((*path, name)), kind.names
+                else:
+                    yield from _unknown_fields(field, kind[name].dataType, (*path, name))
+        case Mapping(), MapType(valueType=values):
+            for field in value.values():
+                yield from _unknown_fields(field, values, path)
+        case list() | tuple(), ArrayType(elementType=elements):
+            for field in value:
+                yield from _unknown_fields(field, elements, path)
 
 
 def create_table(spark: SparkSession, frame: DataFrame, table: TableName, time: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -25,10 +26,14 @@ from pyiceberg.types import StringType
 from pyspark.sql import SparkSession
 
 from topicberg import kafka
+from topicberg.checks.check import CheckedTable, Probe, evaluate
+from topicberg.checks.derived import published_check
+from topicberg.checks.finding import Finding
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.kafka.transactions import transactional_producer
+from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
 from topicberg.testing import spark_session
@@ -132,6 +137,18 @@ class Published_:
             spark, catalog, self.stack, self.config, self.spec, name, self.time, batch=batch
         )
 
+    def check(self, minutes: int) -> Finding:
+        """Return the finding of the check ``published``, so many minutes from now."""
+        probe = Probe(
+            CheckedTable(self.name, ("published", self.name)),
+            Lakehouse(),
+            lambda: nullcontext(None),  # type: ignore[arg-type,return-value]
+            lambda _: None,
+            now=datetime.now(UTC) + timedelta(minutes=minutes),
+        )
+        check = published_check(self.name, {self.spec.name: self.name}, 30)
+        return evaluate(check, probe)
+
     def records(self) -> list[tuple[Any, Row | None, datetime]]:
         """What a read_committed consumer sees: key, value, timestamp."""
         consumer = Consumer(
@@ -231,13 +248,20 @@ APPENDED = ["airline.flight", pytest.param("airline.flight json", marks=SLOW)]
 @pytest.mark.parametrize("topic", KEYED, indirect=True)
 def test_a_keyed_topic_follows_its_table(topic: Published_, spark: SparkSession) -> None:
     assert topic.publish(spark) == Published(None)
+    assert topic.check(60).passed
     topic.write([stats(1), stats(2), stats(3, hour=1)])
+    assert topic.check(0).passed
+    assert not topic.check(60).passed
     first = topic.publish(spark)
     assert (first.records, first.tombstones) == (3, 0)
+    assert topic.check(60).passed
     assert topic.publish(spark).records == 0
     # the first hour is computed again: 1 is unchanged, 2 is deleted, 4 is new; then 3 changes
     topic.write([stats(1), stats(4)], f"window_start < '{SECOND_HOUR}'")
     topic.write([stats(3, hour=1, duration=99)], f"window_start >= '{SECOND_HOUR}'")
+    stale = topic.check(60)
+    assert f"topic {topic.spec.name} is stale: not read yet: " in stale.what
+    assert f"--select 'key:\"kafka/{topic.name}\"'" in (stale.remediation or "")
     second = topic.publish(spark)
     assert (second.records, second.tombstones) == (3, 1)
     records = topic.records()

@@ -76,11 +76,10 @@ def test_any_sequence_ends_at_the_reference(
     catalog.create_namespace_if_not_exists(NAMESPACE)
     source = (NAMESPACE, f"{name}_trades")
     derivation = Derivation(
-        sources=(Source(source, "$$timestamp"),),
+        sources=(Source(source, "$$timestamp", lookback=RULES.window),),
         target=(NAMESPACE, name),
         transform=partial(flagged_stock_trades.transform, parameters=RULES),
         target_time="trade_timestamp",
-        lookback=RULES.window,
     )
     killed = replace(derivation, transform=partial(broken, transform=derivation.transform))
     trades: list[Row] = []
@@ -183,7 +182,7 @@ def test_tables_are_created_within_glues_limits(stack: Endpoints, spark: SparkSe
     frame = topic_frame(spark, "stock_trades", [trade(Random(1)) for _ in range(5)])
     create_table(spark, frame.drop("$$headers"), source, "$$timestamp")
     derivation = Derivation(
-        sources=(Source(source, "$$timestamp"),),
+        sources=(Source(source, "$$timestamp", lookback=RULES.window),),
         target=(NAMESPACE, name),
         transform=lambda trades: trades.withColumnRenamed("$$timestamp", "at"),
         target_time="at",

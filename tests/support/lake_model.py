@@ -143,6 +143,11 @@ def neighbours(window: Window, rows: Rows) -> Rows:
     ]
 
 
+def partnered(window: Window, rows: Rows, others: Rows) -> Rows:
+    """Each row, with the number of all others that it gets from its own hour on."""
+    return [(at, number * 1000 + sum(at <= o for o, _ in others if o)) for at, number in rows if at]
+
+
 @dataclass
 class Derived:
     plan: Derivation
@@ -239,13 +244,18 @@ class Lake:
             name: Derived(
                 Derivation(
                     sources=tuple(
-                        Source((self.shop, each), "at", whole=each == "l") for each in sources
+                        Source(
+                            (self.shop, each),
+                            "at",
+                            whole=each == "l",
+                            lookback=lookback,
+                            lookahead=None if (name, each) == ("partnered", "a") else lookahead,
+                        )
+                        for each in sources
                     ),
                     target=(self.shop, name),
                     transform=lambda *_: None,  # type: ignore[arg-type]
                     target_time="at",
-                    lookback=lookback,
-                    lookahead=lookahead,
                     first=self.partitions.start,
                 ),
                 function,
@@ -259,12 +269,14 @@ class Lake:
                 ("late", "a", late, None, 3 * hour),
                 ("from_far", "a", from_far, None, FOREVER),
                 ("neighbours", "a", neighbours, hour, hour),
+                ("partnered", "ab", partnered, None, 2 * hour),
             )
         }
         self.sensors = {
             name: Sensor(self._watch(name, source, targets, reach, lookahead))
             for name, source, targets, reach, lookahead in (
-                ("a", "a", ("even", "unmatched", "looked_up"), NOW, NOW),
+                ("a", "a", ("even", "unmatched", "looked_up", "partnered"), NOW, NOW),
+                ("b_ahead", "b", ("partnered",), NOW, 2 * hour),
                 ("a_back", "a", ("counted",), hour, NOW),
                 ("b", "b", ("unmatched",), NOW, NOW),
                 ("l", "l", ("looked_up",), timedelta.max, NOW),
@@ -403,8 +415,19 @@ class Lake:
         derived = self.derived[name]
         everything = Window(None, this_hour() + timedelta(hours=1))
         sources = [self.rows(each.table[1]) for each in derived.plan.sources]
+        if name == "partnered":  # how many others a row gets depends on what is read
+            rows, others = sources
+            return sorted(self._partnered(rows, others), key=str)
         found = derived.function(everything, *sources)
         return sorted((row for row in found if present(everything, row)), key=str)
+
+    def _partnered(self, rows: Rows, others: Rows) -> Iterator[Row]:
+        """Yield the rows of the hours until now, with the others of its hour and the two after."""
+        for at, number in rows:
+            if at and at < this_hour() + timedelta(hours=1):
+                hour = max(at.replace(minute=0, second=0, microsecond=0), self.partitions.start)
+                end = hour + timedelta(hours=3)
+                yield at, number * 1000 + sum(at <= other < end for other, _ in others if other)
 
     def begin(self, derived: Derived, window: Window) -> Computation:
         plan, tags = derived.plan, ExitStack()
@@ -450,11 +473,15 @@ class Lake:
         rows = []
         for call in plan.calls(window):
             sources = [
-                [r for r in all_ if source.whole or call.read is None or present(call.read, r)]
+                [
+                    row
+                    for row in all_
+                    if (read := plan.read(source, call)) is None or present(read, row)
+                ]
                 for source, all_ in zip(plan.sources, everything, strict=True)
             ]
-            found = computation.derived.function(call.window, *sources)
-            rows += [row for row in found if present(call.window, row)]
+            found = computation.derived.function(call, *sources)
+            rows += [row for row in found if present(call, row)]
         data = pa.Table.from_pylist([{"at": at, "id": number} for at, number in rows], ARROW)
         before_end = f"at < '{window.end.isoformat()}'"
         inside = f"{before_end} OR at IS NULL"

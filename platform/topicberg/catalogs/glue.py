@@ -143,6 +143,14 @@ def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | No
         return None
 
 
+def delete(client: GlueClient, database: str, name: str) -> bool:
+    """Delete a table's entry, but no file; return False if there is none."""
+    if get_table(client, database, name) is None:
+        return False
+    client.delete_table(DatabaseName=database, Name=name)
+    return True
+
+
 def metadata_location(table: TableTypeDef) -> str | None:
     return table.get("Parameters", {}).get(METADATA_LOCATION)
 

@@ -7,7 +7,7 @@ says which table has which checks, and makes asset checks of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -201,20 +201,26 @@ def delay_check(
     return TableCheck("up_to_date", description, evaluate)
 
 
-def computation_remediation(name: str, partitions: str = "") -> str:
+def computation_remediation(name: str, partitions: str = "", topics: Sequence[str] = ()) -> str:
     """Return how to compute a table that its sensor should have computed.
 
     :param partitions: options of ``dagster asset materialize`` that choose its partitions
+    :param topics: the assets of the topics that it is published to
     """
     return (
         "see whether a run of its sensor is queued or in progress, or why it failed (Runs); to "
-        f"compute manually what is missing: {computation_command(name, partitions)}"
+        f"compute manually what is missing: {computation_command(name, partitions, topics)}"
     )
 
 
-def computation_command(name: str, partitions: str = "") -> str:
+def computation_command(name: str, partitions: str = "", topics: Sequence[str] = ()) -> str:
     """Return the commands that compute a table, see :func:`computation_remediation`."""
-    return (
-        f"`dagster asset materialize {location_options(settings().project_root)} --select "
-        f"'key:\"iceberg/{name}\"'{partitions}`, then `topicberg sync {name}`"
-    )
+    assets = f"iceberg/{name}", *(f"kafka/{topic}" for topic in topics)
+    return f"`{materialization(assets)}{partitions}`, then `topicberg sync {name}`"
+
+
+def materialization(assets: Sequence[str]) -> str:
+    """Return the command that materializes some assets."""
+    keys = " or ".join(f'key:"{asset}"' for asset in assets)
+    location = location_options(settings().project_root)
+    return f"dagster asset materialize {location} --select '{keys}'"

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.checks.check import (
     Probe,
@@ -21,14 +20,16 @@ from topicberg.checks.check import (
     computation_command,
     computation_remediation,
     delay_check,
+    materialization,
 )
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
-from topicberg.iceberg.snapshots import changes_since, held_hours
-from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
+from topicberg.iceberg.snapshots import changes_rows, changes_since, held_hours
+from topicberg.iceberg.summaries import summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.unread import Known, SourceTable, computable, held, unread
+from topicberg.transforms.publish import published_snapshot
+from topicberg.transforms.unread import Known, SourceTable, computable, held, late_rows, unread
 from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
@@ -55,9 +56,11 @@ def derived_check(
     allowed_minutes: int,
     plan: Derivation,
     partitions: Callable[[Iterable[Hours], datetime, int], Sequence[str]],
+    topics: Sequence[str] = (),
 ) -> TableCheck:
     """:param name: the table
     :param reads: names of its sources and lookups
+    :param topics: the assets of the topics that it is published to
     :param partitions: some hours, the present and the first hour that may be computed again → the
         keys of their existing partitions, in order
     """
@@ -75,10 +78,10 @@ def derived_check(
             probe.now,
             last.facts.get(MEMORY) if last else None,
             lambda hours: partitions(hours, probe.now, first_hour),
-            lambda keys: computation_remediation(name, chosen(keys)),
+            lambda keys: computation_remediation(name, chosen(keys), topics),
             first_hour,
             plan.version,
-            lambda keys: f"compute them again: {computation_command(name, chosen(keys))}",
+            lambda keys: f"compute them again: {computation_command(name, chosen(keys), topics)}",
             plan.first_partition,
         )
 
@@ -156,12 +159,18 @@ def check_up_to_date(
     if old_keys:
         return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
-        expired = any(
-            hours.start < first_hour
-            for progress in everything.values()
-            for hours in progress.unread
-        )
-        return good(_all_read(names, first_hour if expired else None), **facts)
+        expired = {
+            name: [hours for hours in progress.unread if hours.start < first_hour]
+            for name, progress in everything.items()
+        }
+        late = {name: progress.late for name, progress in everything.items()}
+        rows = {
+            name: late_rows(source, [*expired[name], *late[name]])
+            for name, source in sources.items()
+        }
+        facts["late_rows"] = sum(rows.values())
+        until = first_hour if any(expired.values()) else None
+        return good(_all_read(names, until, rows, is_late=any(late.values())), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     unread_sources = ", ".join(name for name, progress in read.items() if progress.unread)
@@ -176,14 +185,26 @@ def _range(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
 
-def _all_read(unused: Sequence[str], expired_until: int | None) -> str:
-    """:param expired_until: the hour until which rows that were not read are past a retention"""
+def _all_read(
+    unused: Sequence[str], expired_until: int | None, rows: Mapping[str, int], *, is_late: bool
+) -> str:
+    """:param expired_until: the hour until which rows that were not read are past a retention
+    :param rows: source → how many of its rows came too late to be read
+    :param is_late: some of them came later than the table computes them
+    """
     message = "everything that its sources hold was read"
+    counted = [f"up to {count(number, 'row')} of {name}" for name, number in rows.items() if number]
+    reasons = []
     if expired_until is not None:
-        message += (
-            f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which are "
+        reasons.append(
+            f"rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which are "
             "past the data retention of a source, or soon will be"
         )
+    if is_late and counted:
+        reasons.append("rows that came later than its `max_lateness`")
+    if reasons:
+        message += f", but for {' and '.join(reasons)}"
+        message += f" ({', '.join(counted)})" if counted else ""
     if unused:
         message += (
             f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
@@ -280,13 +301,59 @@ def check_merged(
             remediation,
         )
     last = merged(table, source.name()) if table else None
+    complete = "every record that the topic's table holds was read"
+    return _judge_read(source, last, "the table", complete, allowed_minutes, now, remediation)
+
+
+def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) -> TableCheck:
+    """:param name: the table
+    :param topics: those that it is published to, and their assets
+    """
+
+    def evaluate(probe: Probe) -> Finding:
+        table, findings = probe.iceberg, list[Finding]()
+        for topic, asset in topics.items():
+            last = published_snapshot(table, topic, probe.endpoints)
+            remediation = (
+                "see whether a run that publishes it is queued or in progress, or why it failed "
+                f"(Runs); to publish manually: `{materialization([f'kafka/{asset}'])}`"
+            )
+            complete = f"topic {topic} has every row of the table"
+            findings.append(
+                _judge_read(
+                    table, last, f"topic {topic}", complete, allowed_minutes, probe.now, remediation
+                )
+            )
+        failed = [finding for finding in findings if not finding.passed]
+        return failed[0] if failed else good("; ".join(each.what for each in findings))
+
+    names = ", ".join(f"`{topic}`" for topic in topics)
+    description = f"What the table held {allowed_minutes} minutes ago was published to {names}."
+    return TableCheck("published", description, evaluate)
+
+
+def _judge_read(
+    source: Table,
+    last: int | None,
+    subject: str,
+    complete: str,
+    allowed_minutes: int,
+    now: datetime,
+    remediation: str,
+) -> Finding:
+    """Return whether what follows from a table shows what that held some time ago.
+
+    :param last: the snapshot that it shows; None: it shows nothing
+    :param subject: what follows from the table
+    :param complete: the sentence that it shows everything
+    """
     changes, head = changes_since(source, last), source.current_snapshot()
-    missing = [each for each in changes.new if _changes_rows(each)]
-    rolled_back = [each for each in changes.rolled_back if _changes_rows(each)]
+    missing = [each for each in changes.new if changes_rows(each)]
+    rolled_back = [each for each in changes.rolled_back if changes_rows(each)]
     rows = int(summary(head).get("total-records", 0)) if head else 0
     gap = changes.gap and (last is not None or rows > 0)
     if not missing and not rolled_back and not gap:
-        return good("every record that the topic's table holds was read")
+        return good(complete)
     first = (changes.new[:1] if gap else missing[:1]) or ([head] if head else [])
     since = from_ms(first[0].timestamp_ms if first else source.metadata.last_updated_ms)
     ago = age((now - since).total_seconds())
@@ -299,15 +366,4 @@ def check_merged(
         )
     else:
         message = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
-    return judge_delay(message, since, allowed_minutes, now, remediation)
-
-
-def _changes_rows(snapshot: Snapshot) -> bool:
-    """Return whether the view changes with it: rows past their retention stay there."""
-    if operation_of(snapshot) == Operation.REPLACE:
-        return False
-    facts = summary(snapshot)
-    if DATA_TTL_RUN in facts:
-        return False
-    kinds = ("added-records", "deleted-records", "added-delete-files")
-    return any(int(facts.get(kind, 0)) for kind in kinds)
+    return judge_delay(message, since, allowed_minutes, now, remediation, subject)

@@ -67,15 +67,17 @@ def judge_delay(
     allowed_minutes: int,
     now: datetime,
     remediation: str,
+    subject: str = "the table",
     **facts: Any,
 ) -> Finding:
     """Return whether a table may still lack what its source has had since some time.
 
     :param sentence: what the table has not read
+    :param subject: the table, or what else is behind
     """
     if now - since <= timedelta(minutes=allowed_minutes):
         return good(sentence, **facts)
-    sentence = f"the table is stale: {sentence}; {allowed_minutes} min are allowed"
+    sentence = f"{subject} is stale: {sentence}; {allowed_minutes} min are allowed"
     return Finding(what=sentence, remediation=remediation, since=since, facts=facts)
 
 

@@ -328,10 +328,9 @@ class _Derived:
 
     def next_steps(self, done: Mapping[str, Erased]) -> Iterator[str]:
         """Yield what follows for tables that are not erased themselves."""
+        from topicberg.checks.check import materialization
         from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
-        from topicberg.project import location_options
 
-        options = location_options(self._lake.config.project_root)
         hours = [each for erased in done.values() for each in erased.hours]
         for name in self._others:
             derived = self._lake.derived_by_name[name]
@@ -340,10 +339,11 @@ class _Derived:
                 partitions = time_partitions(self._lake.root(derived))
                 keys = sorted(partition_keys(partitions, hours, datetime.now(UTC)))
             where = f"--partition-range {keys[0]}...{keys[-1]}" if keys else "and its partitions"
+            topics = (f"kafka/{spec.asset_name}" for spec in self._lake.published(derived))
             yield (
                 f"{name} has no columns of the key: its affected partitions are computed again by "
-                f"the sensor `snapshots`, or by `dagster asset materialize {options} "
-                f"--select 'key:\"iceberg/{name}\"' {where}`"
+                f"the sensor `snapshots`, or by `{materialization([f'iceberg/{name}', *topics])} "
+                f"{where}`"
             )
         erased_tables = {target.name for target in self.targets}
         for derived in self._lake.derived:

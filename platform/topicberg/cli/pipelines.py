@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,12 +13,12 @@ from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
 from topicberg.wording import count, suggestion
 
-app = typer.Typer(help="Check the derived tables.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from topicberg.checks.check import CheckedTable
+    from topicberg.orchestration.assets import Lake
+    from topicberg.orchestration.resources import Lakehouse
 
-
-@app.callback()
-def _group() -> None:
-    """Check the derived tables."""
+app = typer.Typer(help="Check and drop derived tables.", no_args_is_help=True)
 
 
 @app.command()
@@ -56,3 +56,68 @@ def check(
         echo(f"{compiled.table} ({compiled.file}): {compiled.problem}{hint}", fg="red", err=True)
     if wrong:
         raise typer.Exit(2)
+
+
+@app.command()
+def drop(
+    table: Annotated[str, typer.Argument(help="its name, also if the code no longer has it")],
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Delete a derived table with its files, in Iceberg, Glue and Snowflake, and its topics.
+
+    May be repeated. Then remove its function and the specs of its topics: otherwise it is computed
+    and published again.
+    """
+    from topicberg import kafka
+    from topicberg.catalogs import glue
+    from topicberg.catalogs.snowflake import tables as snowflake
+    from topicberg.orchestration.resources import Lakehouse, Snowflake
+    from topicberg.tableflow.table import drop
+
+    config = settings()
+    lake, lakehouse = load_lake(config), Lakehouse()
+    if readers := [each.name for each in lake.derived if table in (*each.sources, *each.lookups)]:
+        raise TopicbergError(
+            f"derived table {table} is read by {', '.join(readers)}",
+            hint=f"run `topicberg pipelines drop {readers[0]}` and remove its function first",
+        )
+    chosen = _droppable(table, lake, lakehouse)
+    topics = [spec.name for spec in lake.topics if spec.publishes == table]
+    name, names = ".".join(chosen.identifier), ", ".join(topics)
+    also = f" and topic {names} with its records" if topics else ""
+    if not yes:
+        typer.confirm(f"Delete table {name} with all its files and snapshots{also}?", abort=True)
+    for topic in topics:
+        deleted = kafka.delete_topic(lakehouse.endpoints(), topic)
+        echo(f"topic {topic} {'is deleted' if deleted else 'does not exist'}")
+    with Snowflake().connection() as connection:
+        where = chosen.snowflake_name, chosen.snowflake_source
+        snowflake.drop(connection, config, *where)
+    # Where Glue is the catalog, both are one table, and it knows the files.
+    dropped = drop(lakehouse.catalog(), chosen.identifier)
+    glue.delete(lakehouse.glue(), *chosen.glue_table)
+    echo(f"{name} {'is deleted' if dropped else 'does not exist'} in Iceberg, Glue and Snowflake")
+    if (derived := lake.derived_by_name.get(table)) is not None:
+        specs = f", and the spec of {names}" if topics else ""
+        echo(f"remove its function from {derived.file}{specs}; otherwise it is computed again")
+
+
+def _droppable(table: str, lake: Lake, lakehouse: Lakehouse) -> CheckedTable:
+    """Return a derived table: of the code, or one that topicberg has computed."""
+    from topicberg.checks.check import CheckedTable
+    from topicberg.iceberg.tables import find_table
+    from topicberg.transforms.target import COMPUTED
+
+    if (derived := lake.derived_by_name.get(table)) is not None:
+        return lake.table(derived)
+    others = {each.identifier: each for each in lake.tables}
+    for namespace in sorted({spec.namespace(lake.config) for spec in lake.topics}):
+        identifier = namespace, table
+        iceberg = None if identifier in others else find_table(lakehouse.catalog(), identifier)
+        if iceberg is not None and COMPUTED in iceberg.properties:
+            return CheckedTable(table, identifier)
+    raise TopicbergError(
+        f"no derived table {table!r}{suggestion(table, lake.derived_by_name)}",
+        hint=f"derived tables: {', '.join(sorted(lake.derived_by_name)) or 'none'}; to delete the "
+        "table of a topic, run `topicberg tableflow disable TOPIC --drop-table`",
+    )

@@ -61,8 +61,27 @@ def validate(
             echo(f"{spec.name}: {cost}", fg="yellow", err=True)
     _report_unchecked(specs, unread, config)
     report_waiting(*waiting_changes(specs, config))
-    if not _compare_with_registry(specs, config) or wrong:
+    is_published = _report_unpublished(specs, config)
+    if not _compare_with_registry(specs, config) or wrong or not is_published:
         raise typer.Exit(2)
+
+
+def _report_unpublished(specs: list[TopicSpec], config: Settings) -> bool:
+    """Report topics that publish a table that does not exist; return False if there are any."""
+    publishing = [spec for spec in specs if spec.publishes]
+    if not publishing:
+        return True  # the modules of the pipelines take seconds to import
+    from topicberg.orchestration.assets.lake import find_derived, without_table
+
+    try:
+        names = [table.name for table in find_derived(config)]
+    except TopicbergError as error:
+        echo(f"published tables are not checked: {error.message}", fg="yellow", err=True)
+        return True
+    errors = [*without_table(publishing, names)]
+    for error in errors:
+        echo(f"{error.message}\n  → {error.hint}", fg="red", err=True)
+    return not errors
 
 
 def _read_schemas(config: Settings) -> str | None:

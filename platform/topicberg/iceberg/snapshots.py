@@ -102,6 +102,18 @@ class SnapshotChanges:
         return bool(self.new or self.rolled_back or self.gap)
 
 
+def changes_rows(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot adds or changes rows, or a user deletes some.
+
+    What follows from a table keeps rows that are past their retention, so these do not count.
+    """
+    facts = summary(snapshot)
+    if operation_of(snapshot) == Operation.REPLACE or DATA_TTL_RUN in facts:
+        return False
+    kinds = ("added-records", "deleted-records", "added-delete-files")
+    return any(int(facts.get(kind, 0)) for kind in kinds)
+
+
 def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> SnapshotChanges:
     """Return the changes since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``).
 

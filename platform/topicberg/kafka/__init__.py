@@ -175,6 +175,20 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Non
     await_topic(endpoints, spec.name)
 
 
+def delete_topic(endpoints: Endpoints, topic: str) -> bool:
+    """Delete a topic with its records; return False if it does not exist.
+
+    :raises TopicbergError: the broker does not answer, or refuses
+    """
+    admin = admin_client(endpoints, writes=True)
+    future = admin.delete_topics([topic], request_timeout=TIMEOUT_SECONDS)[topic]
+    try:
+        result_of(future, endpoints, f"delete topic {topic}")
+    except NoSuchTopicError:
+        return False
+    return True
+
+
 def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1) -> None:
     """Create a compacted topic for topicberg's own records, if it is missing."""
     _create(endpoints, topic, partitions, {"cleanup.policy": "compact"})

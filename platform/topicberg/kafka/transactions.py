@@ -94,7 +94,16 @@ def newest_states(endpoints: Endpoints, topic: str, wait_seconds: float) -> dict
                 hint="wait: the broker ends such a transaction after its timeout",
             )
         time.sleep(0.5)
+    return committed_states(endpoints, topic)
+
+
+def committed_states(endpoints: Endpoints, topic: str) -> dict[str, bytes]:
+    """Return the same without waiting: of before the oldest open transaction.
+
+    :raises NoSuchTopicError: nothing was published yet
+    """
     first = kafka.beginning_offsets(endpoints, topic)[0]
+    end = kafka.end_offsets(endpoints, topic)[0]
     states = {
         message.key(): message.value() for message in messages(endpoints, topic, {0: (first, end)})
     }

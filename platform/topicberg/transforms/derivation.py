@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import ceil
-from typing import NamedTuple
 
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
-from topicberg.transforms.unread import SourceTable
+from topicberg.transforms.unread import SourceTable, first_in_time
 from topicberg.transforms.windows import FOREVER, Window
 
 AT_ONCE = 48
@@ -39,6 +38,10 @@ class Source:
     """Its data retention, by Kafka's time; None: for ever."""
     ahead: timedelta = timedelta()
     """How long after Kafka's time its event times may be: so much earlier rows are deleted."""
+    lookback: timedelta | None = None
+    """How far before the window it is read; None: the function gets only the window."""
+    lookahead: timedelta | None = None
+    """How far after the window it is read."""
 
     @property
     def name(self) -> str:
@@ -54,10 +57,6 @@ class Derivation:
     transform: Transform
     target_time: str
     """The event time in the target, by which a window is replaced."""
-    lookback: timedelta | None = None
-    """How far before the window the sources are read; None: the function gets only the window."""
-    lookahead: timedelta | None = None
-    """How far after the window the sources are read."""
     partitioned_by: str = "hour"
     """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
     first: datetime | None = None
@@ -68,27 +67,37 @@ class Derivation:
     """Of the function and its settings; None: it is not recorded."""
     descriptions: tuple[tuple[str, str], ...] = ()
     """Columns and what the table says of them; others have the sources' descriptions."""
+    max_lateness: timedelta | None = None
+    """How long after a time its rows are still computed when they arrive; None: for ever."""
 
     @property
     def name(self) -> str:
         return ".".join(self.target)
+
+    @property
+    def windowed(self) -> list[Source]:
+        """The sources that are not read as a whole."""
+        return [source for source in self.sources if not source.whole]
+
+    @property
+    def reads_around(self) -> bool:
+        """Whether a partition follows from other partitions of a source as well."""
+        return any(source.lookback or source.lookahead for source in self.windowed)
 
     def reach(self, source: Source) -> timedelta:
         """Return how far after an hour that changed in a source the table changes.
 
         For a source that is read as a whole, this is not known.
         """
-        return FOREVER if source.whole else self.back
+        return FOREVER if source.whole else self.back(source)
 
-    @property
-    def back(self) -> timedelta:
-        """The lookback in whole partitions: what follows from their rows is checked in these."""
-        return self._whole(self.lookback)
+    def back(self, source: Source) -> timedelta:
+        """Return the lookback of a source in whole partitions, as its rows are checked in these."""
+        return self._whole(source.lookback)
 
-    @property
-    def ahead(self) -> timedelta:
-        """The lookahead in whole partitions."""
-        return self._whole(self.lookahead)
+    def ahead(self, source: Source) -> timedelta:
+        """Return the lookahead of a source in whole partitions."""
+        return timedelta() if source.whole else self._whole(source.lookahead)
 
     def _whole(self, duration: timedelta | None) -> timedelta:
         if duration is None or duration == FOREVER:
@@ -109,20 +118,22 @@ class Derivation:
         start = int(self.first.timestamp()) // 3600
         return Hours(start, start + self.hours)
 
-    def calls(self, window: Window) -> list[Call]:
-        """Return the calls of the function that compute a window."""
-        back, ahead = self.back, self.ahead
-        if FOREVER in (back, ahead):
-            return [Call(window, None)]
-        calls = list[Call]()
-        step = max(self.hours, max(back, ahead) // timedelta(hours=1))
-        for part in window.cut(self.hours, self.first):
-            block = part.around(step)
-            read = Window(block.start - back if block.start else None, block.end + ahead)
-            if calls and calls[-1].read == read:
-                part = Window(calls.pop().window.start, part.end)
-            calls.append(Call(part, read))
-        return calls
+    def calls(self, window: Window) -> list[Window]:
+        """Return the windows that are computed by a call of the function each.
+
+        A call computes one partition: what it reads depends on nothing else. Several partitions
+        have one call where it reads everything for each of them.
+        """
+        if all(self.read(source, window) is None for source in self.windowed):
+            return [window]
+        return [*window.cut(self.hours, self.first)]
+
+    def read(self, source: Source, window: Window) -> Window | None:
+        """Return what the call that computes a window reads of a source; None: everything."""
+        back, ahead = self.back(source), self.ahead(source)
+        if source.whole or source.time is None or FOREVER in (back, ahead):
+            return None
+        return Window(window.start - back if window.start else None, window.end + ahead)
 
     def partitions(self, window: Window) -> Iterator[Window]:
         """Yield the partitions of a window; of the first one, what lies before it separately."""
@@ -133,12 +144,12 @@ class Derivation:
             else:
                 yield part
 
-    def placed(self, partition: Window) -> Window:
-        """Return where the rows may be that follow from a source's rows of a partition.
+    def placed(self, partition: Window, sources: Sequence[Source]) -> Window:
+        """Return where the rows may be that follow from some sources' rows of a partition.
 
         Those of before the first partition change no other one.
         """
-        back, ahead = self.back, self.ahead
+        back, ahead = max(map(self.back, sources)), max(map(self.ahead, sources))
         if partition.start is None and partition.end == self.first:
             return Window(None, self.first + timedelta(hours=self.hours))
         if partition.start == self.first:
@@ -155,8 +166,9 @@ class Derivation:
         for each in self.sources:
             if each.time is None or (table := find(each.table)) is None:
                 continue
-            ahead = timedelta() if each.whole else self.ahead
-            source = SourceTable(table, each.time, self.reach(each), ahead, each.whole)
+            source = SourceTable(
+                table, each.time, self.reach(each), self.ahead(each), each.whole, self.max_lateness
+            )
             other = tables.get(each.name, source)
             tables[each.name] = replace(
                 source,
@@ -168,11 +180,11 @@ class Derivation:
 
     @property
     def kept(self) -> timedelta | None:
-        """How long all sources have the rows of an hour after it; None: for ever."""
+        """How long all sources have what a window reads, after it; None: for ever."""
         kept = [
-            each.kept - each.ahead
-            for each in self.sources
-            if each.kept is not None and not each.whole
+            each.kept - each.ahead - (each.lookback or timedelta())
+            for each in self.windowed
+            if each.kept is not None and each.lookback != FOREVER
         ]
         return min(kept, default=None)
 
@@ -185,14 +197,9 @@ class Derivation:
         """
         if (kept := self.kept) is None:
             return BEFORE_EVERYTHING
-        back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
-        first = now - kept + back + RETENTION_MARGIN
+        first = now - kept + RETENTION_MARGIN
         return -int(-first.timestamp() // (3600 * self.hours)) * self.hours
 
-
-class Call(NamedTuple):
-    """A call of the function: the window that is kept of its result, and what it reads."""
-
-    window: Window
-    read: Window | None
-    """None: everything."""
+    def first_in_time(self, committed: datetime) -> int:
+        """Return the first hour since 1970 that is computed because of rows committed at a time."""
+        return first_in_time(committed, self.max_lateness)

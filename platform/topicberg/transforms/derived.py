@@ -1,9 +1,9 @@
 """A derived table: for a window of event time, exactly the result of its function on its sources.
 
 What the function gets for a partition never depends on the window that a run computes: it is called
-for each partition separately or, with a lookback or a lookahead, for each part of a grid that is as
-wide as these. Which rows it may return for the rows of a partition is checked for each partition.
-So a range may be divided into runs in any way.
+for each partition separately, with what the lookback and the lookahead of each source reach. Which
+rows it may return for the rows of a partition is checked for each partition. So a range may be
+divided into runs in any way.
 
 Writing a window replaces it, so writing it twice changes nothing. Of two concurrent writers, the
 one that read the newer sources wins: each records the head of the target *before* it reads the
@@ -17,12 +17,12 @@ import json
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours, union
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
@@ -178,9 +178,9 @@ def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[
     portions, start, number = list[Window](), window.start, 0
     for call in calls:
         if number == AT_ONCE:
-            portions.append(Window(start, call.window.start or call.window.end))
-            start, number = call.window.start, 0
-        number += _meets(source_hours, call.read)
+            portions.append(Window(start, call.start or call.end))
+            start, number = call.start, 0
+        number += _is_read(derivation, source_hours, call)
     return [*portions, Window(start, window.end)]
 
 
@@ -330,21 +330,24 @@ def _computed(
     calls, parts = derivation.calls(window), [*derivation.partitions(window)]
     if len(parts) > 1:
         source_hours = _held(derivation, sources)
-        calls = [call for call in calls if _meets(source_hours, call.read)] or calls[-1:]
-        parts = [part for part in parts if _meets(source_hours, part)]
+        calls = [call for call in calls if _is_read(derivation, source_hours, call)] or calls[-1:]
+        parts = [
+            part for part in parts if any(_meets(each, part) for each in source_hours.values())
+        ]
     frames = {
         source.name: rows_at_head(spark, sources[source.name]) for source in derivation.sources
     }
 
-    def result(read: Window | None) -> DataFrame:
+    def result(read: Callable[[Source], Window | None]) -> DataFrame:
+        """Return what the function makes of a part of each source."""
         return derivation.transform(
             *(
-                _rows(source, frames[source.name], sources[source.name], read)
+                _rows(source, frames[source.name], sources[source.name], read(source))
                 for source in derivation.sources
             )
         )
 
-    results = [result(call.read) for call in calls]
+    results = [result(partial(derivation.read, window=call)) for call in calls]
     schema, time = results[0].schema, derivation.target_time  # a request to Spark
     if time not in schema.names:
         raise TopicbergError(
@@ -352,8 +355,8 @@ def _computed(
             hint=f"name the event-time column: the function returns {', '.join(schema.names)}",
         )
     kind = schema[time].dataType
-    pairs = [(each, call.window) for each, call in zip(results, calls, strict=True)]
-    if derivation.lookback or derivation.lookahead:
+    pairs = [*zip(results, calls, strict=True)]
+    if derivation.reads_around:
         check_places(derivation, result, kind, parts)
         rows = [each.filter(part.condition(time, kind)) for each, part in pairs]
     else:
@@ -362,17 +365,19 @@ def _computed(
     return reduce(lambda combined, other: combined.unionByName(other), rows), columns
 
 
-def _held(derivation: Derivation, sources: Mapping[str, Table]) -> list[Hours] | None:
-    """Return the hours in which the sources have rows; None: not known of all."""
-    windowed = [source for source in derivation.sources if not source.whole]
-    if not all(source.time for source in windowed):
-        return None
-    return union(
-        hours
-        for source in windowed
-        if source.time
-        for hours in held_hours(sources[source.name], source.time)
-    )
+def _held(derivation: Derivation, sources: Mapping[str, Table]) -> dict[Source, list[Hours] | None]:
+    """Return the hours in which each source has rows; None: they are not known."""
+    return {
+        source: held_hours(sources[source.name], source.time) if source.time else None
+        for source in derivation.windowed
+    }
+
+
+def _is_read(
+    derivation: Derivation, held: Mapping[Source, list[Hours] | None], call: Window
+) -> bool:
+    """Return whether there may be rows in what a call reads."""
+    return any(_meets(hours, derivation.read(each, call)) for each, hours in held.items())
 
 
 def _meets(held: list[Hours] | None, window: Window | None) -> bool:

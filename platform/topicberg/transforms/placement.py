@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import reduce
+from itertools import starmap
 from math import ceil
 
 from pyspark.sql import DataFrame
@@ -17,7 +18,7 @@ from pyspark.sql.types import DataType
 
 from topicberg.errors import TopicbergError
 from topicberg.spark import quote
-from topicberg.transforms.derivation import AT_ONCE, Derivation
+from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.windows import Window
 
 OUTSIDE = "topicberg-outside-of-the-window"
@@ -34,83 +35,105 @@ def refusing(computed: DataFrame, time: str, kind: DataType, window: Window) -> 
 
 def check_places(
     derivation: Derivation,
-    result: Callable[[Window], DataFrame],
+    result: Callable[[Callable[[Source], Window | None]], DataFrame],
     kind: DataType,
     partitions: Sequence[Window],
 ) -> None:
     """Check of some partitions that their rows become rows only where the declaration says.
 
-    Else the runs of other partitions would have to find them, and these do not read that far.
+    Else the runs of other partitions would have to find them, and these do not read that far. The
+    rows of a source that is read less far than another one are checked without those of others.
 
+    :param result: what is read of each source → the rows of the function
     :param kind: the type of the event time
     """
-    time = derivation.target_time
+    time, windowed = derivation.target_time, derivation.windowed
+    widest = max(map(derivation.back, windowed)), max(map(derivation.ahead, windowed))
+    groups = [
+        windowed,
+        *([s] for s in windowed if (derivation.back(s), derivation.ahead(s)) != widest),
+    ]
 
-    def rows_elsewhere(partition: Window) -> DataFrame:
-        allowed = derivation.placed(partition).condition(time, kind)
+    def rows_elsewhere(partition: Window, sources: Sequence[Source]) -> DataFrame:
+        allowed = derivation.placed(partition, sources).condition(time, kind)
+        nothing = Window(partition.end, partition.end)
         return (
-            result(partition)
+            result(lambda source: partition if source in sources else nothing)
             .filter(~F.coalesce(allowed, F.lit(False)))
             .select(
                 F.lit(str(partition)).alias("partition"),
                 F.coalesce(F.col(quote(time)).cast("string"), F.lit("null")).alias("time"),
+                F.lit(sources[0].name if len(groups) > 1 and len(sources) == 1 else "").alias(
+                    "source"
+                ),
             )
         )
 
-    for begin in range(0, len(partitions), AT_ONCE):
-        frames = map(rows_elsewhere, partitions[begin : begin + AT_ONCE])
+    checked = [(partition, sources) for partition in partitions for sources in groups]
+    for begin in range(0, len(checked), AT_ONCE):
+        frames = starmap(rows_elsewhere, checked[begin : begin + AT_ONCE])
         for row in reduce(lambda combined, other: combined.union(other), frames).limit(1).collect():
-            raise misplaced(derivation, row["partition"], row["time"])
+            raise misplaced(derivation, *row)
 
 
-def misplaced(derivation: Derivation, partition: str, time: str) -> TopicbergError:
+def misplaced(
+    derivation: Derivation, partition: str, time: str, of_source: str = ""
+) -> TopicbergError:
     """Return the error of a row that no run would find.
 
     :param partition: the window of the rows of the sources that it follows from
     :param time: of the row, in UTC
+    :param of_source: the name of the source, if it follows from the rows of only this one
     """
     source, column = Window.parse(partition), derivation.target_time
-    allowed = derivation.placed(source)
+    sources = [each for each in derivation.windowed if of_source in ("", each.name)]
+    allowed = derivation.placed(source, sources)
     start, end = (
         f"{moment:%Y-%m-%d %H:%M}" if moment else "" for moment in (allowed.start, allowed.end)
     )
     expected = f"from {start} to before {end}" if start else f"before {end}"
-    of_source = f"before {source.end:%Y-%m-%d %H:%M}"
+    rows = f"before {source.end:%Y-%m-%d %H:%M}"
     if source.start:
-        of_source = f"{source.start:%Y-%m-%d %H:%M} to {source.end:%Y-%m-%d %H:%M}"
+        rows = f"{source.start:%Y-%m-%d %H:%M} to {source.end:%Y-%m-%d %H:%M}"
+    rows += f" of {of_source}" if of_source else " of its sources"
     if time == "null":
         return TopicbergError(
-            f"table {derivation.name}: for the rows {of_source} of its sources, its function "
+            f"table {derivation.name}: for the rows {rows}, its function "
             f"returns a row without a {column}; expected is a time {expected}",
             hint=f"leave out rows without a {column} in the function, or use another time for them",
         )
     return TopicbergError(
-        f"table {derivation.name}: for the rows {of_source} of its sources, its function returns a "
+        f"table {derivation.name}: for the rows {rows}, its function returns a "
         f"row with the {column} {time}; expected is a time {expected} (UTC)",
         hint=f"return the event time of the sources in {column}, "
-        + _declaration(derivation, source, time),
+        + _declaration(derivation, source, allowed, time, f" for {of_source}" if of_source else ""),
     )
 
 
-def _declaration(derivation: Derivation, source: Window, time: str) -> str:
-    """Return what would allow a row, as text."""
+def _declaration(
+    derivation: Derivation, source: Window, allowed: Window, time: str, where: str
+) -> str:
+    """Return what would allow a row, as text.
+
+    :param where: the source that needs the declaration, as a part of a sentence
+    """
     try:
         moment = datetime.fromisoformat(time).replace(tzinfo=UTC)
     except ValueError:  # Python's years are those of four digits
         return "and leave out rows with such a time"
     hour = timedelta(hours=1)
-    if moment >= derivation.placed(source).end:
+    if moment >= allowed.end:
         if source.start is None and source.end == derivation.first:
             return "or set an earlier `derived_partitions.start` in the spec of the topic"
         start = source.start or source.end - timedelta(hours=derivation.hours)
         back = ceil((moment - start) / hour)
         return (
-            "or declare in `@derived_table` how much later it may be: "
+            f"or declare in `@derived_table` how much later it may be{where}: "
             f"`lookback=timedelta(hours={back})`, or more"
         )
     ahead = ceil((source.end - moment) / hour)
     return (
-        "or declare in `@derived_table` how much earlier it may be: "
+        f"or declare in `@derived_table` how much earlier it may be{where}: "
         f"`lookahead=timedelta(hours={ahead})`, or more, or `lookahead=FOREVER`, which reads the "
         "sources as a whole"
     )

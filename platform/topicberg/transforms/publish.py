@@ -42,6 +42,7 @@ from topicberg.iceberg.tables import find_table
 from topicberg.kafka.transactions import (
     WAIT_SECONDS,
     abort,
+    committed_states,
     newest_states,
     transaction_errors,
     transactional_producer,
@@ -167,6 +168,22 @@ def publish(
             progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")
     return Published(progress.snapshot, *done)
+
+
+def published_snapshot(table: Table, topic: str, endpoints: Endpoints) -> int | None:
+    """Return the snapshot of a table that its topic continues from; None: it has nothing of it.
+
+    What a publisher sends at the moment does not count yet.
+    """
+    try:
+        topic_id = kafka.topic_id(endpoints, topic)
+        state = committed_states(endpoints, STATE_TOPIC).get(topic)
+    except kafka.NoSuchTopicError:
+        return None
+    progress = PublishProgress.model_validate_json(state) if state else None
+    there = topic_id, str(table.metadata.table_uuid)
+    is_current = progress and (progress.topic_id, progress.table_uuid) == there
+    return progress.snapshot if progress and is_current else None
 
 
 def _target(table: Table, progress: PublishProgress) -> int | None:

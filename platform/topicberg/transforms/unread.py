@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
 from pydantic import BaseModel, Field
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 
 from topicberg.iceberg.changes import Change, Changed, Mark, changed
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, FileHours, Hours, live_files_since, union
 from topicberg.iceberg.snapshots import held_hours
 from topicberg.iceberg.summaries import ancestry, summary
-from topicberg.transforms.windows import WINDOW, Window, computations, reached
+from topicberg.transforms.windows import FOREVER, WINDOW, Window, computations, reached
 
 READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
@@ -61,6 +62,8 @@ class Read(BaseModel):
     epoch: int = 0
     """How often the source was found to be rolled back or replaced."""
     unread: list[Unread] = []
+    late: list[Unread] = []
+    """Further ones: rows of these came later than the table computes them."""
     new: bool = Field(default=False, exclude=True)
     """The source was never read, so it is not known since when it is unread."""
 
@@ -68,6 +71,11 @@ class Read(BaseModel):
     def clock(self) -> int:
         """Orders what was read: sequence numbers do not, after a rollback."""
         return self.epoch * _EPOCH + self.mark.sequence
+
+    def without(self, hours: Hours, clock: int) -> Read:
+        """Return what remains unread when some hours were computed from a state of the source."""
+        left = {name: _left(getattr(self, name), hours, clock) for name in ("unread", "late")}
+        return self.model_copy(update=left)
 
 
 class Known(BaseModel):
@@ -93,6 +101,8 @@ class SourceTable:
     lookahead: timedelta = timedelta()
     whole: bool = False
     """It is a lookup."""
+    max_lateness: timedelta | None = None
+    """How long after a time its rows are still computed when they arrive; None: for ever."""
 
     def reached(self, hours: Hours, now: datetime) -> Hours:
         """Return the hours of the derived table that follow from some hours of the source."""
@@ -130,15 +140,21 @@ def unread(
         source = sources[name]
         news = changed(source.table, source.time, before.mark if before else None)
         epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
-        ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reached, epoch)]
+        changes = [*_unread(news.changes, source.reached, epoch, is_new=before is None)]
         if news.everything:
             anywhere = _anywhere(source.table, news, held(target, time, sources))
-            ranges += _unread(anywhere, lambda hours, _: hours, epoch)
-        for write in writes:
-            if read := write.read.get(name):
-                ranges = _left(ranges, write.hours, read.clock)
+            changes += _unread(anywhere, lambda hours, _: hours, epoch, is_new=before is None)
         mark = Mark.of(source.table, source.table.current_snapshot())
-        return Read(mark=mark, epoch=epoch, unread=ranges, new=before is None)
+        read = before or Read(mark=mark, new=True)
+        # Nothing says when the rows of a new table came.
+        limit = None if news.everything else source.max_lateness
+        late, rest = _by_lateness(changes, limit)
+        ranges = {"unread": [*read.unread, *rest], "late": [*read.late, *late]}
+        read = read.model_copy(update={"mark": mark, "epoch": epoch, **ranges})
+        for write in writes:
+            if other := write.read.get(name):
+                read = read.without(write.hours, other.clock)
+        return read
 
     reads: dict[str, Read] = {}
     for name, source in sources.items():
@@ -147,12 +163,13 @@ def unread(
             other = since(known.read[name], name)
             hours = union(Hours(each.start, each.stop) for each in read.unread)
             left = [each for part in hours for each in _within(part, other.unread)]
-            read = read.model_copy(update={"unread": left})
+            read = read.model_copy(update={"unread": left, "late": other.late})
         ranges = _joined(read.unread)
         expired = _within(Hours(BEFORE_EVERYTHING, first_hour), ranges)
         rest = _within(Hours(first_hour, sys.maxsize), ranges)
         coarse = [*_coarse(expired, MAX_EXPIRED_RANGES), *_coarse(rest, MAX_RANGES)]
-        reads[name] = read.model_copy(update={"unread": coarse})
+        late = _coarse(_joined(read.late), MAX_EXPIRED_RANGES)
+        reads[name] = read.model_copy(update={"unread": coarse, "late": late})
     return reads
 
 
@@ -173,11 +190,35 @@ def after(read: Mapping[str, Read], window: Window) -> str:
 
     :param read: before it, of the states that it computes the window from
     """
-    found = {}
-    for name, each in read.items():
-        left = each.model_copy(update={"unread": _left(each.unread, window.hours, each.clock)})
-        found[name] = left.model_dump(mode="json")
-    return json.dumps(found)
+    left = {name: each.without(window.hours, each.clock) for name, each in read.items()}
+    return json.dumps({name: each.model_dump(mode="json") for name, each in left.items()})
+
+
+def late_rows(source: SourceTable, late: Sequence[Unread]) -> int:
+    """Return how many rows of a source came that some hours follow from, and that it still has.
+
+    There may be fewer, as the rows of a file are counted together. What a rollback changed does not
+    count, and neither do rows that a lookahead of :data:`FOREVER` only may need for these hours.
+    """
+    head, count = source.table.current_snapshot(), 0
+    since = [each.first % _EPOCH for each in late if each.first % _EPOCH]
+    if head is None or not since:
+        return 0
+    file_hours, now = FileHours(source.table, source.time), datetime.now(UTC)
+    ahead = timedelta() if source.lookahead == FOREVER else source.lookahead
+    for file, sequence in live_files_since(source.table, head, min(since) - 1):
+        if file.content != DataFileContent.DATA:
+            continue
+        ranges = [reached(each, source.reach, now, ahead) for each in file_hours.of(file, head)]
+        if any(
+            0 < unread.first % _EPOCH <= sequence
+            and unread.start < hours.stop
+            and hours.start < unread.stop
+            for hours in ranges
+            for unread in late
+        ):
+            count += file.record_count
+    return count
 
 
 def _writes(target: Table) -> Iterator[_Write]:
@@ -202,12 +243,43 @@ def _read(newest: _Write, name: str, source: Table) -> Read | None:
 
 
 def _unread(
-    changes: Iterable[Change], follow: Callable[[Hours, datetime], Hours], epoch: int
+    changes: Iterable[Change],
+    follow: Callable[[Hours, datetime], Hours],
+    epoch: int,
+    *,
+    is_new: bool,
 ) -> Iterator[Unread]:
+    """:param is_new: nothing was read before: the first change may be the first of all"""
     for change in changes:
         until = datetime.fromtimestamp(change.until / 1000, UTC)
         hours, clock = follow(change.hours, until), epoch * _EPOCH + change.sequence
-        yield Unread(hours.start, hours.stop, clock, clock, change.since, change.since)
+        first = min(clock, 1) if is_new else clock
+        yield Unread(hours.start, hours.stop, first, clock, change.since, change.since)
+
+
+def first_in_time(committed: datetime, max_lateness: timedelta | None) -> int:
+    """Return the first hour since 1970 that is computed because of rows committed at a time.
+
+    :param max_lateness: how long after an hour that is at most; None: for ever
+    """
+    if max_lateness is None or max_lateness == FOREVER:
+        return BEFORE_EVERYTHING
+    return int((committed - max_lateness).timestamp()) // 3600
+
+
+def _by_lateness(
+    changes: Iterable[Unread], limit: timedelta | None
+) -> tuple[list[Unread], list[Unread]]:
+    """Return the parts of changes that came too late, and the rest.
+
+    :param limit: how long after an hour its changes are computed; None: for ever
+    """
+    late, rest = list[Unread](), list[Unread]()
+    for change in changes:
+        first_hour = first_in_time(datetime.fromtimestamp(change.since / 1000, UTC), limit)
+        late += _within(Hours(BEFORE_EVERYTHING, first_hour), [change])
+        rest += _within(Hours(first_hour, sys.maxsize), [change])
+    return late, rest
 
 
 def _anywhere(source: Table, news: Changed, held: Iterable[Hours]) -> Iterator[Change]:

@@ -71,17 +71,6 @@ class Window:
             return Window(None, self.end)
         return Window(self.start - lookback, self.end)
 
-    def around(self, hours: int) -> Window:
-        """Return the part of a grid that begins in 1970 in which the window begins.
-
-        :param hours: between two lines of the grid
-        """
-        if self.start is None:
-            return self
-        step = timedelta(hours=hours)
-        begin = self.start - (self.start - _EPOCH) % step
-        return Window(begin, begin + step)
-
     def cut(self, hours: int, first: datetime | None = None) -> Iterator[Window]:
         """Yield the parts of the window in a grid that begins in 1970.
 

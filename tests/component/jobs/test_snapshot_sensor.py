@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 from memory_instance import memory_instance
 from pyiceberg.catalog.sql import SqlCatalog
@@ -109,12 +110,13 @@ class Fleet:
             raise ValueError(f"{table.name} cannot be registered")
         return [dg.AssetMaterialization(table.key(system)) for system in ("glue", "snowflake")]
 
-    def commit(self, *numbers: int, reported: bool = True) -> None:
+    def commit(self, *numbers: int, reported: bool = True, rows: int = 1) -> None:
         """Add a snapshot to the tables; ``reported``: the engine's status says so."""
         for number in numbers:
             spec = self.lake.topics[number]
             table = self.catalog.inner.load_table(spec.table_identifier(self.config))
-            table.append(table.schema().as_arrow().empty_table())
+            schema = table.schema().as_arrow()
+            table.append(pa.Table.from_pylist([{}] * rows, schema=schema))
             head = table.current_snapshot()
             assert head
             if reported:
@@ -191,6 +193,13 @@ def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
     events = fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
     assert events
     assert fleet.live(3) == [], "nothing has changed since"
+    fleet.commit(8, rows=0)
+    fleet.live(1)
+    key = dg.AssetKey(["iceberg", "t08"])
+    (observed,) = fleet.instance.fetch_observations(key, limit=9).records
+    assert observed.asset_observation
+    assert "0 rows in" in (observed.asset_observation.description or "")
+    assert len(fleet.instance.fetch_materializations(key, limit=9).records) == 1
 
 
 def test_tick_registers_what_changed_and_a_run_checks_it(

@@ -15,6 +15,7 @@ from memory_instance import memory_instance
 from pyiceberg.exceptions import ServerError
 
 from definitions import defs
+from topicberg.checks.check import computation_command
 from topicberg.deploy.platform import resources
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
@@ -470,7 +471,8 @@ def test_window_longer_than_what_the_source_keeps_is_refused(
     with pytest.raises(SpecError, match=message):
         derivation(lake.derived[0], lake)
     allowed = with_large_trades(hours and hours * 3_600_000, lookahead=timedelta(hours=2))
-    assert derivation(allowed.derived[0], allowed).lookahead == timedelta(hours=2)
+    (source,) = derivation(allowed.derived[0], allowed).sources
+    assert source.lookahead == timedelta(hours=2)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +486,8 @@ def test_window_longer_than_what_the_source_keeps_is_refused(
 )
 def test_window_that_the_source_keeps_is_allowed(days: int, arguments: dict[str, Any]) -> None:
     lake = with_large_trades(days * 86_400_000, **arguments)
-    assert derivation(lake.derived[0], lake).lookback == arguments.get("lookback")
+    (source,) = derivation(lake.derived[0], lake).sources
+    assert source.lookback == arguments.get("lookback")
 
 
 @pytest.mark.parametrize(
@@ -509,7 +512,55 @@ def test_daily_window_that_can_be_computed_is_allowed(days: int, arguments: dict
     table = derived_table(source="stock_trades", time_column="at", **arguments)(trades_of_day)
     plan = derivation(table, Lake(LAKE.config, (spec,), (table,)))
     assert plan.hours == 24
-    assert plan.kept == timedelta(days=days, hours=-23)
+    back = arguments.get("lookback", timedelta())
+    assert plan.kept == timedelta(days=days, hours=-23) - back
+
+
+def test_command_that_computes_a_published_table_publishes_it() -> None:
+    checked = {
+        table.name
+        for table in LAKE.tables
+        for check in table.checks(LAKE)
+        if check.name == "published"
+    }
+    assert checked == {spec.publishes for spec in LAKE.topics if spec.publishes}
+    command = computation_command("stock_total_trades", "", ["stock_total_trades"])
+    select = command.partition("--select '")[2].partition("'")[0]
+    graph = REPOSITORY.asset_graph
+    keys = dg.AssetSelection.from_coercible(select.split(",")).resolve(graph)
+    assert {key.to_user_string() for key in keys} == {
+        "iceberg/stock_total_trades",
+        "kafka/stock_total_trades",
+    }
+    # Otherwise `dagster asset materialize --partition-range` refuses an asset.
+    policies = {graph.get(key).backfill_policy for key in keys}
+    assert policies == {dg.BackfillPolicy.single_run()}
+
+
+def test_derivation_has_a_window_for_each_source() -> None:
+    def paid(trades: Any, users: Any) -> Any:
+        return trades
+
+    topics = {spec.name: spec for spec in LAKE.topics}
+    trades, users = topics["stock_trades"], topics["sample_data_users"]
+    users = users.model_copy(update={"derived_partitions": trades.derived_partitions})
+    arguments: dict[str, Any] = {"source": (trades.name, users.name), "time_column": "at"}
+    days = timedelta(days=2)
+    table = derived_table(**arguments, lookahead={users.name: days}, max_lateness=days)(paid)
+    lake = Lake(LAKE.config, (trades, users), (table,))
+    plan = derivation(table, lake)
+    assert [each.lookahead for each in plan.sources] == [None, days]
+    assert plan.reads_around
+    reached = {watch.origin.root.name: watch.lookahead for watch in watches(lake) if watch.derived}
+    assert reached == {trades.name: timedelta(), users.name: days}
+    for wrong, message in (
+        ({"lookahead": {"trades": days}}, "lookahead has trades, which is not in `source`"),
+        ({"lookback": {users.name: 5}}, f"lookback of {users.name} is 5"),
+        ({"lookahead": days, "max_lateness": timedelta(days=1)}, "max_lateness of 1 day, .* short"),
+        ({"max_lateness": timedelta(days=-1)}, "max_lateness is datetime.timedelta"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            derivation(derived_table(**{**arguments, **wrong})(paid), lake)
 
 
 @pytest.mark.parametrize(

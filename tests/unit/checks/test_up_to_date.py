@@ -61,12 +61,15 @@ class Pair:
             rows = [{"at": START + timedelta(hours=hour), "id": hour}]
             self.source.append(pa.Table.from_pylist(rows, schema=schema_to_pyarrow(SCHEMA)))
 
+    max_lateness: timedelta | None = None
+
     def begin(self, reach: timedelta = timedelta()) -> tuple[int | None, dict[str, Any]]:
         """What a run reads before it computes: the source's head, and what is unread of it."""
         if self.table is None:
             self.table = self.catalog.create_table(f"shop.totals{self.number}", SCHEMA)
         head = self.source.refresh().current_snapshot()
-        sources = {NAME: SourceTable(self.source, "at", reach)}
+        limit = self.max_lateness
+        sources = {NAME: SourceTable(self.source, "at", reach, max_lateness=limit)}
         return head.snapshot_id if head else None, unread(self.table.refresh(), "at", sources)
 
     def compute(
@@ -116,7 +119,7 @@ class Pair:
         found = check_up_to_date(
             self.table.refresh() if self.table else None,
             "at",
-            {NAME: SourceTable(self.source, "at", reach)},
+            {NAME: SourceTable(self.source, "at", reach, max_lateness=self.max_lateness)},
             allowed,
             datetime.now(UTC) + timedelta(minutes=minutes),
             self.before if remember else None,
@@ -418,6 +421,42 @@ def test_shorter_retention_for_a_while_forgets_no_unread_hours(pair: Pair) -> No
     assert pair.check(60, first_hour=limit).passed
     assert not pair.check(60).passed
     assert pair.asked == ["01"]
+
+
+def test_rows_past_a_retention_are_counted(pair: Pair) -> None:
+    pair.arrive(1, 1, 2, 9)
+    pair.compute(9, 9)
+    pair.arrive(2)
+    limit = FIRST + 9
+    found = pair.check(60, first_hour=limit)
+    assert found.passed
+    assert found.facts["late_rows"] == 4
+    assert f"(up to 4 rows of {NAME})" in found.what
+    pair.compute(2, 2)
+    assert pair.check(60, first_hour=limit).facts["late_rows"] == 2
+    pair.compute(1, 2)
+    assert pair.check(60, first_hour=limit).facts["late_rows"] == 0
+
+
+def test_rows_that_come_later_than_the_limit_are_counted_and_not_computed(pair: Pair) -> None:
+    old = (datetime.now(UTC) - START) // timedelta(hours=1)
+    pair.max_lateness = timedelta(hours=48)
+    pair.arrive(0, old)
+    pair.check()  # a table that is new computes everything
+    assert pair.asked == ["00", f"{old:02}"]
+    pair.compute(0, old)
+    pair.arrive(3, 3, old - 49, old - 47, old)
+    assert not pair.check(60).passed
+    assert pair.asked == [f"{old - 47:02}", f"{old:02}"]
+    pair.compute(old - 47, old)
+    found = pair.check(60)
+    assert found.passed
+    assert found.facts["late_rows"] == 3
+    assert "rows that came later than its `max_lateness` (up to 3 rows" in found.what
+    pair.expire(pair.source, 1)
+    assert pair.check(60).facts["late_rows"] == 3
+    pair.compute(3, 3)  # a user requested it
+    assert pair.check(60).facts["late_rows"] == 1
 
 
 def test_an_upsert_view(pair: Pair) -> None:

@@ -32,11 +32,10 @@ def test_misplaced_row_names_what_was_found_expected_and_needed(
 ) -> None:
     unused: Any = None
     plan = Derivation(
-        (Source(("shop", "o"), "at"),),
+        (Source(("shop", "o"), "at", lookahead=HOUR),),
         ("shop", "t"),
         unused,
         "ts",
-        lookahead=HOUR,
         first=START,
     )
     """``number``: of the partition; 0 with everything before it, None what is before it alone."""
@@ -48,3 +47,14 @@ def test_misplaced_row_names_what_was_found_expected_and_needed(
     error = misplaced(plan, *refused.groups())
     assert expected in error.message
     assert hint in (error.hint or "")
+
+
+def test_misplaced_row_of_one_source_names_what_that_source_needs() -> None:
+    unused: Any = None
+    orders, refunds = Source(("shop", "o"), "at"), Source(("shop", "r"), "at", lookahead=5 * HOUR)
+    plan = Derivation((orders, refunds), ("shop", "t"), unused, "ts", first=START)
+    partition = str(Window(START + HOUR, START + 2 * HOUR))
+    error = misplaced(plan, partition, "2026-01-01 04:30:00", "shop.o")
+    assert "for the rows 2026-01-01 06:00 to 2026-01-01 07:00 of shop.o" in error.message
+    assert "expected is a time from 2026-01-01 06:00 to before 2026-01-01 07:00" in error.message
+    assert "earlier it may be for shop.o: `lookahead=timedelta(hours=3)`" in (error.hint or "")

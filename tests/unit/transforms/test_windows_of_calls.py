@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from math import ceil, floor
 from typing import Any
 
 import hypothesis.strategies as st
@@ -17,6 +19,7 @@ from topicberg.transforms.windows import FOREVER, Window, reached
 START = datetime(2026, 1, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 DURATIONS = st.sampled_from([None, timedelta(minutes=5), HOUR, 5 * HOUR, 30 * HOUR, FOREVER])
+MINUTES = st.integers(-300, 5100)
 CUTS = st.sets(st.integers(1, 79), max_size=8)
 
 
@@ -24,12 +27,10 @@ def plan(lookback: timedelta | None, lookahead: timedelta | None, width: int) ->
     start = START if width == 1 else START.replace(hour=0)
     unused: Any = None
     return Derivation(
-        sources=(Source(("shop", "orders"), "at"),),
+        sources=(Source(("shop", "orders"), "at", lookback=lookback, lookahead=lookahead),),
         target=("shop", "totals"),
         transform=unused,
         target_time="at",
-        lookback=lookback,
-        lookahead=lookahead,
         partitioned_by="hour" if width == 1 else "day",
         first=start,
     )
@@ -44,11 +45,12 @@ def window(derivation: Derivation, first: int, stop: int) -> Window:
 
 def reads(derivation: Derivation, runs: list[tuple[int, int]]) -> dict[Window, Window | None]:
     """Return partition → what the function reads for it, over all runs."""
+    (source,) = derivation.sources
     return {
-        partition: call.read
+        partition: derivation.read(source, call)
         for run in runs
         for call in derivation.calls(window(derivation, *run))
-        for partition in call.window.cut(derivation.hours, derivation.first)
+        for partition in call.cut(derivation.hours, derivation.first)
     }
 
 
@@ -66,10 +68,12 @@ def test_calls_of_any_runs_read_the_same_for_a_partition(
         if read is None:
             assert FOREVER in (lookback, lookahead)
             continue
-        assert read.end >= partition.end + (lookahead or timedelta())
+        source = derivation.sources[0]
+        assert read.end == partition.end + derivation.ahead(source)
+        assert derivation.ahead(source) >= (lookahead or timedelta())
         if read.start is not None:
             assert partition.start is not None
-            assert read.start <= partition.start - (lookback or timedelta())
+            assert read.start == partition.start - derivation.back(source)
 
 
 @given(DURATIONS, DURATIONS, st.sampled_from([1, 24]), st.integers(0, 20), st.data())
@@ -88,12 +92,13 @@ def test_rows_where_they_may_be_are_in_partitions_that_are_computed_again(
         st.sampled_from([*derivation.partitions(window(derivation, number, number + 1))])
     )
     row = (source.start or first) + data.draw(st.floats(-80, 80)) * HOUR
-    allowed = derivation.placed(source)
+    allowed = derivation.placed(source, derivation.sources)
     if not (row < allowed.end and (allowed.start is None or row >= allowed.start)):
         return
     stop = source.hours.stop
     hour = stop - data.draw(st.integers(1, width if source.start else 1000))
-    later, earlier = derivation.reach(derivation.sources[0]), derivation.ahead
+    orders = derivation.sources[0]
+    later, earlier = derivation.reach(orders), derivation.ahead(orders)
     hours = reached(Hours(hour, hour + 1), later, first + 1000 * HOUR, earlier)
     place = max(0, (row - first) // (width * HOUR))
     partition = window(derivation, place, place + 1)
@@ -103,6 +108,71 @@ def test_rows_where_they_may_be_are_in_partitions_that_are_computed_again(
     if read is not None:
         assert read.start is None or read.start <= (source.start or first)
         assert source.end <= read.end
+
+
+@given(
+    st.lists(st.tuples(DURATIONS, DURATIONS), min_size=3, max_size=3),
+    st.lists(st.lists(MINUTES.map(lambda m: m / 60), max_size=8), min_size=3, max_size=3),
+    CUTS,
+    st.integers(0, 60),
+)
+def test_partners_of_each_row_depend_neither_on_runs_nor_on_the_place_in_time(
+    durations: list[tuple[timedelta | None, timedelta | None]],
+    times: list[list[float]],
+    cuts: set[int],
+    shift: int,
+) -> None:
+    """Each row of orders has as partners what its own partition reads of the other sources."""
+    unused: Any = None
+    derivation = Derivation(
+        sources=tuple(
+            Source(("shop", name), "at", lookback=back, lookahead=ahead)
+            for name, (back, ahead) in zip(
+                ("orders", "payments", "refunds"), durations, strict=True
+            )
+        ),
+        target=("shop", "orders_paid"),
+        transform=unused,
+        target_time="at",
+        first=START,
+    )
+
+    def table(moved: int, runs: list[tuple[int, int]]) -> set[tuple[float, int, tuple[float, ...]]]:
+        """Return order → all rows of the others that the function gets beside it."""
+        plan = replace(derivation, first=START + moved * HOUR)
+
+        def rows(number: int, read: Window | None) -> list[float]:
+            def is_read(at: datetime) -> bool:
+                return not read or (at < read.end and (read.start is None or read.start <= at))
+
+            moments = ((hours, START + (hours + moved) * HOUR) for hours in times[number])
+            return [hours for hours, at in moments if is_read(at)]
+
+        rows_of_runs = set()
+        for run in runs:
+            for call in plan.calls(window(plan, *run)):
+                orders, *others = (
+                    rows(number, plan.read(source, call))
+                    for number, source in enumerate(plan.sources)
+                )
+                of_call = set(rows(0, call)) & set(orders)
+                rows_of_runs |= {
+                    (order, number, tuple(partners))
+                    for order in of_call
+                    for number, partners in enumerate(others)
+                }
+        return rows_of_runs
+
+    whole = table(0, [(0, 80)])
+    assert table(0, [*pairwise([0, *sorted(cuts), 80])]) == whole
+    assert table(shift, [(0, 80)]) == whole
+    for order, number, partners in whole:
+        back, ahead = durations[number + 1]
+        if FOREVER in (back, ahead) or order < 1:
+            continue
+        start = floor(order) - ceil((back or timedelta()) / HOUR)
+        end = floor(order) + 1 + ceil((ahead or timedelta()) / HOUR)
+        assert [*partners] == [at for at in times[number + 1] if start <= at < end]
 
 
 @pytest.mark.parametrize(

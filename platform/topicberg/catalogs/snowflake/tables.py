@@ -118,6 +118,19 @@ def sync(
     return _read(connection, path)
 
 
+def drop(
+    connection: SnowflakeConnection, config: Settings, table: str, glue: tuple[str, str]
+) -> None:
+    """Drop the Iceberg table, but no file; a linked database drops it by itself.
+
+    :param table: its name in Snowflake
+    :param glue: database and table in Glue
+    """
+    path = find_table_path(connection, config, table, glue)
+    if not path.is_linked:
+        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
+
+
 def _refused(connection: SnowflakeConnection, statement: str) -> ProgrammingError | None:
     """Run a statement; return the error if Snowflake refuses it."""
     from snowflake.connector.errors import ProgrammingError

@@ -7,13 +7,9 @@ analyzes what each function returns. Nothing is read, and nothing is written.
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
-
-from pyspark.sql.pandas.types import from_arrow_schema
+from typing import TYPE_CHECKING
 
 from topicberg.errors import SpecError, TopicbergError, line_in
-from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
-from topicberg.formats.table import FORMATS
 from topicberg.orchestration.assets.derived import (
     DerivedTable,
     derivation,
@@ -22,17 +18,14 @@ from topicberg.orchestration.assets.derived import (
 )
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
-from topicberg.settings import Settings
-from topicberg.tableflow.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec
-from topicberg.topics.schema import Part, read_schema
+from topicberg.topics.schema import read_schema
+from topicberg.transforms.topic_columns import topic_columns
 from topicberg.wording import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from topicberg.formats.subjects import SubjectReader
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 LINEAGE_HINT = "correct `lineage={…}`: column of the result → columns of the sources"
@@ -73,7 +66,7 @@ def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
         try:
             for name in names:
                 if name not in schemas:
-                    schemas[name] = _topic_columns(lake, name)
+                    schemas[name] = topic_columns(lake.ingested[name].root, lake.config)
             derivation(derived, lake)  # its declarations, and that its source can be read
             schema = _columns(lake, derived, schemas, spark)
         except TopicbergError as error:
@@ -109,40 +102,6 @@ def _in_order(lake: Lake) -> list[DerivedTable]:
     for derived in lake.derived:
         add(derived)
     return list(ordered.values())
-
-
-class _KnownSchemas:
-    """Reads the schemas of a topic that are known here, as the engine reads those of registries."""
-
-    def __init__(self, spec: TopicSpec, config: Settings) -> None:
-        self._spec, self._config = spec, config
-
-    def read(self, name: str) -> Subject:
-        """:raises SpecError: the schema is in a registry, and was not read from there yet"""
-        part: Part = "value" if name == self._spec.subject("value") else "key"
-        if (known := self._spec.known_schema(part, self._config)) is None:
-            raise SpecError(
-                f"topic {self._spec.name}: its schema {name} is not known yet",
-                hint="run `topicberg topics validate`, which reads it from the registry",
-            )
-        kind = FORMATS[self._spec.section(part).format].schema_type
-        schema = RegisteredSchema(0, kind, known.text)
-        return Subject(name, {0: schema}, schema)
-
-    def version(self, name: str, _: int | None) -> RegisteredSchema:
-        return self.read(name).latest
-
-
-def _topic_columns(lake: Lake, name: str) -> "StructType":
-    """The columns of a topic's table, or of its history, as its known schemas make them."""
-    spec = lake.ingested[name].root
-    known = cast("SubjectReader", _KnownSchemas(spec, lake.config))
-    readers = SchemaReaders(known, lambda: known)
-    schema = table_schema(spec, read_layout(spec, readers, lake.config))
-    columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)
-    for column, field in zip(columns, schema.fields, strict=True):
-        column.metadata = {"comment": field.doc} if field.doc else {}
-    return columns
 
 
 def _columns(

@@ -47,7 +47,7 @@ from topicberg.orchestration.assets.partitions import (
 )
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
-from topicberg.orchestration.assets.tables import LakeTable, freshness
+from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
@@ -76,7 +76,10 @@ MAX_RETENTION_MS = 10**12
 """Some 30 years: a longer retention is "for ever" (such as 2**63 - 1)."""
 NO_RULES = Rules()
 Lineage = Mapping[str, tuple[str, ...]]
-Lookback = timedelta | Callable[[Any], timedelta]
+Duration = timedelta | Callable[[Any], timedelta]
+PerSource = timedelta | Mapping[str, timedelta]
+"""Of all sources, or by their names; others are read in the window only."""
+Lookback = PerSource | Callable[[Any], PerSource]
 DataCheck = Callable[..., dg.AssetCheckResult]
 """Rows of the table in, a finding out; its name and its docstring are the check's."""
 Chart = Callable[..., Any]
@@ -127,6 +130,7 @@ class DerivedTable:
     lookups: tuple[str, ...] = ()
     lookback: Lookback | None = None
     lookahead: Lookback | None = None
+    max_lateness: Duration | None = None
     parameters: type[BaseModel] | None = None
     rules: Rules = NO_RULES
     checks: tuple[DataCheck, ...] = ()
@@ -142,11 +146,16 @@ class DerivedTable:
             (NAME.fullmatch(self.name), "the name has other characters than a-z, 0-9 and _"),
             *(
                 (
-                    given is None or isinstance(given, timedelta | Callable),
-                    f"{name} is {given!r}: use a timedelta, FOREVER or a function of the "
-                    "parameters",
+                    given is None or isinstance(given, timedelta | Callable | Mapping),
+                    f"{name} is {given!r}: use a timedelta, FOREVER, a dict of these by source or "
+                    "a function of the parameters",
                 )
                 for name, given in (("lookback", self.lookback), ("lookahead", self.lookahead))
+            ),
+            (
+                self.max_lateness is None or isinstance(self.max_lateness, timedelta | Callable),
+                f"max_lateness is {self.max_lateness!r}: use a timedelta or a function of the "
+                "parameters",
             ),
             (
                 model is None or (inspect.isclass(model) and issubclass(model, BaseModel)),
@@ -196,24 +205,47 @@ class DerivedTable:
         """Whether it follows from other windows of its sources as well."""
         return self.lookback is not None or self.lookahead is not None
 
-    def lookback_of(self, root: TopicSpec) -> timedelta | None:
+    def lookback_of(self, root: TopicSpec) -> PerSource | None:
         """How far before a window its sources are read."""
-        return self._duration("lookback", self.lookback, root)
+        return self._per_source("lookback", self.lookback, root)
 
-    def lookahead_of(self, root: TopicSpec) -> timedelta | None:
+    def lookahead_of(self, root: TopicSpec) -> PerSource | None:
         """How far after a window its sources are read."""
-        return self._duration("lookahead", self.lookahead, root)
+        return self._per_source("lookahead", self.lookahead, root)
 
-    def _duration(self, name: str, given: Lookback | None, root: TopicSpec) -> timedelta | None:
+    def max_lateness_of(self, root: TopicSpec) -> timedelta | None:
+        """How long after a time its rows are still computed when they arrive."""
+        return self._duration("max_lateness", self._value(self.max_lateness, root))
+
+    def _value(self, given: Any, root: TopicSpec) -> Any:
+        return given(self.parameters_of(root)) if callable(given) else given
+
+    def _per_source(self, name: str, given: Lookback | None, root: TopicSpec) -> PerSource | None:
+        """:raises SpecError: a duration is none, or of no source"""
+        declared = self._value(given, root)
+        if not isinstance(declared, Mapping):
+            return self._duration(name, declared)
+        if unknown := sorted(declared.keys() - {*self.sources}):
+            raise SpecError(
+                f"{self.file}: derived table {self.name}: {name} has {', '.join(unknown)}, which "
+                f"{'is' if len(unknown) == 1 else 'are'} not in `source`",
+                hint=f"use the names of its sources: {', '.join(self.sources)}",
+            )
+        durations = {
+            source: self._duration(f"{name} of {source}", declared[source])
+            for source in sorted(declared)
+        }
+        return {source: each for source, each in durations.items() if each is not None}
+
+    def _duration(self, name: str, duration: Any) -> timedelta | None:
         """:raises SpecError: it is not a duration"""
-        duration = given(self.parameters_of(root)) if callable(given) else given
         if duration is None or duration == FOREVER:
             return duration
         if not isinstance(duration, timedelta) or not timedelta() <= duration <= LONGEST:
             raise SpecError(
                 f"{self.file}: derived table {self.name}: {name} is {duration!r}; expected is a "
                 f"timedelta from 0 to {LONGEST.days:,} days, or FOREVER",
-                hint=f"correct `{name}=…` of `@derived_table`",
+                hint=f"correct `{name.partition(' ')[0]}=…` of `@derived_table`",
             )
         return duration
 
@@ -225,6 +257,7 @@ def derived_table(
     lookups: tuple[str, ...] = (),
     lookback: Lookback | None = None,
     lookahead: Lookback | None = None,
+    max_lateness: Duration | None = None,
     parameters: type[BaseModel] | None = None,
     rules: Rules = NO_RULES,
     checks: tuple[DataCheck, ...] = (),
@@ -245,6 +278,9 @@ def derived_table(
         out. With ``parameters``, a function of them.
     :param lookahead: the same after the window: rows of the sources become rows that are at most so
         much earlier. :data:`FOREVER`: the sources are read as a whole.
+    :param max_lateness: rows that a source got longer after an hour than this do not cause it to be
+        computed again; the check ``up_to_date`` counts them. With ``parameters``, a function of
+        them.
     :param parameters: a model whose values stand in the source's spec under
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
     :param rules: what holds for its rows, as under ``checks`` in a topic's spec
@@ -267,6 +303,7 @@ def derived_table(
             lookups=lookups,
             lookback=lookback,
             lookahead=lookahead,
+            max_lateness=max_lateness,
             parameters=parameters,
             rules=rules,
             checks=checks,
@@ -287,16 +324,19 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     root = lake.root(derived)
     partitions = time_partitions(root)
     parameters = derived.parameters_of(root)
+    back, ahead = derived.lookback_of(root), derived.lookahead_of(root)
     plan = Derivation(
         sources=(
-            *(_source(name, lake, whole=False) for name in derived.sources),
-            *(_source(name, lake, whole=True) for name in derived.lookups),
+            *(
+                replace(_source(name, lake), lookback=_of(back, name), lookahead=_of(ahead, name))
+                for name in derived.sources
+            ),
+            *(replace(_source(name, lake), whole=True) for name in derived.lookups),
         ),
         target=lake.table(derived).identifier,
         transform=with_parameters(derived.transform, parameters),
         target_time=derived.time_column,
-        lookback=derived.lookback_of(root),
-        lookahead=derived.lookahead_of(root),
+        max_lateness=derived.max_lateness_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
         first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
@@ -307,28 +347,44 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     return plan
 
 
+def _of(declared: PerSource | None, source: str) -> timedelta | None:
+    """Return the duration of a source."""
+    return declared.get(source) if isinstance(declared, Mapping) else declared
+
+
 def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
     """Check that a window can be computed while the sources still have the rows that it needs.
 
+    Also that rows that arrive as late as the lookahead says are computed.
+
     :raises SpecError: it cannot, whenever it is computed
     """
-    around = {
-        name: duration
-        for name, duration in (("lookback", plan.lookback), ("lookahead", plan.lookahead))
-        if duration
-    }
-    kept = [each.kept for each in plan.sources if each.kept is not None and not each.whole]
-    if not kept or not around:
-        return
-    needed = FOREVER if FOREVER in around.values() else sum(around.values(), start=RETENTION_MARGIN)
-    if needed >= min(kept):
-        names = " and ".join(around)
+    ahead = max((each.lookahead or timedelta() for each in plan.windowed), default=timedelta())
+    for each in plan.windowed:
+        around = {
+            name: duration
+            for name, duration in (("lookback", each.lookback), ("lookahead", ahead))
+            if duration
+        }
+        if each.kept is None or not around:
+            continue
+        is_forever = FOREVER in around.values()
+        needed = FOREVER if is_forever else sum(around.values(), start=RETENTION_MARGIN)
+        if needed >= each.kept:
+            names = " and ".join(around)
+            raise SpecError(
+                f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
+                f"{each.kept}; with its {names}, a window needs them "
+                + ("for ever" if is_forever else f"for longer than {needed}"),
+                hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
+                + " or ".join(f"`{name}`" for name in around),
+            )
+    if plan.max_lateness is not None and plan.max_lateness < ahead != FOREVER:
         raise SpecError(
-            f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
-            f"{min(kept)}; with its {names}, a window needs them "
-            + ("for ever" if needed == FOREVER else f"for longer than {needed}"),
-            hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
-            + " or ".join(f"`{name}`" for name in around),
+            f"{derived.file}: derived table {derived.name}: its max_lateness of "
+            f"{plan.max_lateness} is shorter than its lookahead of {ahead}: rows that the "
+            "lookahead reads would come too late",
+            hint="declare a longer `max_lateness`, or a shorter `lookahead`",
         )
 
 
@@ -341,7 +397,7 @@ def _read_version(derived: DerivedTable, lake: "Lake") -> str:
     return hashlib.sha256(times.encode()).hexdigest()[:6]
 
 
-def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
+def _source(name: str, lake: "Lake") -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
     kept = ingested.retention_ms if ingested else None
     retention = None
@@ -353,7 +409,7 @@ def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
         limit = timedelta(hours=rule.max_ahead_hours or 0) if rule else timedelta()
         # A longer limit keeps out wrong clocks: most times are not so far ahead.
         ahead = limit if limit < retention / 2 else ahead
-    return Source(origin.identifier, origin.time, whole=whole, kept=retention, ahead=ahead)
+    return Source(origin.identifier, origin.time, kept=retention, ahead=ahead)
 
 
 def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
@@ -378,7 +434,6 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         owners=list(table.owners),
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
-        freshness_policy=freshness(lake.root(derived)),
         pool="spark",
         description=f"Iceberg table `{'.'.join(table.identifier)}`, computed by PySpark from "
         f"{names}.\n\n{derived.description}\n\nA run replaces exactly its partitions. A sensor "

@@ -288,13 +288,23 @@ class Lake:
             )
 
     def _check_published(self) -> None:
-        for spec in self.topics:
-            if spec.publishes and spec.publishes not in self.derived_by_name:
-                there = ", ".join(sorted(self.derived_by_name))
-                raise SpecError(
-                    f"topic {spec.name} publishes {spec.publishes!r}, which is not a derived table",
-                    hint=f"derived tables: {there or 'none'}",
-                )
+        for error in without_table(self.topics, self.derived_by_name):
+            raise error
+
+
+def without_table(topics: Iterable[TopicSpec], derived: Iterable[str]) -> Iterator[SpecError]:
+    """Yield the errors of topics that publish a table that does not exist.
+
+    :param derived: the names of the derived tables
+    """
+    names = sorted(derived)
+    for spec in topics:
+        if spec.publishes and spec.publishes not in names:
+            yield SpecError(
+                f"topic {spec.name} publishes {spec.publishes!r}, which is not a derived table"
+                f"{suggestion(spec.publishes, names)}",
+                hint=f"derived tables: {', '.join(names) or 'none'}",
+            )
 
 
 def find_derived(config: Settings | None = None) -> list[DerivedTable]:

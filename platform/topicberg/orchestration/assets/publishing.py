@@ -30,6 +30,8 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         group_name=table.group,
         kinds={"kafka", spec.value_schema.format},
         owners=list(spec.owners or table.owners),
+        # Dagster's command line runs a range of its table only together with assets that have this.
+        backfill_policy=dg.BackfillPolicy.single_run(),
         pool="publish",
         op_tags=priority(-1),  # after the tables
         description=f"Kafka topic `{spec.name}` ({compacted}, subject `{spec.value_subject}`) of "

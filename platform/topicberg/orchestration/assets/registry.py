@@ -13,7 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from topicberg.checks.check import TableCheck
-from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, view_check
+from topicberg.checks.derived import (
+    ALLOWED_MINUTES,
+    derived_check,
+    published_check,
+    view_check,
+)
 from topicberg.checks.rules import rule_checks
 from topicberg.checks.table import (
     equality_deletes_check,
@@ -323,13 +328,17 @@ class ComputedTable(Table):
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
+        topics = {spec.name: spec.asset_name for spec in lake.published(self.derived)}
         yield derived_check(
             self.name,
             (*self.derived.sources, *self.derived.lookups),
             self._allowed_minutes,
             lake.plan_of(self.name),
             partial(partition_keys, time_partitions(self.root)),
+            [*topics.values()],
         )
+        if topics:
+            yield published_check(self.name, topics, self._allowed_minutes)
         yield from self._row_checks(self.derived.rules, None, defined_in)
 
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import dagster as dg
 
@@ -39,16 +39,6 @@ class LakeTable(CheckedTable):
 def kafka_key(spec: TopicSpec) -> dg.AssetKey:
     """The topic itself."""
     return dg.AssetKey(["kafka", spec.asset_name])
-
-
-def freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:
-    """What the topic's spec demands of its table, and of what is derived from it."""
-    if spec.freshness is None:
-        return None
-    return dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(minutes=spec.freshness.fail_minutes),
-        warn_window=timedelta(minutes=spec.freshness.warn_minutes),
-    )
 
 
 def operation_name(key: dg.AssetKey) -> str:

@@ -9,7 +9,7 @@ from topicberg import kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.orchestration.assets.metadata import copied_columns, documentation, table_metadata
 from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.tables import LakeTable, freshness, kafka_key
+from topicberg.orchestration.assets.tables import LakeTable, kafka_key
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings.emr import emr_settings
 from topicberg.tableflow.history import ingest_history
@@ -95,7 +95,6 @@ def topic_spec(spec: TopicSpec, table: LakeTable) -> dg.AssetSpec:
         group_name=table.group,
         kinds={"iceberg", "spark"},
         owners=list(table.owners),
-        freshness_policy=freshness(spec),
         description=f"Iceberg table `{'.'.join(table.identifier)}` of the topic. Tableflow writes "
         f"it.\n\n{spec.description}\n\nIts sensor reports every snapshot. A materialization waits "
         "until the table has the records that the topic had at the start.\n\n"

@@ -15,8 +15,8 @@ from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
-from topicberg.iceberg.hours import Hours
-from topicberg.iceberg.snapshots import affected_hours, changes_since, report
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.snapshots import affected_hours, changes_rows, changes_since, report
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets.metadata import (
     column_schema,
@@ -99,10 +99,12 @@ def _look(
     """Take note of everything that happened to ``main`` since the cursor."""
     begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
 
-    def affected(snapshot: Snapshot) -> Iterator[Hours]:
+    def affected(snapshot: Snapshot, first: int = BEFORE_EVERYTHING) -> Iterator[Hours]:
         if watch.derived:
             for hours in affected_hours(iceberg, snapshot, watch.time):
-                yield watch.reached(hours, datetime.now(UTC))
+                reached = watch.reached(hours, datetime.now(UTC))
+                if in_time := Hours(max(reached.start, first), reached.stop):
+                    yield in_time
 
     seen = cursor.seen
     if seen and seen.table == uuid:
@@ -120,8 +122,9 @@ def _look(
     for snapshot in new[:BATCH]:
         if watch.reported:
             gap = unknown and not events
-            events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
-        hours = affected(snapshot) if _number(snapshot) > cursor.ahead else ()
+            events.append(_event(watch.origin, iceberg, snapshot, gap=gap))
+        first = watch.first_in_time(datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
+        hours = affected(snapshot, first) if _number(snapshot) > cursor.ahead else ()
         cursor = observe(cursor, Mark.of(iceberg, snapshot), hours)
         if time.monotonic() - begun > BATCH_SECONDS:
             break
@@ -173,13 +176,18 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
             yield from (Hours(each.start, each.stop) for each in known)
 
 
-def _materialization(
+def _event(
     origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
-) -> AssetMaterialization:
+) -> AssetMaterialization | AssetObservation:
+    """Return the report of a snapshot: of one that leaves the rows as they are, no materialization.
+
+    What Dagster derives from materializations would take a table for fresh after maintenance.
+    """
     lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
     schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
-    return AssetMaterialization(
+    report_as = AssetMaterialization if changes_rows(snapshot) else AssetObservation
+    return report_as(
         asset_key=origin.key("iceberg"),
         description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
         f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",

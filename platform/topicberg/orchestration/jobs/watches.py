@@ -70,18 +70,27 @@ class TableWatch:
         moved = {table.name for table in self.pointers}
         return tuple(key for key in self.registrations if key.path[-1] not in moved)
 
+    @property
+    def _direct(self) -> list[Derivation]:
+        """How those of the tables are computed that read this one."""
+        return [
+            plan
+            for plan in self.plans
+            if any(source.table == self.origin.identifier for source in plan.sources)
+        ]
+
     def first_hour(self, now: datetime) -> int:
         """Return the first hour that may be computed again for some of the tables.
 
         A run computes it only for these. Tables that are derived from these have no limit of their
         own, and change only where these do.
         """
-        direct = (
-            plan
-            for plan in self.plans
-            if any(source.table == self.origin.identifier for source in plan.sources)
-        )
-        return min((plan.first_hour(now) for plan in direct), default=BEFORE_EVERYTHING)
+        return min((plan.first_hour(now) for plan in self._direct), default=BEFORE_EVERYTHING)
+
+    def first_in_time(self, committed: datetime) -> int:
+        """Return the first hour that is computed because of rows that were committed at a time."""
+        limits = [plan.first_in_time(committed) for plan in self._direct]
+        return min(limits, default=BEFORE_EVERYTHING)
 
 
 def watches(lake: Lake) -> Iterator[TableWatch]:
@@ -127,7 +136,10 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
         around = dict[str, tuple[str, timedelta, timedelta]]()
         if derived.reads_around:
             plan = lake.plan_of(derived.name)
-            around = dict.fromkeys(derived.sources, (why, plan.back, plan.ahead))
+            around = {
+                name: (why, plan.back(each), plan.ahead(each))
+                for name, each in zip(derived.sources, plan.windowed, strict=True)
+            }
         # A row of a lookup may count for any time: all that came after it. A lookup may be a source
         # as well, which has its lookahead.
         for lookup in derived.lookups:
