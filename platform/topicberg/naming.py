@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topicberg.settings.deployed import deployment_parameter
+
 DEFAULT_PREFIX = "tableflow_kickstarter"
 
 
@@ -90,6 +92,11 @@ class Names:
     @property
     def lock(self) -> str:
         return f"/topicberg/{self.prefix}/deploy-lock"
+
+    @property
+    def deployment(self) -> str:
+        """Parameter with what only the deployment's accounts know."""
+        return deployment_parameter(self.prefix)
 
     @property
     def record(self) -> str:

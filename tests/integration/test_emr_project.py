@@ -1,6 +1,7 @@
 """A project of one's own on EMR Serverless: its code arrives as the archive that `deploy` uploads.
 
-The job runs in a Python without packages, on PySpark's own archives, as in AWS's image.
+The job runs in a Python without packages, on PySpark's own archives, as in AWS's image, with the
+properties that `deploy` sends: only files of the image and of S3 are elsewhere.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from emr_service import APPLICATION, ROLE, EmrServerless, serving
+from emr_service import EmrServerless, deployed, in_image, serving
 from pyspark import cloudpickle
 from python_project import write_project
 from test_emr_job import START, Submitted, WithEmr, submit
 
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.deploy.aws import archive
+from topicberg.deploy.aws.bucket import CODE
+from topicberg.deploy.aws.emr import PYTHON
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.lake import Lake, find_derived
@@ -29,7 +32,6 @@ from topicberg.orchestration.resources import lakehouse
 from topicberg.settings import Settings, settings
 from topicberg.testing import create_table, spark_session, topic_frame
 from topicberg.topics import load_topics
-from topicberg_local import jars
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -51,32 +53,26 @@ def service(
     with archive.built(own_project.project_root) as packed, tarfile.open(packed) as tar:
         tar.extractall(place, filter="data")
 
+    entry = tmp_path / archive.ENTRY_POINT
+    entry.write_text(archive.entry_point())
+    uploaded = f"s3://{own_project.bucket}/{CODE}1a2b"
+    archives = f"--conf spark.archives={uploaded}/{archive.ARCHIVE}#{archive.UNPACKED}"
+    places = {
+        f"{uploaded}/{archive.ENTRY_POINT}": str(entry),
+        PYTHON: f"{sys.base_prefix}/bin/python3",
+        archives: "",  # the service unpacks it into the folder of a job
+    }
+
     def execute(request: dict[str, Any]) -> Submitted:
         folder = tmp_path / f"job{len(jobs)}"
         folder.mkdir()
         (folder / archive.UNPACKED).symlink_to(place)
-        jobs.append(submit(request, stack, folder))
+        jobs.append(submit(in_image(request, places), stack, folder))
         return jobs[-1]
 
-    entry = tmp_path / archive.ENTRY_POINT
-    entry.write_text(archive.entry_point())
-    python = f"{sys.base_prefix}/bin/python3"
-    properties = {
-        "spark.jars": ",".join(map(str, jars.class_path("spark"))),
-        "spark.emr-serverless.driverEnv.PYSPARK_PYTHON": python,
-        "spark.emr-serverless.driverEnv.PYSPARK_DRIVER_PYTHON": python,
-        "spark.executorEnv.PYSPARK_PYTHON": python,
-        "spark.executorEnv.PYTHONPATH": archive.python_path("."),
-    }
     with serving(execute) as opened:
-        for name, text in {
-            "APPLICATION_ID": APPLICATION,
-            "EXECUTION_ROLE_ARN": ROLE,
-            "ENTRY_POINT": str(entry),
-            "LOG_URI": f"s3://{own_project.bucket}/emr/",
-            "SPARK_SUBMIT_PARAMETERS": " ".join(f"--conf {k}={v}" for k, v in properties.items()),
-        }.items():
-            monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
+        for name, text in deployed(own_project, "1a2b").items():
+            monkeypatch.setenv(name, text)
         elsewhere = WithEmr(**dict(stack), emr=opened.url)
         monkeypatch.setattr(lakehouse, "connect", lambda: elsewhere)
         try:

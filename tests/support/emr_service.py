@@ -1,7 +1,9 @@
 """A small EMR Serverless over HTTP, as strict as botocore's own description of the service.
 
 It has what ``PipesEMRServerlessClient`` asks for, and keeps objects as S3 does, for what job runs
-say through Pipes. What a job run does is the test's to say.
+say through Pipes. What a job run does is the test's to say. As in the images of releases with
+Spark 4, Iceberg is on the default class path, and a jar that the request names and the image does
+not have fails the job run.
 """
 
 from __future__ import annotations
@@ -14,11 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from botocore.model import OperationModel
 
+from topicberg.deploy.aws import emr
+from topicberg.deploy.resource import Live
+from topicberg.settings import Settings
 from topicberg_local.emulators.aws.shapes import check, routes, service
 
 APPLICATION = "00fm4oe0607u5a1d"
@@ -97,8 +104,10 @@ class EmrServerless:
     def _start_job_run(self, applicationId: str, **request: Any) -> dict[str, Any]:
         if applicationId != APPLICATION:
             raise RefusedError(404, "ResourceNotFoundException", "no such application")
-        run = f"00job{len(self._jobs)}"
-        self._jobs[run] = self.execute(request), request
+        run, missing = f"00job{len(self._jobs)}", missing_jars(request)
+        failed = ("FAILED", f"java.nio.file.NoSuchFileException: {', '.join(missing)}")
+        job = Scripted([("RUNNING", ""), failed]) if missing else self.execute(request)
+        self._jobs[run] = job, request
         return {"applicationId": APPLICATION, "jobRunId": run, "arn": arn(run)}
 
     def _get_job_run(self, applicationId: str, jobRunId: str) -> dict[str, Any]:
@@ -130,11 +139,59 @@ class EmrServerless:
         return {"url": f"https://{jobRunId}.example.org/shs/?authToken={TOKEN}"}
 
 
+def properties(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the properties of a job run as spark-submit reads them: the last one wins."""
+    words = shlex.split(request["jobDriver"]["sparkSubmit"]["sparkSubmitParameters"])
+    assert words[::2] == ["--conf"] * (len(words) // 2)
+    return dict(word.split("=", 1) for word in words[1::2])
+
+
+def missing_jars(request: Mapping[str, Any]) -> list[str]:
+    """Return the jars of a request that the image does not have."""
+    jars = properties(request).get("spark.jars", "").split(",")
+    return [jar for jar in jars if jar.startswith("/") and not Path(jar).exists()]
+
+
 def environment(request: Mapping[str, Any]) -> dict[str, str]:
     """The environment that a job's parameters ask for its driver."""
-    words = shlex.split(request["jobDriver"]["sparkSubmit"]["sparkSubmitParameters"])
-    confs = dict(word.split("=", 1) for word in words if word.startswith(DRIVER_ENVIRONMENT))
-    return {name.removeprefix(DRIVER_ENVIRONMENT): text for name, text in confs.items()}
+    confs = properties(request).items()
+    return {
+        name.removeprefix(DRIVER_ENVIRONMENT): text
+        for name, text in confs
+        if name.startswith(DRIVER_ENVIRONMENT)
+    }
+
+
+def deployed(config: Settings, code: str | None = None) -> dict[str, str]:
+    """Return the variables of exactly what `deploy` notes for an application, whose compute bucket
+    is the topics'.
+
+    :param code: version of the uploaded code; None: it is in an image
+    """
+    live = {emr.APPLICATION: Live(APPLICATION), emr.ROLE: Live(ROLE)}
+    if code is not None:
+        live[emr.CODE_KEY] = Live("", {"version": code})
+    context = SimpleNamespace(
+        live=live,
+        need=live.__getitem__,
+        aws=SimpleNamespace(compute_bucket=config.bucket),
+        config=config.model_copy(update={"emr_image": "image"}),
+    )
+    found = emr.runtime_settings(cast(Any, context))
+    assert found
+    return {f"TOPICBERG_EMR_{name.upper()}": text for name, text in found.items()}
+
+
+def in_image(request: dict[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """Return the request with the files of the image where this machine has them.
+
+    :param paths: in the request → here
+    """
+    text = json.dumps(request)
+    for there, here in paths.items():
+        assert there in text, f"no {there} in {text}"
+        text = text.replace(there, here)
+    return dict(json.loads(text))
 
 
 def snake(operation: OperationModel) -> str:

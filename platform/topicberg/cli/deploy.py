@@ -295,6 +295,8 @@ def delete(
             )
             typer.confirm(question, abort=True)
         left = engine.delete(existing, context, report)
+        if not left:
+            forget_note(context)
         gone = sorted(context.record.keys() - {resource.key for resource in graph})
     if gone:
         echo(
@@ -307,7 +309,6 @@ def delete(
             f"{len(left)} resources are left:\n  {lines}",
             hint="run the command again: it resumes with what is left",
         )
-    forget_note(context)
     echo(f"{len(deleted)} resources are deleted")
 
 
@@ -321,11 +322,9 @@ def status(
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
     for something that is not topicberg's to do."""
     from topicberg.deploy import engine
-    from topicberg.deploy.note import note
 
     context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
     steps = engine.plan(graph, context)
-    note(context)
     if as_json:
         echo_json([step_document(context, step) for step in steps])
     else:

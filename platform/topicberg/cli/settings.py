@@ -90,13 +90,14 @@ def settings(
 
 def _deployed() -> dict[str, str]:
     """Return the variables that ``topicberg deploy`` noted for its deployment."""
-    from topicberg.settings import Settings, noted
+    from topicberg.settings import Settings
+    from topicberg.settings.deployed import read_deployment
 
     try:
         stated = Settings()
     except TopicbergError:  # another command reports what is wrong
         return {}
-    known = noted(stated)[0] if stated.deployment == "cloud" else {}
+    known = read_deployment(stated)[0] if stated.deployment == "cloud" else {}
     return {f"{PREFIX}{name.upper()}": str(value) for name, value in known.items()}
 
 

@@ -36,8 +36,9 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
 
     :raises TopicbergError: settings are missing or wrong: names all of them
     """
-    config = with_choices(config)
-    deploy, specs = load(flags or {}, config), load_topics(config)
+    deploy = load(flags or {}, config)
+    config = with_choices(config, deploy.profile, deploy.aws_endpoint_url)
+    specs = load_topics(config)
     check_specs(config, specs)
     return DeployContext(config, deploy, specs)
 

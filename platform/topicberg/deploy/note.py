@@ -1,40 +1,45 @@
-"""What a deployment notes in the state directory, so that everything else finds it."""
+"""What a deployment notes in SSM Parameter Store, so that everything else finds it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from topicberg.deploy.aws.emr import runtime_settings
 from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
-from topicberg.files import replace_file
-from topicberg.settings import (
+from topicberg.settings.deployed import (
     DEPLOYED_EMR,
-    DEPLOYED_FILE,
     DEPLOYED_LINK,
     DEPLOYED_NAMES,
     DEPLOYED_NAMESPACE,
-    noted,
+    read_deployment,
 )
 
 
 def note(context: DeployContext) -> None:
-    """Write down what only the accounts know."""
-    config = context.config
+    """Write down what only the accounts know, if it is not there already."""
+    config, deploy = context.config, context.deploy
     if config.deployment == "local" or CLUSTER not in context.live:
         return
-    names = ("prefix", *DEPLOYED_NAMES, DEPLOYED_LINK)
-    known = {name: getattr(context.seen, name) for name in names}
+    before, _, _ = read_deployment(config, deploy.profile, deploy.aws_endpoint_url)
+    known = {name: getattr(context.seen, name) for name in (*DEPLOYED_NAMES, DEPLOYED_LINK)}
     if config.tableflow_namespace:
         known[DEPLOYED_NAMESPACE] = config.tableflow_namespace
     emr = runtime_settings(context)
     if emr is None and config.on_emr:  # it was not looked at, e.g. with --target
-        emr = noted(config)[0].get(DEPLOYED_EMR)
+        emr = before.get(DEPLOYED_EMR)
     if emr is not None:
         known[DEPLOYED_EMR] = emr
-    replace_file(config.state_dir / DEPLOYED_FILE, json.dumps(known, indent=2) + "\n")
+    if known != before:
+        context.aws.client("ssm").put_parameter(
+            Name=context.names.deployment,
+            Value=json.dumps(known),
+            Type="String",
+            Overwrite=True,
+            Tier="Intelligent-Tiering",  # with long names it may pass the 4,096 characters
+        )
 
 
 @contextmanager
@@ -42,10 +47,15 @@ def noting(context: DeployContext) -> Iterator[None]:
     """Write the names down at the end, also of a deployment that was created in part."""
     try:
         yield
-    finally:
-        note(context)
+    except BaseException:
+        with suppress(Exception):  # the error that ended the deployment is reported
+            note(context)
+        raise
+    note(context)
 
 
 def forget_note(context: DeployContext) -> None:
     """Delete what was noted."""
-    (context.config.state_dir / DEPLOYED_FILE).unlink(missing_ok=True)
+    ssm = context.aws.client("ssm")
+    with suppress(ssm.exceptions.ParameterNotFound):
+        ssm.delete_parameter(Name=context.names.deployment)

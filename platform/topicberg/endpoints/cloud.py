@@ -25,7 +25,7 @@ from topicberg.logins.catalog import (
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
 from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
-from topicberg.settings import DEPLOYED_FILE, Settings
+from topicberg.settings import Settings
 from topicberg.settings.emr import emr_settings
 from topicberg.settings.environment import invalid, problems
 
@@ -72,11 +72,12 @@ def connect(config: Settings) -> Endpoints:
         ) from None
     has_emr = config.compute == "none" or emr_settings() is not None
     if not cloud.spark_remote and (config.own_engine or not has_emr):
+        unknown = getattr(config, "unknown_reason", "")
         raise TopicbergError(
             "the cloud deployment has no Spark: there is neither TOPICBERG_SPARK_REMOTE nor an EMR "
-            f"Serverless application in {config.state_dir / DEPLOYED_FILE}",
+            f"Serverless application of `topicberg deploy`{f' ({unknown})' if unknown else ''}",
             hint="set TOPICBERG_SPARK_REMOTE, or run `topicberg deploy create`, which creates the "
-            "application; `topicberg deploy status` writes that file on another machine",
+            "application; this process needs ssm:GetParameter on what it wrote",
         )
     bootstrap, reader, writer = _kafka(cloud, config)
     registry, registry_login = _registry(cloud, config)

@@ -8,11 +8,10 @@ Logins, addresses, alerts and lineage have their models where they are used.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file
@@ -20,6 +19,13 @@ from topicberg.settings.aws import AwsSettings
 from topicberg.settings.compute import ComputeSettings
 from topicberg.settings.confluent import ConfluentSettings
 from topicberg.settings.dagster import DagsterSettings
+from topicberg.settings.deployed import (
+    DEPLOYED_EMR,
+    DEPLOYED_LINK,
+    DEPLOYED_NAMES,
+    DEPLOYED_NAMESPACE,
+    read_deployment,
+)
 from topicberg.settings.deployment import DeploymentSettings
 from topicberg.settings.engine import EngineSettings
 from topicberg.settings.environment import invalid, problems
@@ -56,72 +62,73 @@ class Settings(
         )
 
 
-DEPLOYED_FILE = "deployment.json"
-"""In the state directory: names that only a deployment's accounts know. None is secret."""
-DEPLOYED_EMR = "emr"
-"""In that file: the settings of the EMR Serverless application that ``deploy`` created."""
-DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
-DEPLOYED_LINK = "snowflake_linked_database"
-"""In that file: the choice of the deployment, which outlasts a new default."""
-DEPLOYED_NAMESPACE = "tableflow_namespace"
-"""In that file: the topics' namespace, if it is not the cluster's id."""
-
-
 class DeployedSettings(Settings):
     """Settings of the cloud deployment: an unknown name is an error, never a default."""
+
+    _emr: dict[str, str] | None = PrivateAttr(default=None)
+    _reason: str = PrivateAttr(default="")
 
     def __getattribute__(self, name: str) -> Any:
         stated = super().__getattribute__
         from_bucket = name == "derived_bucket" and "bucket" in stated("model_fields_set")
         if name in DEPLOYED_NAMES and name not in stated("model_fields_set") and not from_bucket:
             raise TopicbergError(
-                f"the cloud deployment's {name} is not known: {noted(self)[1]}",
-                hint="run `topicberg deploy status` once, which writes that file, or set "
+                f"the cloud deployment's {name} is not known: {self.unknown_reason}",
+                hint="run `topicberg deploy create`, which writes that parameter, permit this "
+                "process to read it (ssm:GetParameter), or set "
                 + ", ".join(f"TOPICBERG_{each.upper()}" for each in DEPLOYED_NAMES),
             )
         return super().__getattribute__(name)
+
+    @property
+    def deployed_emr(self) -> dict[str, str] | None:
+        """The settings of the application that ``deploy`` created; None: there is none."""
+        return self._emr
+
+    @property
+    def unknown_reason(self) -> str:
+        """Why a name of the deployment may not be known."""
+        return self._reason
 
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """Return the settings of this process; in the cloud, with the names that ``deploy`` found.
 
-    The environment takes precedence.
+    The environment takes precedence. If it has all names, and no application of EMR Serverless
+    can be among them, AWS is not asked.
     """
     stated = Settings()
     if stated.deployment == "local":
         return stated
-    names = noted(stated)[0]
-    return DeployedSettings(**{k: v for k, v in names.items() if k not in stated.model_fields_set})
+    names, reason = dict[str, Any](), ""
+    if stated.on_emr or not stated.model_fields_set >= {*DEPLOYED_NAMES} - {"derived_bucket"}:
+        names, reason, _ = read_deployment(stated)
+    emr = names.pop(DEPLOYED_EMR, None)
+    found = DeployedSettings(
+        **{name: value for name, value in names.items() if name not in stated.model_fields_set}
+    )
+    found._emr, found._reason = emr, reason
+    return found
 
 
-def with_choices(config: Settings) -> Settings:
-    """Return the settings with the choices that the deployment remembers, for ``deploy``."""
-    names = {} if config.deployment == "local" else noted(config)[0]
+def with_choices(config: Settings, profile: str | None, endpoint: str | None) -> Settings:
+    """Return the settings with the choices that the deployment remembers, for ``deploy``.
+
+    :param profile: of AWS
+    :param endpoint: of AWS's services
+    :raises TopicbergError: they cannot be read; a default could contradict them
+    """
+    if config.deployment == "local":
+        return config
+    names, reason, is_known = read_deployment(config, profile, endpoint)
+    if not is_known:
+        raise TopicbergError(
+            f"what `deploy` remembers of the deployment: {reason}",
+            hint="log in to AWS (`aws sso login`), or permit ssm:GetParameter on that parameter",
+        )
     choices = {DEPLOYED_LINK, DEPLOYED_NAMESPACE} - config.model_fields_set
     return config.model_copy(update={name: names[name] for name in choices & names.keys()})
-
-
-def is_deployed(config: Settings) -> bool:
-    """Return whether ``topicberg deploy`` has created the platform; in the cloud it always has."""
-    return config.deployment == "cloud" or (config.state_dir / DEPLOYED_FILE).exists()
-
-
-def noted(config: Settings) -> tuple[dict[str, Any], str]:
-    """Return the names that ``topicberg deploy`` wrote, and why one may be missing."""
-    path = config.state_dir / DEPLOYED_FILE
-    try:
-        names = json.loads(path.read_text())
-        prefix = names.pop("prefix", None)
-    except FileNotFoundError:
-        return {}, f"there is no {path}"
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        return {}, f"{path} cannot be read: {type(error).__name__}"
-    if prefix != config.prefix:
-        return {}, f"{path} is of prefix {prefix}, not {config.prefix}"
-    if names:  # a file without the choice is of a deployment whose tables were created
-        names.setdefault(DEPLOYED_LINK, False)
-    return names, f"{path} lacks it"
 
 
 def see_whether_it_runs(service: str, *, starts: bool = False) -> str:

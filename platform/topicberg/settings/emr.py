@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from topicberg.settings import DEPLOYED_EMR, Settings, noted, settings
+from topicberg.settings import DeployedSettings, Settings, settings
 from topicberg.settings.environment import Concern, EnvironmentSettings, invalid, problems
 
 
@@ -58,7 +58,5 @@ def emr_settings() -> EmrSettings | None:
 
 def _deployed_emr(config: Settings) -> EmrSettings | None:
     """Return the application of the deployment, if its derived tables are computed there."""
-    if config.deployment == "local" or not config.on_emr:
-        return None
-    found = noted(config)[0].get(DEPLOYED_EMR)
+    found = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
     return EmrSettings.model_validate(found) if found else None

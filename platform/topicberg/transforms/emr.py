@@ -23,10 +23,6 @@ from topicberg.spark import missing_module
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window
 
-ICEBERG_JAR = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
-"""Where EMR's images have Iceberg.
-https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/using-iceberg.html
-"""
 NAME_LENGTH = 256
 _LOCAL_ONLY = {"project_root", "state_dir", "ports", "spark_master"}
 """Settings that are only valid on this machine."""
@@ -145,12 +141,15 @@ def start_job_run(table: str, emr: EmrSettings, config: Settings, lake: LakeEndp
 
 
 def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> str:
-    """Return Spark's parameters for the catalog and boto3; the user's own come last."""
+    """Return Spark's parameters for the catalog and boto3; the user's own come last.
+
+    Releases with Spark 4 have Iceberg on the default class path. The jar that AWS documents is of
+    their 7.x images, and a jar that is missing fails a job run with ``NoSuchFileException``.
+    """
     environment = {"AWS_DEFAULT_REGION": config.aws_region}
     if lake.s3:
         environment["AWS_ENDPOINT_URL_S3"] = lake.s3
     properties = {
-        "spark.jars": ICEBERG_JAR,
         **lake.spark_properties(config),
         **{f"spark.emr-serverless.driverEnv.{name}": text for name, text in environment.items()},
     }

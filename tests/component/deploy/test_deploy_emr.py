@@ -33,7 +33,8 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource, Step
 from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
-from topicberg.settings import DEPLOYED_FILE, Settings, settings
+from topicberg.settings import Settings, settings
+from topicberg.settings.deployed import DEPLOYED_EMR, read_deployment
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
@@ -208,10 +209,11 @@ def test_without_compute_what_exists_is_deleted(service: Any, opened: Any) -> No
 def test_dagster_finds_the_application(
     service: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On whatever machine: nothing is in the state directory."""
     context = created(opened)
     note(context)
     note(opened()[0])  # a part of the graph, in which the application is not looked at
-    noted = json.loads((tmp_path / DEPLOYED_FILE).read_text())["emr"]
+    noted = read_deployment(context.config)[0][DEPLOYED_EMR]
     wanted = EmrSettings.model_validate(noted)
     assert wanted.application_id == context.need(emr.APPLICATION).id
     assert wanted.execution_role_arn.endswith(":role/demo_spark_job_role")

@@ -1,7 +1,6 @@
 """Derived tables on EMR Serverless: its settings, the request, and every way a job run can end."""
 
 import os
-import shlex
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -28,7 +27,9 @@ from emr_service import (
     TOKEN,
     EmrServerless,
     Scripted,
+    deployed,
     environment,
+    properties,
     serving,
 )
 from pydantic import SecretStr
@@ -138,13 +139,6 @@ def test_entry_points(setting: Callable[..., None], entry: str) -> None:
     assert emr_settings()
 
 
-def properties(request: dict[str, Any]) -> dict[str, str]:
-    """As spark-submit reads them: the last one wins."""
-    words = shlex.split(request["jobDriver"]["sparkSubmit"]["sparkSubmitParameters"])
-    assert words[::2] == ["--conf"] * (len(words) // 2)
-    return dict(word.split("=", 1) for word in words[1::2])
-
-
 def test_the_request_is_what_the_service_takes() -> None:
     request = start_job_run("t" * 300, emr(), CONFIG, GLUE)
     shape = SERVICE.operation_model("StartJobRun").input_shape
@@ -190,6 +184,29 @@ def test_the_users_parameters_win() -> None:
     found = properties(start_job_run("t", emr(SPARK_SUBMIT_PARAMETERS=more), CONFIG, GLUE))
     assert found["spark.jars"] == "/opt/iceberg.jar"
     assert found["spark.executor.cores"] == "2"
+
+
+def test_request_of_a_deployed_application_names_no_jar() -> None:
+    given = {
+        name.removeprefix("TOPICBERG_EMR_").lower(): text
+        for name, text in deployed(CONFIG, "0a1b").items()
+    }
+    request = start_job_run("t", EmrSettings.model_validate(given), CONFIG, GLUE)
+    found = properties(request)
+    assert "spark.jars" not in found
+    code = f"s3://{CONFIG.bucket}/code/0a1b"
+    assert found["spark.archives"] == f"{code}/topicberg.tar.gz#topicberg"
+    assert request["jobDriver"]["sparkSubmit"]["entryPoint"] == f"{code}/job.py"
+
+
+def test_job_run_with_the_jar_of_earlier_images_fails_as_in_a_real_account() -> None:
+    jar = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
+    report = JobReport(written=WRITTEN)
+    with (
+        serving(saying(report, ("SUCCESS", ""))) as service,
+        pytest.raises(TopicbergError, match=f"ended as FAILED: .*NoSuchFileException: {jar}"),
+    ):
+        computed(service, SPARK_SUBMIT_PARAMETERS=f"--conf spark.jars={jar}")
 
 
 def test_job_request_contains_no_secret() -> None:

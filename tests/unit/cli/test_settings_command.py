@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import boto3
 import pytest
+from moto import mock_aws
 from typer.testing import CliRunner
 
 from topicberg.cli import app
 from topicberg.cli.settings import HIDDEN, every_setting
 from topicberg.cli.variables import _OTHERS, known
-from topicberg.settings import DEPLOYED_FILE
+from topicberg.settings.deployed import DEPLOYED_LINK, deployment_parameter
 from topicberg.settings.environment import Concern
 
 SECRET = "hush-hush"
@@ -97,12 +99,18 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TOPICBERG_ALERT" not in table
 
 
-def test_command_shows_the_choice_that_an_older_deployment_had(
+def test_settings_command_shows_the_choice_of_the_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = {"prefix": "older", "cluster_id": "lkc-7"}  # before there was a choice
-    (tmp_path / DEPLOYED_FILE).write_text(json.dumps(noted))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
     for name, value in (("DEPLOYMENT", "cloud"), ("STATE_DIR", str(tmp_path)), ("PREFIX", "older")):
         monkeypatch.setenv(f"TOPICBERG_{name}", value)
-    (shown,) = json.loads(CliRunner().invoke(app, ["settings", "linked", "--json"]).output)
+    with mock_aws():
+        boto3.client("ssm", region_name="us-east-1").put_parameter(
+            Name=deployment_parameter("older"),
+            Value=json.dumps({DEPLOYED_LINK: False}),
+            Type="String",
+        )
+        (shown,) = json.loads(CliRunner().invoke(app, ["settings", "linked", "--json"]).output)
     assert (shown["value"], shown["origin"]) == ("False", "topicberg deploy")

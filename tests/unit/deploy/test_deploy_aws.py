@@ -30,7 +30,8 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
-from topicberg.settings import DEPLOYED_FILE, Settings
+from topicberg.settings import Settings
+from topicberg.settings.deployed import read_deployment
 from topicberg.topics import load_topic, load_topics
 
 REGION = "eu-west-1"
@@ -61,7 +62,7 @@ def make(context: DeployContext, *resources: Any) -> None:
 def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> None:
     with pytest.raises(engine.DeployError), noting(context):
         raise engine.DeployError("one resource could not be created")
-    noted = json.loads((context.config.state_dir / DEPLOYED_FILE).read_text())
+    noted, _, _ = read_deployment(context.config)
     assert noted["cluster_id"] == "lkc-1"
     assert noted["bucket"] == "demo-123456789012"
     assert noted["snowflake_linked_database"] is True

@@ -21,7 +21,8 @@ from topicberg.datagen.producer import GeneratorRun
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints, model
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.settings import DEPLOYED_FILE, DEPLOYED_LINK, Settings, settings, with_choices
+from topicberg.settings import Settings, settings, with_choices
+from topicberg.settings.deployed import DEPLOYED_LINK, deployment_parameter
 from topicberg.spark import check_spark
 from topicberg.tableflow import confluent
 from topicberg.tableflow.status import FailingFormat
@@ -90,9 +91,20 @@ def _store(client: Any, name: str, values: dict[str, str]) -> None:
     secrets.publish(name, secrets.add(name, values, "K"))
 
 
-def test_names_are_those_that_were_noted(account: Any, tmp_path: Path) -> None:
+def _note(value: str | dict[str, Any]) -> None:
+    """Write what `deploy` notes."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    ssm = boto3.client("ssm", region_name="us-east-1")
+    ssm.put_parameter(Name=deployment_parameter(PREFIX), Value=text, Type="String", Overwrite=True)
+
+
+def _choices() -> Settings:
+    return with_choices(Settings(), None, None)
+
+
+def test_names_are_those_that_were_noted(account: Any) -> None:
     noted = {"cluster_id": "lkc-7", "bucket": "demo-123456789012", "aws_account_id": "123456789012"}
-    (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, **noted}))
+    _note(noted)
     found = settings()
     assert {name: getattr(found, name) for name in noted} == noted
 
@@ -100,18 +112,15 @@ def test_names_are_those_that_were_noted(account: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("noted", "reason"),
     [
-        (None, "there is no"),
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
-        ('{"prefix": "other", "cluster_id": "lkc-7"}', "is of prefix other, not demo"),
-        ('{"prefix": "demo"}', "lacks it"),
+        (None, "there is no SSM parameter /topicberg/demo/deployment in us-east-1"),
+        ("{", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+        ("{}", "lacks it"),
     ],
 )
-def test_names_that_are_not_known_raise(
-    account: Any, tmp_path: Path, noted: str | None, reason: str
-) -> None:
+def test_names_that_are_not_known_raise(account: Any, noted: str | None, reason: str) -> None:
     if noted is not None:
-        (tmp_path / DEPLOYED_FILE).write_text(noted)
+        _note(noted)
     config = settings()
     read: list[Callable[[], Any]] = [
         lambda: config.cluster_id,
@@ -133,18 +142,46 @@ def test_names_that_are_not_known_keep_no_spec_from_loading(account: Any) -> Non
 
 
 def test_the_environment_comes_before_the_note(
-    account: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    account: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOPICBERG_CLUSTER_ID", "lkc-8")
-    (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, "cluster_id": "lkc-7"}))
+    _note({"cluster_id": "lkc-7"})
     assert settings().cluster_id == "lkc-8"
+
+
+def test_settings_that_aws_refuses_name_the_reason_and_no_choice_is_guessed(
+    account: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(TopicbergError, match="cannot be read: Unable to locate credentials") as one:
+        _ = settings().cluster_id
+    assert "ssm:GetParameter" in (one.value.hint or "")
+    with pytest.raises(TopicbergError, match="what `deploy` remembers of the deployment"):
+        _choices()
+
+
+def test_settings_with_all_names_in_the_environment_ask_nobody(
+    account: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _note({"cluster_id": "lkc-7", DEPLOYED_LINK: False})
+    for name, value in {
+        "CLUSTER_ID": "lkc-8",
+        "BUCKET": "lake",
+        "AWS_ACCOUNT_ID": "123456789012",
+    }.items():
+        monkeypatch.setenv(f"TOPICBERG_{name}", value)
+    assert settings().snowflake_linked_database is True
+    settings.cache_clear()
+    monkeypatch.delenv("TOPICBERG_SPARK_REMOTE")  # now an application may be noted
+    assert settings().snowflake_linked_database is False
 
 
 @pytest.mark.parametrize(
     ("noted", "stated", "linked"),
     [
         (None, None, True),
-        ({"cluster_id": "lkc-7"}, None, False),  # of a deployment before there was a choice
+        ({"cluster_id": "lkc-7", DEPLOYED_LINK: False}, None, False),
         ({"cluster_id": "lkc-7"}, "true", True),
         ({"cluster_id": "lkc-7", DEPLOYED_LINK: True}, None, True),
         ({"cluster_id": "lkc-7", DEPLOYED_LINK: True}, "false", False),
@@ -152,7 +189,6 @@ def test_the_environment_comes_before_the_note(
 )
 def test_linked_database_is_default_of_new_deployments_only(
     account: Any,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     noted: dict[str, Any] | None,
     stated: str | None,
@@ -160,24 +196,23 @@ def test_linked_database_is_default_of_new_deployments_only(
 ) -> None:
     """An upgrade leaves the tables of a deployment where they are."""
     if noted is not None:
-        (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, **noted}))
+        _note(noted)
     if stated is not None:
         monkeypatch.setenv("TOPICBERG_SNOWFLAKE_LINKED_DATABASE", stated)
     assert settings().snowflake_linked_database is linked
-    assert with_choices(Settings()).snowflake_linked_database is linked  # of `deploy`
+    assert _choices().snowflake_linked_database is linked  # of `deploy`
 
 
 @pytest.mark.parametrize("stated", [None, "sales"])
 def test_namespace_of_the_deployment_is_remembered(
-    account: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str | None
+    account: Any, monkeypatch: pytest.MonkeyPatch, stated: str | None
 ) -> None:
-    noted = {"prefix": PREFIX, "cluster_id": "lkc-1", "tableflow_namespace": "finance"}
-    (tmp_path / DEPLOYED_FILE).write_text(json.dumps(noted))
+    _note({"cluster_id": "lkc-1", "tableflow_namespace": "finance"})
     if stated:
         monkeypatch.setenv("TOPICBERG_TABLEFLOW_NAMESPACE", stated)
     expected = stated or "finance"
     assert settings().topics_namespace == expected
-    assert with_choices(Settings()).topics_namespace == expected  # of `deploy`
+    assert _choices().topics_namespace == expected  # of `deploy`
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from topicberg.deploy.context import open_context
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource, Step
 from topicberg.orchestration.assets.metadata import documentation
-from topicberg.settings import Settings, is_deployed
+from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
 PLATFORM = "platform"
@@ -41,7 +41,7 @@ def platform_assets(
     An external asset has no materializations to miss. After ``topicberg deploy create`` and a
     reload of the code location each one can be materialized.
     """
-    if is_deployed(config):
+    if config.deployment == "cloud":
         return [deployed_assets(config, specs)]
     return [spec for _, spec in _specs(config, specs, deployed=False)]
 
