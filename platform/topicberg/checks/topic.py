@@ -65,6 +65,7 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
         yield deletes_check(spec)
     if spec.changelog is not None and spec.write_mode == "upsert":
         yield identity_check()
+        yield snapshot_check()
     if spec.checks.max_lag_records is not None:
         yield lag_check(spec)
     if spec.freshness is not None:
@@ -498,6 +499,40 @@ def identity_check() -> TableCheck:
         "IDENTITY FULL if it needs that.",
         lambda probe: check_identity(probe.iceberg),
     )
+
+
+def snapshot_check() -> TableCheck:
+    return TableCheck(
+        "snapshot_rows",
+        "No row is older than what it replaced, because a snapshot of the source read it before.",
+        lambda probe: check_snapshot_reads(probe.iceberg),
+    )
+
+
+def check_snapshot_reads(table: Table) -> Finding:
+    """Return whether rows that a snapshot of the source read may be outdated, or missing."""
+    reads = FoldState.load(table.properties).reads
+    ignored = f"{count(reads.ignored, 'row')} that a snapshot of the source read before newer "
+    ignored += "changes of their keys were ignored"
+    if restarted := reads.restarted():
+        return Finding(
+            what=f"{ignored}, but the positions of the source began again since, in "
+            f"{'partition' if len(restarted) == 1 else 'partitions'} "
+            f"{', '.join(map(str, restarted))}: they may have been newer",
+            remediation="run an incremental snapshot of the source's table, or let the connector "
+            "write to a new topic",
+            severity="warning",
+        )
+    if reads.doubtful:
+        return Finding(
+            what=f"{count(reads.doubtful, 'row')} that a snapshot of the source read may be older "
+            "than what they replaced, or of deleted rows: their positions in the source do not "
+            "tell, or the deletions are not known any more",
+            remediation="run an incremental snapshot of the source's table, and compare its keys "
+            "with those of the table",
+            severity="warning",
+        )
+    return good(ignored if reads.ignored else "no snapshot read a row before a newer change")
 
 
 def check_identity(table: Table) -> Finding:

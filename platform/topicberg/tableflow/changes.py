@@ -344,7 +344,7 @@ def _position(
 
     Null: the connector has none.
     """
-    none = np.zeros(count, np.bool_)
+    none, nothing = np.zeros(count, np.bool_), pa.nulls(count)
 
     def padded(name: str) -> pa.Array:
         number = source[name].cast(pa.string()) if name in source else pa.nulls(count, pa.string())
@@ -357,8 +357,17 @@ def _position(
         return _whole(source["lsn"]) if "lsn" in source else (pa.nulls(count, pa.int64()), none)
     if {"file", "pos"} <= source.keys():  # MySQL: mysql-bin.000003, 154, and the row of the event
         return joined(_log_files(source["file"]), padded("pos"), padded("row")), none
-    if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server: both of one length
-        return joined(source["commit_lsn"], source["change_lsn"], padded("event_serial_no")), none
-    if "scn" in source:  # Oracle
-        return pc.utf8_lpad(source["scn"].cast(pa.string()), _DIGITS, "0"), none
+    if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server, Db2, Informix
+        commit, change = (
+            pc.utf8_lpad(source[name].cast(pa.string()), _DIGITS, "0")
+            for name in ("commit_lsn", "change_lsn")
+        )
+        # A snapshot reads all changes of a commit, and has no position of one.
+        return joined(commit, pc.fill_null(change, "~"), padded("event_serial_no")), none
+    if "scn" in source:  # Oracle: changes are in the order of their transactions' commits
+        scn, commit = (
+            pc.utf8_lpad(source.get(name, nothing).cast(pa.string()), _DIGITS, "0")
+            for name in ("scn", "commit_scn")
+        )
+        return joined(pc.max_element_wise(scn, commit), pc.coalesce(scn, commit)), none
     return pa.nulls(count, pa.string()), none

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -21,7 +21,7 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import READ, key_columns, row_columns
-from topicberg.tableflow.fold_state import Order, order_of
+from topicberg.tableflow.fold_state import Order, is_repetition, order_of
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.meanings import columns_of
@@ -139,6 +139,12 @@ class OldRows:
         partition, offset = (self.values.column(name)[number].as_py() for name in columns)
         return partition, offset
 
+    def changes(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int | None, Any]]:
+        """Yield time and position of the change of some rows."""
+        rows = self.values.take(pa.array(numbers))
+        _, times, positions = map(rows.column, self.target.order_columns)
+        yield from zip(times.cast(pa.int64()).to_pylist(), positions.to_pylist(), strict=True)
+
     def maybe_newer(self, places: pa.Table, matches: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return the numbers of the keys whose row may be of a newer change of the partition.
 
@@ -202,7 +208,7 @@ class OldRows:
                     f"{row_partitions[row]} and {new[number]}, without a position in the source",
                     hint="let the connector write to a topic of one partition",
                 )
-            if change is None or (old is not None and change < old):
+            if change is None or (old is not None and is_repetition(change, old)):
                 keeps[row] = True
                 stale.append((int(new[number]), places.column("offset")[number].as_py()))
         replaced, first = [], 0

@@ -24,12 +24,14 @@ from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats.reasons import field_at, shown
+from topicberg.formats.time_text import moment
 from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.topics import TopicSpec
 from topicberg.topics.event_time import EPOCHS, ISO, TIME, EventTimeSpec
 
 FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_LOCAL_EPOCH = datetime(1970, 1, 1)
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 _EXACT = Context(prec=80)
 _BLOCK = 1_024
@@ -136,23 +138,27 @@ class EventTime:
             return int(value)
         if kind in EPOCHS:
             return _of_epoch(value, EPOCHS[kind])
-        try:
-            if kind == ISO:
-                moment = datetime.fromisoformat(value)
-            else:
-                moment = datetime.strptime(value, kind)
-        except ValueError:
-            expected = "a time of ISO 8601" if kind == ISO else f"a time of the format {kind}"
-            return f"{expected} expected"
-        if moment.tzinfo is None:
+        if kind == ISO:
+            found = moment(value, is_iso=True)
+            if found is None:
+                return "a time of ISO 8601 expected"
+            if found.offset is not None:
+                return found.utc_micros
+            local = _LOCAL_EPOCH + timedelta(microseconds=found.micros)
+        else:
+            try:
+                local = datetime.strptime(value, kind)
+            except ValueError:
+                return f"a time of the format {kind} expected"
+        if local.tzinfo is None:
             zone = self.rule.timezone
             if zone is None:
                 return "a time with an offset from UTC expected (or set event_time.timezone)"
-            moment = moment.replace(tzinfo=_zone(zone))
-            if not _exists(moment):
-                return f"a time that exists in {zone} expected"
+            local = local.replace(tzinfo=_zone(zone))
         try:
-            return (moment - _EPOCH) // _MICROSECOND
+            if self.rule.timezone is not None and not _exists(local):
+                return f"a time that exists in {self.rule.timezone} expected"
+            return (local - _EPOCH) // _MICROSECOND
         except OverflowError:  # an offset beyond the year 1 or 9999
             return FIRST_US - 1
 
@@ -261,10 +267,10 @@ def _of_epoch(value: Any, factor: Decimal) -> int | str:
         return "a number expected"
 
 
-def _exists(moment: datetime) -> bool:
+def _exists(local: datetime) -> bool:
     """Return whether a local time exists: clocks skip some when summer begins."""
-    back = moment.astimezone(UTC).astimezone(moment.tzinfo)
-    return back.replace(tzinfo=None) == moment.replace(tzinfo=None)
+    back = local.astimezone(UTC).astimezone(local.tzinfo)
+    return back.replace(tzinfo=None) == local.replace(tzinfo=None)
 
 
 @lru_cache(maxsize=8)

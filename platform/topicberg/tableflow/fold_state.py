@@ -16,6 +16,9 @@ STATE = "topicberg.changelog"
 """Table property, and property of a batch's snapshot: see :class:`FoldState`."""
 _MAX_NOTED = 1_000
 """The most characters of what a snapshot has: every commit writes the summaries of all."""
+MAX_DELETES = 1_000
+"""How many deleted keys are known: more would make the table's metadata large. If keys have changes
+in several partitions, it is ten times as many."""
 _MAX_LOST = 1_000
 """How many keys of changes that were left out are known; of others, only how far they may reach."""
 Order = tuple[int, int, str]
@@ -44,6 +47,37 @@ def precedes(change: Order, other: Order) -> bool:
 def is_repetition(change: Order, newest: Order) -> bool:
     """Return whether a change of a key is from before one that was read earlier."""
     return change < newest and not precedes(newest, change)
+
+
+def is_comparable(position: Any, other: Any) -> bool:
+    """Return whether two positions are of one log, which orders them.
+
+    The logs of two MySQL servers have files of different names.
+    """
+    if isinstance(position, str) and isinstance(other, str):
+        return _log_of(position) == _log_of(other)
+    return isinstance(position, int) and isinstance(other, int)
+
+
+def is_read_before(position: Any, other: Any) -> bool:
+    """Return whether a snapshot read a row at a position before that of a change.
+
+    It has read all of a change at its own position, whose last part is the row or the place in the
+    transaction.
+    """
+    if not is_comparable(position, other):
+        return False
+    if isinstance(position, str):
+        return bool(_transaction_of(position) < _transaction_of(other))
+    return bool(position < other)
+
+
+def _log_of(position: str) -> str:
+    return position.rpartition(".")[0]
+
+
+def _transaction_of(position: str) -> str:
+    return position.rpartition(":")[0] or position
 
 
 class _Change(BaseModel):
@@ -89,6 +123,30 @@ class Move(_Change):
     lacks: bool | None = None
 
 
+class ReadState(BaseModel):
+    """What is known of the rows that snapshots of the source read."""
+
+    streamed: dict[int, tuple[int | None, int | str | None]] = {}
+    """Time and position of the last change of each partition that is not such a row: its position
+    is lower than that of earlier ones if the source's log began again."""
+    outdated: dict[int, int | str] = {}
+    """The newest position, by partition, for which such a row was ignored."""
+    ignored: int = 0
+    """How many such rows were ignored: their keys had newer changes."""
+    doubtful: int = 0
+    """How many others may be older than what they replaced or than the deletion of their key."""
+    forgotten: int | str | None = None
+    """The newest position of a deletion that is not known any more."""
+
+    def restarted(self) -> list[int]:
+        """Return the partitions whose positions began again after rows were ignored."""
+        return [
+            partition
+            for partition, position in sorted(self.outdated.items())
+            if is_read_before(self.streamed.get(partition, (None, None))[1], position)
+        ]
+
+
 class FoldState(BaseModel):
     """What is known of the changes so far.
 
@@ -103,8 +161,9 @@ class FoldState(BaseModel):
     partitions: int = 0
     """How many partitions the topic had at the first batch."""
     deletes: dict[str, Deletion] = {}
-    """Deleted keys, if keys may have moved to other partitions: changes from before the deletion
-    may still be read from there."""
+    """The newest deletions by key: changes from before them may still be read, from other
+    partitions or by a snapshot of the source."""
+    reads: ReadState = ReadState()
     lost: list[Lost] = []
     """Changes that were left out: of rows from before them, some values are not the newest."""
     moves: list[Move] = []
@@ -157,7 +216,9 @@ class FoldState(BaseModel):
         """
         moves = [move for move in self.moves if move.snapshot in line]
         reverted = {key: row for key, row in self.reverted.items() if row.snapshot in line}
-        return self.model_copy(update={"moves": moves, "reverted": reverted, "reached": {}})
+        return self.model_copy(
+            update={"moves": moves, "reverted": reverted, "reached": {}, "reads": ReadState()}
+        )
 
     def noted(self) -> dict[str, str]:
         """Return what the summary of the batch's snapshot has of it."""

@@ -27,12 +27,14 @@ from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts, 
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
 from topicberg.tableflow.fold_state import (
+    MAX_DELETES,
     Deletion,
     FoldState,
     Lost,
     LostChanges,
     Move,
     Order,
+    is_read_before,
     is_repetition,
     order_of,
 )
@@ -41,10 +43,9 @@ from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.last_changes import as_read, last_changes
 from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.old_values import BatchCutError, BatchProgress, OldValues
+from topicberg.tableflow.stale_reads import stale_reads
 from topicberg.tableflow.truncates import Truncates
 
-_MAX_DELETES = 10_000
-"""How many deleted keys are known: more would make the table's metadata large."""
 _MAX_MOVES = 10_000
 """How many deletions by a change of the primary key are known."""
 
@@ -95,6 +96,8 @@ class Folding:
         self.state = FoldState.of(self.target.table, self.target.head)
         skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.progress.batch.skipped)]
         self.lost = LostChanges([*self.state.lost, *skipped])
+        facts, may_move = self.changes.facts, self.progress.may_move
+        self.reads = stale_reads(self.target, self.state, facts, may_move=may_move)
 
     # --- the batch ---
 
@@ -119,7 +122,7 @@ class Folding:
     ) -> Folded:
         """Return what the batch changes without some changes, and which have to be left out too."""
         facts = self.changes.facts
-        stays = ~facts.at({*refused, *repeated})
+        stays = ~facts.at({*refused, *repeated}) & ~self.reads.is_ignored
         no_order = facts.has("op") & ~facts.has("m", "p") & stays
         given = self.target, self.progress.batch, self.state.truncates
         truncates = Truncates.of(*given, facts, stays & facts.is_op("t"))
@@ -293,6 +296,7 @@ class Folding:
             else {},
             reached=self._reached(places),
             lost=self.lost.after(lost),
+            reads=self.reads.state,
         )
         return Folded(
             rows=new,
@@ -383,17 +387,20 @@ class Folding:
         self, places: pa.Table, keys: Keys
     ) -> tuple[dict[str, Deletion], list[PartitionOffset]]:
         """Return the deleted keys to remember, and the changes from before such a deletion."""
-        known, may_move = self.state.deletes, self.progress.may_move
-        if not known and not may_move:
-            return {}, []
-        deletes = dict(known)
+        deletes, most = dict(self.state.deletes), MAX_DELETES * (1 + 9 * self.progress.may_move)
         late: list[PartitionOffset] = []
-        is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)
-        held_high = np.array([int(key[:16], 16) for key in known], np.uint64)
-        for which in np.flatnonzero(np.isin(keys.high, held_high) | (is_delete & may_move)):
-            row = places.slice(int(which), 1).to_pylist()[0]
-            key = keys.text(int(which))
-            order, deletion = order_of(row["m"], row["p"]), known.get(key)
+        is_delete = flags(pc.equal(places.column("op"), "d"))
+        newest = np.flatnonzero(is_delete & ~flags(places.column("m").is_null()))
+        ages = [(name, "ascending") for name in ("m", "p", "offset")]
+        newest = newest[pc.sort_indices(places.take(pa.array(newest)), ages).to_numpy()]
+        self._forget(places.column("p").take(pa.array(newest[:-most])).to_pylist())
+        held_high = np.array([int(key[:16], 16) for key in deletes], np.uint64)
+        held = np.flatnonzero(np.isin(keys.high, held_high))
+        newest = newest[-most:]
+        chosen = np.append(np.setdiff1d(held, newest), newest)
+        for which, row in zip(chosen, places.take(pa.array(chosen)).to_pylist(), strict=True):
+            key = keys.text(which)
+            order, deletion = order_of(row["m"], row["p"]), deletes.get(key)
             is_elsewhere = deletion is not None and deletion.partition != row["partition"]
             deletion_order = deletion.order if deletion is not None else None
             if is_elsewhere and (
@@ -402,13 +409,22 @@ class Folding:
                 late.append((row["partition"], row["offset"]))
                 continue
             deletes.pop(key, None)
-            if row["op"] == "d" and order is not None and may_move:
+            if row["op"] == "d" and order is not None:
                 deletes[key] = Deletion(
                     partition=row["partition"], micros=row["m"], position=row["p"]
                 )
             elif row["op"] == "d" and deletion is not None:
                 deletes[key] = deletion  # a tombstone after the deletion
-        return dict(list(deletes.items())[-_MAX_DELETES:]), late
+        kept = list(deletes.items())
+        self._forget([deletion.position for _, deletion in kept[:-most]])
+        return dict(kept[-most:]), late
+
+    def _forget(self, positions: Sequence[Any]) -> None:
+        """Note the positions of deletions that are not known any more."""
+        state = self.reads.state
+        for position in positions:
+            if position is not None and not is_read_before(position, state.forgotten):
+                state.forgotten = position
 
     # --- values that the connector did not have ---
 

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.tableflow.change_batch import ByKey
+from topicberg.tableflow.changes import READ
 
 
 def last_changes(by_key: ByKey) -> tuple[NDArray[np.intp], pa.Table]:
@@ -32,7 +33,17 @@ def last_changes(by_key: ByKey) -> tuple[NDArray[np.intp], pa.Table]:
     several = np.flatnonzero(~is_only)
     changes = places.take(pa.array(several))
     changes = changes.append_column("key", pa.array(by_key.key_numbers[ends[several]]))
-    columns = [(name, "ascending") for name in ("key", "m", "p", "offset")]
+    # A snapshot reads rows as they were at its position, but with the time of the reading.
+    streamed = changes.filter(pc.not_equal(changes.column("op"), READ))
+    newest = streamed.group_by("key").aggregate([("p", "max")])
+    position = newest.column("p_max").take(
+        pc.index_in(changes.column("key"), value_set=newest.column("key"))
+    )
+    is_current = pc.invert(
+        pc.and_(pc.equal(changes.column("op"), READ), pc.less(changes.column("p"), position))
+    )
+    changes = changes.append_column("is_current", pc.fill_null(is_current, fill_value=True))
+    columns = [(name, "ascending") for name in ("key", "is_current", "m", "p", "offset")]
     age = pc.sort_indices(
         changes, [*columns, ("partition", "descending")], null_placement="at_start"
     )

@@ -62,9 +62,9 @@ class EventTimeSpec(BaseModel):
     field: str
     """A column, or ``column.field`` of a struct."""
     format: Annotated[str, AfterValidator(_format)] | None = None
-    """``iso`` (also RFC 3339), ``seconds``, ``milliseconds``, ``microseconds`` or ``nanoseconds``
-    since 1970, ``time`` (a column that is a time), or a format of strptime with ``%``. Without a
-    format, the column is the event time as it is."""
+    """``iso`` (RFC 3339 and other ISO 8601), ``seconds``, ``milliseconds``, ``microseconds`` or
+    ``nanoseconds`` since 1970, ``time`` (a column that is a time), or a format of strptime with
+    ``%``. Without a format, the column is the event time as it is."""
     timezone: Annotated[str, AfterValidator(_zone)] | None = None
     """Of texts without an offset from UTC, which are malformed otherwise."""
     otherwise: Literal["malformed", "kafka"] = "malformed"

@@ -17,14 +17,15 @@ from math import inf
 from typing import Any
 
 from topicberg.errors import TableflowError
-from topicberg.formats.json.scalars import date_time_micros
 from topicberg.formats.json.syntax import Number, parsed, type_of
 from topicberg.formats.limits import check_name
 from topicberg.formats.reasons import MalformedError
+from topicberg.formats.time_text import date_time_micros, moment
 from topicberg.topics.event_time import EPOCHS
 from topicberg.wording import count, listed
 
 _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
+_EPOCH = datetime(1970, 1, 1)
 _LONG, _EXACT = 2**63, 2**53
 _DIGITS = 17
 """Significant digits that a double keeps."""
@@ -264,13 +265,16 @@ def _times(
 
 def _days_of_texts(values: Sequence[Any]) -> list[date] | None:
     """Return the days of times of ISO 8601 with an offset from UTC; None: a value is none."""
-    try:
-        moments = [datetime.fromisoformat(value) for value in values]
-        if any(one.tzinfo is None for one in moments):
+    days = []
+    for value in values:
+        found = moment(value, is_iso=True) if isinstance(value, str) else None
+        if found is None or found.offset is None:
             return None
-        return [one.astimezone(UTC).date() for one in moments]
-    except (TypeError, ValueError, OverflowError):
-        return None
+        try:
+            days.append((_EPOCH + timedelta(microseconds=found.utc_micros)).date())
+        except OverflowError:  # an offset beyond the year 1 or 9999
+            return None
+    return days
 
 
 def _days_of_epochs(values: Sequence[Any]) -> tuple[str, list[date]] | None:

@@ -22,8 +22,9 @@ from typing import Any
 from topicberg.errors import TableflowError
 from topicberg.formats.json.columns import Kind, Node
 from topicberg.formats.json.plan import RANGES, SCALARS, JsonPlan
-from topicberg.formats.json.scalars import Read, ScalarMisfitError, date_time_micros, unexpected_in
+from topicberg.formats.json.scalars import Read, ScalarMisfitError, unexpected_in
 from topicberg.formats.json.syntax import Number, rendered
+from topicberg.formats.time_text import date_time_micros
 
 NUMBER_FROM_TEXT, TEXT_FROM_ANY = "number_from_text", "text_from_any"
 EPOCH_FROM_TEXT, NULL_FROM_EMPTY = "epoch_from_text", "null_from_empty"

@@ -7,7 +7,6 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from datetime import date
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from topicberg.formats.json.columns import Kind
 from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, JsonPlan
 from topicberg.formats.json.syntax import Number, abbreviated, plain
 from topicberg.formats.reasons import field_at
+from topicberg.formats.time_text import MAX_OFFSET, date_time_micros
 
 Read = Callable[[Any], Any]
 """Returns the stored value of a JSON value that is not null.
@@ -35,12 +35,6 @@ Read = Callable[[Any], Any]
 _MIME_BASE64 = re.compile(
     r"(?:[\0- ]*(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=))*[\0- ]*"
 )
-_DATE_TIME = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
-    r"(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
-)
-"""``date-time`` of RFC 3339, section 5.6."""
-_EPOCH = date(1970, 1, 1).toordinal()
 _EXPECTED: dict[Kind, str] = {
     **{kind: one.expected for kind, one in SCALARS.items()},
     "list": "an array",
@@ -50,8 +44,6 @@ _EXPECTED: dict[Kind, str] = {
 }
 _ROUNDED = 800
 """Digits that decide how a number is rounded to a float, and more."""
-_MAX_OFFSET = 24 * 60 - 1
-"""Minutes from UTC."""
 _OLD_OFFSET, _OLD_BASE64, _OLD_DIGITS = 18 * 60, 24, 15
 """Minutes, characters and digits of values that earlier versions read as a member of a union: with
 more, they read another member, whose column has such a value."""
@@ -92,7 +84,7 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
         case "binary":
             return _from_text(plan, _base64 if in_union else _mime_base64)
         case "date-time":
-            most = _OLD_OFFSET if in_union else _MAX_OFFSET
+            most = _OLD_OFFSET if in_union else MAX_OFFSET
             return _from_text(plan, partial(date_time_micros, most=most))
         case "float" | "double" | "any-float" | "any-double":
             return _floating(plan, in_union)
@@ -151,34 +143,6 @@ def _base64(value: Any) -> bytes | None:
         return binascii.a2b_base64(value, strict_mode=True)
     except ValueError:
         return None
-
-
-def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
-    """Return the microseconds since 1970 of a time of RFC 3339; None: it is none.
-
-    Digits beyond microseconds are dropped.
-
-    :param most: minutes of an offset from UTC
-    """
-    if (match := _DATE_TIME.fullmatch(text)) is None:
-        return None
-    year, month, day, hour, minute, second = map(int, match.groups()[:6])
-    offset = 0
-    if match[8]:
-        hours, minutes = int(match[9]), int(match[10])
-        offset = (60 * hours + minutes) * (-1 if match[8] == "-" else 1)
-        if abs(offset) > most or minutes > 59:
-            return None
-    try:
-        days = date(year, month, day).toordinal() - _EPOCH
-    except ValueError:
-        return None
-    if hour > 23 or minute > 59 or second > 59:
-        return None
-    seconds = ((24 * days + hour) * 60 + minute - offset) * 60 + second
-    micros = 1_000_000 * seconds + int(f"{match[7] or ''}000000"[:6])
-    low, high = (1000 * limit for limit in RANGES["timestamptz"])
-    return micros if low <= micros < high + 1000 else None
 
 
 # --- numbers ---
