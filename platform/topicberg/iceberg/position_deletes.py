@@ -28,6 +28,7 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import live_files, names_by_id, partition_of
 from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
+from topicberg.iceberg.summaries import TRIMMED
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def trim_deletes(table: Table) -> int:
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
-    change = SnapshotChange(table, Operation.REPLACE)
+    change = SnapshotChange(table, Operation.REPLACE, properties={TRIMMED: "true"})
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
     kept = list[FileRows]()

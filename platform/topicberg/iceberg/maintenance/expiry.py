@@ -38,6 +38,7 @@ from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.shared_keys import delete_shared
 from topicberg.iceberg.summaries import (
     END_OFFSETS,
+    PICKED_FROM,
     SNAPSHOTS_PER_BATCH,
     SOURCE_SNAPSHOTS,
     STAGING_PREFIX,
@@ -45,9 +46,6 @@ from topicberg.iceberg.summaries import (
     ancestry,
     summary,
 )
-
-_SOURCE = "source-snapshot-id"
-"""In the summary of a snapshot that has the files of another one, which no ancestor is."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +241,8 @@ def _lines(known: Iterable[Snapshot], heads: Iterable[Snapshot]) -> set[int]:
 
 
 def _source(snapshot: Snapshot) -> int | None:
-    """Return the snapshot whose files another tool published again, as files of this one.
-
-    Source: Iceberg, ``cherrypick_snapshot`` and ``publish_changes`` (``CherryPickOperation``).
-    """
-    number = summary(snapshot).get(_SOURCE)
+    """Return the snapshot whose files another tool published again, as files of this one."""
+    number = summary(snapshot).get(PICKED_FROM)
     return int(number) if number is not None and number.isdecimal() else None
 
 
