@@ -35,6 +35,7 @@ from topicberg.iceberg.files import entries, manifests
 from topicberg.iceberg.manifests import identity, is_vector, referenced_file
 from topicberg.iceberg.position_deletes import FileRows, read_deletes
 from topicberg.iceberg.summaries import (
+    CHECKPOINT_TAG,
     MAIN,
     PICKED_FROM,
     ancestry,
@@ -75,7 +76,7 @@ class ForeignCommits:
     added: int
     """Rows that ``before`` does not have, or has once less."""
     missing: int
-    """Rows that are missing; if none was added, the newest ones of the partitions."""
+    """Rows that are missing, other than by a statement that deletes rows."""
     writer: str
 
     @property
@@ -141,14 +142,16 @@ def changed_by_others(table: Table, spec: TopicSpec) -> ForeignCommits | None:
 
     :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
+    line = list(ancestry(table))[::-1]
     before = checkpoint(table)
-    if before is None:
-        return None
-    line = list[Snapshot]()
-    for snapshot in ancestry(table):
-        if snapshot.snapshot_id == before.snapshot_id:
-            break
-        line.insert(0, snapshot)
+    if before in line:
+        line = line[line.index(before) + 1 :]
+    elif before is None:
+        # Behind expired snapshots, rows that replaced all others look like those of a new table.
+        before = table.snapshot_by_name(CHECKPOINT_TAG)
+        first = line[0].sequence_number or 0 if line else 0
+        if before is None or (before.sequence_number or 0) >= first:
+            return None
     for is_ours, group in groupby(line, _is_trusted):
         snapshots = list(group)
         if not is_ours and (changed := _compare(table, spec, before, snapshots)) is not None:
@@ -259,6 +262,8 @@ def _compare(
     added, missing, are_newest = _difference(
         table, spec, old.live(touched[0]), new.live(touched[1])
     )
+    # A statement that deletes rows appends none.
+    are_newest |= any(operation_of(snapshot) == Operation.APPEND for snapshot in snapshots)
     if not added and not (missing and are_newest):
         if missing:
             logger.warning(
