@@ -188,21 +188,31 @@ def skip(
 def reread(
     topic: Topic, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
 ) -> None:
-    """Delete the rows of an upsert table whose keys its topic no longer has.
+    """Make a table equal to its topic again.
 
-    For a table that may have missed tombstones, which Kafka keeps only for `delete.retention.ms`.
-    The topic is read once from its beginning; readers of the table see one commit.
+    If another writer replaced rows as they were earlier, the table is set to the snapshot before.
+    Then the rows of an upsert table whose keys the topic no longer has are deleted: the table may
+    have missed tombstones, which Kafka keeps only for `delete.retention.ms`. The topic is read once
+    from its beginning; readers of the table see one commit.
     """
+    from topicberg.tableflow.foreign_commits import changed_by_others
     from topicberg.tableflow.reread import require_upsert
     from topicberg.tableflow.reread import reread as run_reread
 
     spec, table, endpoints = _open(topic)
-    require_upsert(spec)
+    name, changed = ".".join(table.name()), changed_by_others(table, spec)
+    if changed is None:
+        require_upsert(spec)
+        question = f"Delete the rows of {name} whose keys the topic lacks?"
+    else:
+        question = f"Set {name} to snapshot {changed.before.snapshot_id}? {changed.what}"
     if not yes:
-        question = f"Delete the rows of {'.'.join(table.name())} whose keys the topic lacks?"
         typer.confirm(question, abort=True)
     done = run_reread(spec, table, endpoints, settings())
-    echo(f"{topic}: {count(done.records, 'record')} read, {count(done.rows, 'row')} deleted")
+    if done.restored is not None:
+        echo(f"{name} is set to snapshot {done.restored}; the engine goes on from there")
+    if done.records or done.restored is None:
+        echo(f"{topic}: {count(done.records, 'record')} read, {count(done.rows, 'row')} deleted")
 
 
 def upgrade(

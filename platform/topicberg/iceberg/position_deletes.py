@@ -29,6 +29,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import live_files, names_by_id, partition_key, partition_of
 from topicberg.iceberg.manifests import is_vector, new_file, referenced_file, set_partition
 from topicberg.iceberg.partition_values import exact_partition, partition_columns
+from topicberg.iceberg.summaries import TRIMMED
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def trim_deletes(table: Table) -> int:
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
-    change = SnapshotChange(table, Operation.REPLACE)
+    change = SnapshotChange(table, Operation.REPLACE, properties={TRIMMED: "true"})
     corrected = change.correct_partitions()
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))

@@ -29,7 +29,6 @@ from topicberg.iceberg.summaries import (
     DATA_TTL_RUN,
     END_OFFSETS,
     READER,
-    START_OFFSETS,
     ancestry,
     operation_of,
     summary,
@@ -56,7 +55,6 @@ class SnapshotReport:
     total_files: int
     added_bytes: int
     total_bytes: int
-    start_offsets: Offsets
     end_offsets: Offsets
     reader: str | None
     """See :data:`topicberg.iceberg.summaries.READER`."""
@@ -82,7 +80,6 @@ def report(snapshot: Snapshot) -> SnapshotReport:
         total_files=number("total-data-files"),
         added_bytes=number("added-files-size"),
         total_bytes=number("total-files-size"),
-        start_offsets=parse_offsets(properties.get(START_OFFSETS, "{}")),
         end_offsets=parse_offsets(properties.get(END_OFFSETS, "{}")),
         reader=properties.get(READER),
     )

@@ -26,6 +26,7 @@ FIRST_ADOPTED = "topicberg.first-offsets-adopted"
 TOPIC = "topicberg.topic"
 TOPIC_ID = "topicberg.topic-id"
 START_OFFSETS = "topicberg.start-offsets"
+"""Where the batch began: only earlier versions wrote it, since the batch before ends there."""
 END_OFFSETS = "topicberg.end-offsets"
 COMMITTED_AT_MS = "topicberg.committed-at-ms"
 CURRENT_AT_MS = "topicberg.current-at-ms"
@@ -46,6 +47,16 @@ KAFKA_TIMES = "topicberg.event-times-from-kafka"
 """Table property: records whose event time is missing or out of range, and that have Kafka's."""
 SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
 """Of a derived table: JSON, source table → id of the snapshot that was read, or null."""
+PICKED_FROM = "source-snapshot-id"
+"""Of a snapshot that has the files of another one, which no ancestor is.
+
+Source: Iceberg, ``cherrypick_snapshot`` and ``publish_changes`` (``CherryPickOperation``)."""
+ERASURE = "topicberg.erasure"
+"""Marks a snapshot that rewrote files without the rows of an erasure."""
+TRIMMED = "topicberg.deletes-trimmed"
+"""Marks a snapshot that has the same rows with fewer delete files."""
+OWN = "topicberg."
+"""What topicberg's properties begin with."""
 
 
 def summary(snapshot: Snapshot) -> Mapping[str, str]:
@@ -55,6 +66,12 @@ def summary(snapshot: Snapshot) -> Mapping[str, str]:
 
 def operation_of(snapshot: Snapshot) -> Operation | None:
     return snapshot.summary.operation if snapshot.summary else None
+
+
+def is_own(snapshot: Snapshot) -> bool:
+    """Return whether topicberg committed a snapshot."""
+    properties = summary(snapshot)
+    return PICKED_FROM not in properties and any(key.startswith(OWN) for key in properties)
 
 
 def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
@@ -74,7 +91,7 @@ def checkpoint(table: Table, head: Snapshot | None = None) -> Snapshot | None:
     """
     oldest: Snapshot | None = None
     for oldest in ancestry(table, head):
-        if END_OFFSETS in summary(oldest):
+        if END_OFFSETS in summary(oldest) and PICKED_FROM not in summary(oldest):
             return oldest
     tagged = table.snapshot_by_name(CHECKPOINT_TAG)
     if oldest is None or tagged is None or _is_first(oldest):

@@ -14,9 +14,18 @@ Ranges = dict[int, tuple[int, int]]
 
 
 def dump_offsets(offsets: Mapping[int, int]) -> str:
-    """Return JSON as in Spark's Kafka source and the snapshot summary: ``{"0": 12}``."""
-    return json.dumps({str(partition): offsets[partition] for partition in sorted(offsets)})
+    """Return compact JSON: the offsets by partition, ``[12,7]``, or of some partitions ``{"1":7}``.
+
+    Every snapshot has such a text, and every commit writes those of all snapshots.
+    """
+    listed = [offsets[partition] for partition in sorted(offsets)]
+    is_whole = listed and offsets.keys() == set(range(len(listed)))
+    named = {str(partition): offsets[partition] for partition in sorted(offsets)}
+    return json.dumps(listed if is_whole else named, separators=(",", ":"))
 
 
 def parse_offsets(text: str) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+    """Return the offsets of :func:`dump_offsets`, or of JSON as in Spark's Kafka source."""
+    value = json.loads(text)
+    items = enumerate(value) if isinstance(value, list) else value.items()
+    return {int(partition): int(offset) for partition, offset in items}

@@ -75,7 +75,6 @@ def snapshot_properties(
     return {
         summaries.TOPIC: topic,
         summaries.TOPIC_ID: topic_id,
-        summaries.START_OFFSETS: dump_offsets(batch.start),
         END_OFFSETS: dump_offsets(batch.end),
         summaries.COMMITTED_AT_MS: str(now_ms),
         summaries.BATCH_SIZE: learnt,

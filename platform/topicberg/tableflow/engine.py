@@ -41,6 +41,7 @@ from topicberg.tableflow.batch_start import (
     still_failing,
 )
 from topicberg.tableflow.foreign import foreign_schemas
+from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.layout import read_layout
@@ -107,6 +108,7 @@ class Ingestor:
         self._framing = framing(spec, endpoints, registry)
         self._spark = SparkTurn(sessions or Sessions(endpoints, config), endpoints.spark_connect)
         self._foreign = foreign_schemas(spec, self._readers)
+        self._foreign_commits = ForeignWatch(spec, config)
         self._abandoned = abandoned or Event()
         self._keys = TopicKeys(spec, config, self._foreign)
         self._committer = BatchCommitter(
@@ -226,6 +228,7 @@ class Ingestor:
         head = table.current_snapshot()
         committed = commit.committed(table, head)
         check_recreated(self.spec, committed, log)
+        self._foreign_commits.check(table)
         now_ms = int(time.time() * 1000)
         if committed.offsets:
             self.loader.held_ms = now_ms

@@ -58,13 +58,16 @@ class KeyHasher:
         is_decoded: bool = False,
         key: UpsertKey | None = None,
         decode: DecodeKeys = no_decoder,
+        offset: str = "",
     ) -> None:
         """:param key_columns: the raw key and Kafka's partition; or those of a decoded key
         :param is_decoded: whether the keys of a change log are compared: equal values are equal
             keys, whatever the bytes and the partition
         :param key: of an upsert table whose keys are decoded
         :param decode: decodes the raw keys of such a table, if its columns do not have the keys
+        :param offset: the column of the offsets of an upsert table whose keys are not decoded
         """
+        self.offset = offset if key is None else key.offset
         self.table_uuid = table.metadata.table_uuid
         self.key, self.decode = key, decode
         self.of = (self.table_uuid, tuple(key_columns), key)
@@ -80,7 +83,7 @@ class KeyHasher:
         """Return what hashes the keys of an upsert table without a change log."""
         if key.is_decoded:
             return cls(table, key.names, key=key, decode=decode)
-        return cls(table, (key.raw, key.partition))
+        return cls(table, (key.raw, key.partition), offset=key.offset)
 
     def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""

@@ -44,6 +44,7 @@ from topicberg.tableflow.key_files import (
     HeldKeys,
     Keys,
     in_order,
+    is_last,
     newest_of_partitions,
     same_key,
 )
@@ -192,14 +193,13 @@ class KeyIndex:
         return replaced, stale
 
     def repeated_rows(self, table: Table, head: Snapshot) -> list[FileRows]:
-        """Return the rows of a snapshot whose decoded key a newer row has.
+        """Return the rows of a snapshot whose key a newer row has.
 
         They are there if keys became equal: the table was written when raw keys were compared, or
-        by an older version of the key's schema.
+        by an older version of the key's schema. Or another writer brought replaced rows back.
 
         :raises TopicbergError: the state directory cannot be written
         """
-        assert self.hasher.key is not None  # noqa: S101  the keys are decoded
         of_file: Keys
 
         def choose(file_keys: HeldKeys) -> NDArray[np.uint32]:
@@ -226,7 +226,8 @@ class KeyIndex:
         :param numbers: of the files of the keys
         """
         ordered = in_order(keys.high, keys.low)
-        same = same_key(ordered)
+        key = self.hasher.key
+        same = ~is_last(ordered)[:-1] if key is None else same_key(ordered)
         repeated = np.append(same, False) | np.append(False, same)
         places = ordered.position[repeated[: len(ordered.high)]]
         if not len(places):
@@ -236,11 +237,10 @@ class KeyIndex:
             of_file = places[numbers[places] == number]
             of_file = of_file[np.argsort(keys.position[of_file])]
             rows = FileRows(files[number], keys.position[of_file])
-            assert self.hasher.key is not None  # noqa: S101  see the caller
-            names = [self.hasher.key.time, self.hasher.key.raw, self.hasher.key.offset]
-            micros, raw, offset = read_rows(table, rows, names).columns
-            times[of_file] = times_of(micros, raw, self.hasher.key)
-            offsets[of_file] = offset.combine_chunks().fill_null(-1).to_numpy()
+            names = [self.hasher.offset, *([] if key is None else (key.time, key.raw))]
+            column, *of_time = read_rows(table, rows, names).columns
+            times[of_file] = 0 if key is None else times_of(*of_time, key)
+            offsets[of_file] = column.combine_chunks().fill_null(-1).to_numpy()
         high, low = keys.high[places], keys.low[places]
         # Of one partition, the higher offset; of several, as between records.
         order = np.lexsort((offsets[places], low, high))
@@ -248,7 +248,12 @@ class KeyIndex:
         repeated_keys = Keys(
             keys.high[places], keys.low[places], np.arange(len(places), dtype=np.uint32)
         )
-        is_newest = newest_of_partitions(repeated_keys, times[places])
+        # Without a schema, equal keys are of one partition.
+        is_newest = (
+            is_last(repeated_keys)
+            if key is None
+            else newest_of_partitions(repeated_keys, times[places])
+        )
         gone = places[~is_newest]
         return {
             int(number): keys.position[gone[numbers[gone] == number]]

@@ -1,6 +1,10 @@
-"""Make an upsert table equal to its topic again: delete the rows of keys that the topic lacks.
+"""Make a table equal to its topic again.
 
-A table that has read every record differs from its topic only by deletes that it missed (see
+If other writers replaced its rows as they were earlier, ``main`` is set to the snapshot before
+their commits (:mod:`topicberg.tableflow.foreign_commits`), from where the engine goes on.
+
+Of an upsert table, rows of keys that the topic lacks are deleted, and rows whose key a newer row
+has. A table that has read every record differs from its topic only by deletes that it missed (see
 :mod:`topicberg.tableflow.tombstones`). So the topic's keys are read from its beginning, without
 their values, and the rows of all other keys are deleted by one commit on ``main``, beside a running
 engine.
@@ -35,7 +39,9 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
+from topicberg.tableflow.current_rows import together
 from topicberg.tableflow.foreign import foreign_schemas
+from topicberg.tableflow.foreign_commits import changed_by_others, restore
 from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
 from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.keys import KeyIndex, index_of
@@ -75,8 +81,10 @@ class Reread(BaseModel):
 
     by: str
     at_ms: int
-    records: int
-    rows: int
+    records: int = 0
+    rows: int = 0
+    restored: int | None = None
+    """The snapshot before the commits of others, to which ``main`` was set."""
 
 
 def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
@@ -139,13 +147,38 @@ def require_upsert(spec: TopicSpec) -> None:
 
 
 def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings) -> Reread:
-    """Delete the rows whose keys the topic does not have, in one commit.
+    """Undo what others did to the rows; of an upsert table, delete what the topic does not have.
 
-    :raises SpecError: the table is not in write mode upsert, or was not written by this engine
+    :raises SpecError: nobody changed the rows, and the table is not in write mode upsert or has
+        changes of a database; or it was not written by this engine
     :raises TableflowError: a column that identifies rows was dropped or renamed; or keys of the
         topic cannot be decoded without their schemas, so that their rows would be deleted
     :raises CommitConflictError: others kept committing to the table
     """
+    restored = _restored(table.refresh(), spec)
+    if restored is None or (spec.write_mode == "upsert" and spec.changelog is None):
+        return _deleted(spec, table, endpoints, config, restored)
+    return Reread(by=current_user(), at_ms=int(time.time() * 1000), restored=restored)
+
+
+def _restored(table: Table, spec: TopicSpec) -> int | None:
+    """Undo the commits of others that changed rows; return the snapshot before them, if any."""
+
+    def attempt() -> int | None:
+        changed = changed_by_others(table.refresh(), spec)
+        if changed is None:
+            return None
+        restore(table, changed)
+        table.refresh()
+        return changed.before.snapshot_id
+
+    return retry_conflicts(attempt, ATTEMPTS)
+
+
+def _deleted(
+    spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings, restored: int | None
+) -> Reread:
+    """Delete the rows that the topic does not have, in one commit."""
     require_upsert(spec)
     check_identity(table, spec)
     key, decode, framing = _key(spec, table, endpoints)
@@ -168,14 +201,16 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         head = table.refresh().current_snapshot()
         read()  # after the refresh: the rows of the head are of records that the topic has by now
         if head is None:
-            return Reread(by=current_user(), at_ms=started_ms, records=records, rows=0)
+            return Reread(by=current_user(), at_ms=started_ms, records=records)
         offsets = committed(table, head).offsets
         kept = _kept(keys, offsets, is_decoded=key.is_decoded)
-        rows = index.rows_without(table, head, kept)
+        rows = together(index.rows_without(table, head, kept), index.repeated_rows(table, head))
         gone = sum(len(of_file.positions) for of_file in rows)
         if gone and framing is not None and framing.unknown:
             raise _unknown_schemas(spec, framing.unknown)
-        done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=gone)
+        done = Reread(
+            by=current_user(), at_ms=started_ms, records=records, rows=gone, restored=restored
+        )
         note = {REREAD: done.model_dump_json(), **tombstones.current(offsets, started_ms)}
         delete_rows(table, rows, note, dropped=[tombstones.MISSED])
         return done

@@ -26,6 +26,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
+from pyiceberg.transforms import BucketTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
@@ -383,3 +384,43 @@ def test_maintenance_without_due_work_loads_nothing_again(
     assert (done.snapshots_expired, done.after.snapshots, done.files_deleted) == (3, 2, 3)
     assert not maintain().changed
     assert not loads
+
+
+def test_expiry_removes_schemas_and_partition_specs_without_snapshots(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.changing", pa.schema([("id", pa.int64())]))
+    for number in range(4):
+        with table.update_schema() as update:
+            update.add_column(f"column_{number}", LongType())
+        with table.update_spec() as spec:
+            if number:
+                spec.remove_field(f"p{number - 1}")
+            spec.add_field("id", BucketTransform(3 + number), f"p{number}")
+        table.append(pa.table({"id": [number], f"column_{number}": [1]}))
+    policy = MaintenancePolicy(
+        retention=timedelta(0), min_snapshots=2, max_snapshots=2, reader_age=timedelta(0)
+    )
+    expire(table, policy, 10**15)
+    kept = {snapshot.schema_id for snapshot in table.metadata.snapshots}
+    assert {schema.schema_id for schema in table.metadata.schemas} == kept
+    assert len(table.metadata.snapshots) == 2
+    assert len(table.metadata.partition_specs) == 4  # the files are still read
+    assert table.scan().to_arrow().num_rows == 4
+    table.delete("id < 3")
+    expire(table, policy, 10**15)
+    for number in range(3):
+        table.append(pa.table({"id": [9]}))
+    expire(table, policy, 10**15)
+    assert len(table.metadata.partition_specs) == 1
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [3, 9, 9, 9]
+
+
+def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.large", pa.schema([("id", pa.int64())]))
+    for _ in range(6):
+        table.append(pa.table({"id": [1]}), snapshot_properties={"offsets": "1" * 10_000})
+    now_ms = table.metadata.last_updated_ms
+    few = MaintenancePolicy(min_snapshots=2, metadata_bytes=45_000)
+    assert len(expirable(table, few, now_ms).snapshots) == 2
+    least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
+    assert len(expirable(table, least, now_ms).snapshots) == 4
+    assert not expirable(table, MaintenancePolicy(), now_ms)

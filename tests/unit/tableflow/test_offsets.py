@@ -93,3 +93,12 @@ def test_batches_leave_out_what_is_skipped(
     everything = {(p, o) for p in log for o in range(beginning[p], latest[p])}
     assert sorted(read + skipped) == sorted(everything)
     assert set(skipped) == skip & everything
+
+
+@pytest.mark.parametrize(
+    ("offsets", "text"),
+    [({1: 7, 0: 12}, "[12,7]"), ({1: 7}, '{"1":7}'), ({}, "{}"), ({0: 12}, '{"0": 12}')],
+)
+def test_parse_offsets_of_any_version_returns_them(offsets: dict[int, int], text: str) -> None:
+    assert parse_offsets(text) == offsets
+    assert len(dump_offsets(offsets)) <= len(text)

@@ -43,6 +43,8 @@ from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import (
     CHECKPOINT_TAG,
     END_OFFSETS,
+    ERASURE,
+    OWN,
     SOURCE_SNAPSHOTS,
     START_OFFSETS,
     ancestry,
@@ -60,7 +62,6 @@ READERS_SECONDS = 120.0
 """How long readers of a snapshot that has to expire are waited for."""
 PUBLISHED = ("published-", "publishing-")
 """Prefixes of the tags on what a published topic holds: without them it cannot continue."""
-_OWN = "topicberg."
 
 Note = Callable[[int], Mapping[str, str]]
 
@@ -173,7 +174,7 @@ class _Erasure:
                 break
         # Without a row that readers see, nothing changes for what is derived from the table.
         operation = Operation.OVERWRITE if rows else Operation.REPLACE
-        change = SnapshotChange(self.table, operation)
+        change = SnapshotChange(self.table, operation, properties={ERASURE: "true"})
         change.remove(file for file in files if file.file_path in replaced)
         change.add(file for file in replaced.values() if file is not None)
         written = change.commit(self.note(rows))
@@ -196,7 +197,7 @@ class _Erasure:
             key: value
             for snapshot in carried.values()
             for key, value in summary(snapshot).items()
-            if key.startswith(_OWN)
+            if key.startswith(OWN)
         }
         has_offsets = END_OFFSETS in properties
         if has_offsets:

@@ -11,19 +11,28 @@ Sources: Iceberg spec, "Snapshot Retention Policy"; REST catalog OpenAPI, ``remo
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
+from operator import attrgetter
 
+from pydantic import BaseModel
+from pyiceberg.exceptions import CommitFailedException, RESTError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemovePartitionSpecsUpdate,
+    RemoveSchemasUpdate,
     RemoveSnapshotRefUpdate,
     RemoveSnapshotsUpdate,
     TableRequirement,
@@ -38,6 +47,7 @@ from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.shared_keys import delete_shared
 from topicberg.iceberg.summaries import (
     END_OFFSETS,
+    PICKED_FROM,
     SNAPSHOTS_PER_BATCH,
     SOURCE_SNAPSHOTS,
     STAGING_PREFIX,
@@ -46,8 +56,7 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 
-_SOURCE = "source-snapshot-id"
-"""In the summary of a snapshot that has the files of another one, which no ancestor is."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
         if name.startswith(STAGING_PREFIX) and older(_last_use_ms(table, ref), policy.staged_age)
     }
     unused = {*stale, *reading.stale_tags(table, now_ms)}
+    fitting = _fitting(table, policy.metadata_bytes)
     keep, lines = set[int](), set[int]()  # lines: what the remaining branches and tags lead to
     for name, ref in table.metadata.refs.items():
         if name in unused:
@@ -99,7 +109,7 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
             timestamp_ms = snapshot.timestamp_ms
             retained = place < policy.max_snapshots and not older(timestamp_ms, policy.retention)
             read = place < policy.max_young and not older(timestamp_ms, policy.reader_age)
-            if place < minimum or retained or read:
+            if place < minimum or ((retained or read) and snapshot.snapshot_id in fitting):
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
     for number in known.keys() - lines:
@@ -110,6 +120,18 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
         if not older(known[number].timestamp_ms, age):
             keep.add(number)
     return Expirable(frozenset(known.keys() - keep), frozenset(unused))
+
+
+def _fitting(table: Table, most: int) -> set[int]:
+    """Return the newest snapshots with which a table has at most ``most`` bytes of metadata."""
+    snapshots = sorted(table.metadata.snapshots, key=attrgetter("timestamp_ms"), reverse=True)
+    sizes = [len(snapshot.model_dump_json()) for snapshot in snapshots]
+    rest = table.metadata.model_copy(update={"snapshots": []})
+    # PyIceberg does not serialize metadata of format version 3.
+    left = most - len(BaseModel.model_dump_json(rest))
+    return {
+        s.snapshot_id for s, size in zip(snapshots, accumulate(sizes), strict=True) if size <= left
+    }
 
 
 def _through(line: Sequence[Snapshot], key: str) -> int:
@@ -184,6 +206,7 @@ def remove(
     removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
     in_both = {s.snapshot_id: s for s in before.snapshots}  # some catalogs drop expired parents
     kept = [in_both.get(s.snapshot_id, s) for s in table.metadata.snapshots]
+    _remove_unused(table)
     files = _only_of(removed, kept, table.io) | {
         statistics.statistics_path
         for statistics in (*before.statistics, *before.partition_statistics)
@@ -195,6 +218,43 @@ def remove(
     deleted = delete_files(table.io, manifests_first) + delete_files(table.io, data)
     delete_shared(table, data)
     return deleted
+
+
+def _remove_unused(table: Table) -> None:
+    """Remove the schemas and partition specs that no snapshot has any more.
+
+    Not every catalog supports these updates; it keeps them then.
+    """
+    metadata = table.metadata
+    schemas = {metadata.current_schema_id, *(s.schema_id for s in metadata.snapshots)}
+    updates: list[TableUpdate] = []
+    if unused := sorted({schema.schema_id for schema in metadata.schemas} - schemas):
+        updates.append(RemoveSchemasUpdate(schema_ids=unused))
+    if len(metadata.partition_specs) > 1:
+        used = {m.partition_spec_id for m in manifests(table.io, metadata.snapshots).values()}
+        used.add(metadata.default_spec_id)
+        if unused := sorted({spec.spec_id for spec in metadata.partition_specs} - used):
+            updates.append(RemovePartitionSpecsUpdate(spec_ids=unused))
+    # A writer that adds a snapshot of such a schema or spec meanwhile moves a branch.
+    requirements = (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
+        AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+        *(
+            AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
+            for name, ref in metadata.refs.items()
+            if ref.snapshot_ref_type == SnapshotRefType.BRANCH
+        ),
+    )
+    if not updates:
+        return
+    try:
+        table.catalog.commit_table(table, requirements, tuple(updates))
+        table.refresh()
+    except CommitFailedException as error:
+        logger.info("table %s: unused schemas stay for now: %s", ".".join(table.name()), error)
+    except RESTError as error:
+        logger.info("table %s: the catalog keeps schemas: %s", ".".join(table.name()), error)
 
 
 def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) -> set[str]:
@@ -243,11 +303,8 @@ def _lines(known: Iterable[Snapshot], heads: Iterable[Snapshot]) -> set[int]:
 
 
 def _source(snapshot: Snapshot) -> int | None:
-    """Return the snapshot whose files another tool published again, as files of this one.
-
-    Source: Iceberg, ``cherrypick_snapshot`` and ``publish_changes`` (``CherryPickOperation``).
-    """
-    number = summary(snapshot).get(_SOURCE)
+    """Return the snapshot whose files another tool published again, as files of this one."""
+    number = summary(snapshot).get(PICKED_FROM)
     return int(number) if number is not None and number.isdecimal() else None
 
 

@@ -28,6 +28,9 @@ class MaintenancePolicy:
     """Beyond this number, the oldest young ones are removed too: it is an hour's snapshots of an
     upsert table that commits every ten seconds. Every commit writes, and every step reads, a
     kilobyte of metadata for each."""
+    metadata_bytes: int = 4 * MEBIBYTE
+    """Beyond this size of the table's metadata file, snapshots expire early, down to
+    ``min_snapshots``: some catalogs refuse metadata of more than 5 MB (estuary/connectors#3984)."""
     staged_age: timedelta = timedelta(hours=1)
     """A batch that was staged so long ago is never published."""
     compact_after: timedelta = timedelta(minutes=15)

@@ -106,14 +106,11 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
         "bytes": snapshot.total_bytes,
         "dagster/row_count": snapshot.total_records,
         **({"read_by": snapshot.reader} if snapshot.reader else {}),
-        **{
-            name: MetadataValue.json({str(p): offset for p, offset in offsets.items()})
-            for name, offsets in (
-                ("start_offsets", snapshot.start_offsets),
-                ("end_offsets", snapshot.end_offsets),
-            )
-            if offsets
-        },
+        **(
+            {"end_offsets": MetadataValue.json({str(p): o for p, o in ends.items()})}
+            if (ends := snapshot.end_offsets)
+            else {}
+        ),
     }
 
 

@@ -1,0 +1,339 @@
+"""Commits of other writers to a topic's table: whether they left its rows as they were.
+
+A writer that replaces files as of an older snapshot brings back rows that batches since deleted,
+doubles rows that they replaced, or loses rows that they added. Iceberg's Java library refuses such
+a commit; other libraries commit it. So the rows before and after the commits of others are compared
+by what identifies a row of every topic's table: the partition and the offset of its record.
+
+The comparison starts at the last snapshot of topicberg, so it has the same result until the engine
+commits again: the topic stays suspended until a user acts, however often the engine restarts.
+
+Source: Iceberg spec, "Scan Planning": which deletes apply to a data file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+
+from topicberg.errors import TableflowError
+from topicberg.iceberg.commits import set_ref
+from topicberg.iceberg.file_rows import read_rows
+from topicberg.iceberg.files import entries, manifests
+from topicberg.iceberg.manifests import identity, is_vector, referenced_file
+from topicberg.iceberg.position_deletes import FileRows, read_deletes
+from topicberg.iceberg.summaries import (
+    CHECKPOINT_TAG,
+    MAIN,
+    PICKED_FROM,
+    ancestry,
+    checkpoint,
+    is_own,
+    operation_of,
+    summary,
+)
+from topicberg.iceberg.vectors import read_vectors
+from topicberg.retry import conflicts
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, requests
+from topicberg.topics.spec import OFFSET, PARTITION
+from topicberg.wording import count, listed
+
+logger = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 20_000_000
+"""Rows that are compared at once: each takes 8 bytes, and as much again to sort."""
+_WRITERS = ("engine-name", "app-name", "app-id", "spark.app.id", "trino_query_id", "flink.job-id")
+"""What writers say of themselves in the summary of a snapshot."""
+_NAMED = 3
+_OFFSET_BITS = np.uint64(44)
+"""Of a row's identity; the other bits are its partition."""
+_Place = tuple[str, int | None]
+"""Path and data sequence number of a file: an older delete does not apply to a file that is added
+again."""
+
+
+@dataclass(frozen=True)
+class ForeignCommits:
+    """Successive snapshots of other writers that changed rows in a way that no writer should."""
+
+    before: Snapshot
+    """The last snapshot of topicberg before them."""
+    snapshots: Sequence[Snapshot]
+    """From old to new."""
+    added: int
+    """Rows that ``before`` does not have, or has once less."""
+    missing: int
+    """Rows that are missing, other than by a statement that deletes rows."""
+    writer: str
+
+    @property
+    def at_ms(self) -> int:
+        return max(snapshot.timestamp_ms for snapshot in self.snapshots)
+
+    @property
+    def what(self) -> str:
+        """The snapshots, their writer, and what they did."""
+        names = [
+            f"{snapshot.snapshot_id} ({operation.value if operation else 'unknown'})"
+            for snapshot in self.snapshots
+            for operation in [operation_of(snapshot)]
+        ]
+        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        noun = "snapshot" if len(names) == 1 else "snapshots"
+        changed = [
+            f"brought back or doubled {count(self.added, 'row')}" if self.added else "",
+            f"lost {count(self.missing, 'row')}" if self.missing else "",
+        ]
+        return (
+            f"{noun} {listed(names, _NAMED)} of {at}, written by {self.writer}, "
+            f"{' and '.join(filter(None, changed))} of snapshot {self.before.snapshot_id}"
+        )
+
+
+class ForeignWatch:
+    """Compares the rows of one topic's table before and after the commits of others."""
+
+    def __init__(self, spec: TopicSpec, config: Settings) -> None:
+        self._spec, self._config = spec, config
+        self._compared: tuple[object, ForeignCommits | None] | None = None
+
+    def check(self, table: Table) -> None:
+        """:raises TableflowError: commits of others changed rows, and no user accepted that"""
+        state = table.metadata.table_uuid, table.metadata.current_snapshot_id
+        if self._compared is None or self._compared[0] != state:
+            self._compared = state, changed_by_others(table, self._spec)
+        changed, name = self._compared[1], self._spec.name
+        if changed is None or changed.at_ms < accepted_ms(self._spec, self._config):
+            return
+        raise TableflowError(
+            f"topic {name}: another writer replaced rows of the table as they were earlier: "
+            f"{changed.what}",
+            hint=f"run `topicberg tableflow reread {name}` to set the table to snapshot "
+            f"{changed.before.snapshot_id} and go on with the topic from there, or `topicberg "
+            f"tableflow resume {name}` to accept these rows; let the writer use Iceberg's Java "
+            "library, which refuses such commits",
+        )
+
+
+def accepted_ms(spec: TopicSpec, config: Settings) -> float:
+    """Return when a user last resumed the topic: what others had committed by then is accepted."""
+    request = requests.read_request(config, spec.name)
+    return request.resumed_at * 1000 if request else 0.0
+
+
+def changed_by_others(table: Table, spec: TopicSpec) -> ForeignCommits | None:
+    """Return the first commits of others since the last batch that changed rows; None: none did.
+
+    Rows that a writer only deleted are not among them, nor rows without a partition and an offset,
+    which users may have added.
+
+    :raises TableflowError: the table was rolled back to a state whose offsets are not known
+    """
+    line = list(ancestry(table))[::-1]
+    before = checkpoint(table)
+    if before in line:
+        line = line[line.index(before) + 1 :]
+    elif before is None:
+        # Behind expired snapshots, rows that replaced all others look like those of a new table.
+        before = table.snapshot_by_name(CHECKPOINT_TAG)
+        first = line[0].sequence_number or 0 if line else 0
+        if before is None or (before.sequence_number or 0) >= first:
+            return None
+    for is_ours, group in groupby(line, _is_trusted):
+        snapshots = list(group)
+        if not is_ours and (changed := _compare(table, spec, before, snapshots)) is not None:
+            return changed
+        before = snapshots[-1]
+    return None
+
+
+def restore(table: Table, changed: ForeignCommits) -> None:
+    """Set ``main`` to the snapshot before the commits of others, from where the engine goes on.
+
+    :param table: as it was compared
+    :raises CommitConflictError: another commit came first
+    """
+    head = table.metadata.current_snapshot_id
+    requirements = (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref=MAIN, snapshot_id=head),
+    )
+    move = set_ref(MAIN, changed.before.snapshot_id, table.metadata.refs[MAIN].snapshot_ref_type)
+    with conflicts(f"table {'.'.join(table.name())}"):
+        table.catalog.commit_table(table, requirements, (move,))
+
+
+def _is_trusted(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot is topicberg's, or a compaction by Iceberg's Java library.
+
+    The library names its version, and refuses to replace files whose rows were deleted meanwhile.
+    """
+    properties = summary(snapshot)
+    if PICKED_FROM in properties:
+        return False
+    is_checked = operation_of(snapshot) == Operation.REPLACE and "iceberg-version" in properties
+    return is_own(snapshot) or is_checked
+
+
+class _Files:
+    """The data files of a snapshot, and the deletes by position that apply to them."""
+
+    def __init__(self, table: Table, snapshot: Snapshot) -> None:
+        self._io = table.io
+        self.data: dict[_Place, DataFile] = {}
+        self.times = Counter[_Place]()
+        """How often each data file is listed: readers read it as often."""
+        self.deletes: dict[tuple[str, int | None], tuple[DataFile, int]] = {}
+        for entry in entries(table.io, manifests(table.io, [snapshot]).values()):
+            file = entry.data_file
+            if file.content == DataFileContent.DATA:
+                place = file.file_path, entry.sequence_number
+                self.data[place] = file
+                self.times[place] += 1
+            elif file.content == DataFileContent.POSITION_DELETES:
+                self.deletes[identity(file)] = file, entry.sequence_number or 0
+
+    def named(self, deletes: Iterable[tuple[str, int | None]]) -> set[str]:
+        """Return the paths of the data files of which these deletes delete rows."""
+        paths = set[str]()
+        for key in deletes:
+            file, _ = self.deletes[key]
+            if is_vector(file):
+                paths.add(str(referenced_file(file)))
+            else:
+                paths |= {path for path, _ in read_deletes(self._io, file.file_path)}
+        return paths
+
+    def live(self, places: Sequence[_Place]) -> list[FileRows]:
+        """Return the rows of data files that readers see; a file as often as it is listed."""
+        paths = {path for path, _ in places}
+        deleted: dict[str, list[tuple[int, NDArray[np.uint32]]]] = defaultdict(list)
+        for file, sequence in self.deletes.values():
+            if not is_vector(file):
+                found = read_deletes(self._io, file.file_path)
+            elif referenced_file(file) in paths:
+                found = read_vectors(self._io, [file])
+            else:
+                continue
+            for path, positions in found:
+                if path in paths:
+                    deleted[path].append((sequence, positions))
+        rows = list[FileRows]()
+        for path, sequence in places:
+            file = self.data[path, sequence]
+            parts = [positions for of, positions in deleted[path] if of >= (sequence or 0)]
+            left = np.arange(file.record_count, dtype=np.uint32)
+            if parts:
+                left = np.setdiff1d(left, np.concatenate(parts), assume_unique=False)
+            rows += [FileRows(file, left)] * self.times[path, sequence]
+        return rows
+
+
+def _compare(
+    table: Table, spec: TopicSpec, before: Snapshot, snapshots: Sequence[Snapshot]
+) -> ForeignCommits | None:
+    """Return what successive snapshots of others did to the rows, if no writer should do it."""
+    old, new = _Files(table, before), _Files(table, snapshots[-1])
+    if new.times <= old.times and old.deletes.keys() <= new.deletes.keys():
+        return None  # rows were deleted, and nothing else
+    renamed = old.named(old.deletes.keys() - new.deletes.keys())
+    renamed |= new.named(new.deletes.keys() - old.deletes.keys())
+    touched = [
+        [
+            place
+            for place in files.data
+            if old.times[place] != new.times[place] or place[0] in renamed
+        ]
+        for files in (old, new)
+    ]
+    added, missing, are_newest = _difference(
+        table, spec, old.live(touched[0]), new.live(touched[1])
+    )
+    # A statement that deletes rows appends none.
+    are_newest |= any(operation_of(snapshot) == Operation.APPEND for snapshot in snapshots)
+    if not added and not (missing and are_newest):
+        if missing:
+            logger.warning(
+                "topic %s: snapshot %d of another writer deleted %s",
+                *(spec.name, snapshots[-1].snapshot_id, count(missing, "row")),
+            )
+        return None
+    written = [new.data[place] for place in touched[1] if place not in old.data]
+    writer = _writer(table, snapshots, written)
+    return ForeignCommits(before, snapshots, added, missing, writer)
+
+
+def _difference(
+    table: Table, spec: TopicSpec, old: Sequence[FileRows], new: Sequence[FileRows]
+) -> tuple[int, int, bool]:
+    """Return how many rows were added, how many are missing, and whether those are the newest ones.
+
+    They are if others were kept, and each missing row is after all kept ones of its partition: then
+    the rows are those of an earlier snapshot.
+    """
+    parts = 1 + sum(len(rows.positions) for rows in (*old, *new)) // _ROWS_AT_ONCE
+    added = missing = 0
+    kept_to, missing_from = dict[int, int](), dict[int, int]()
+    for part in range(parts):
+        before, after = (_identities(table, spec, rows, part, parts) for rows in (old, new))
+        values, places = np.unique(np.concatenate([before, after]), return_inverse=True)
+        counts = [
+            np.bincount(some, minlength=len(values))
+            for some in (places[: len(before)], places[len(before) :])
+        ]
+        added += int(np.maximum(counts[1] - counts[0], 0).sum())
+        missing += int(np.maximum(counts[0] - counts[1], 0).sum())
+        partitions = values >> _OFFSET_BITS
+        for partition in np.unique(partitions):
+            inside = partitions == partition
+            if (kept := values[inside & (counts[1] > 0)]).size:
+                newest = int(kept.max())
+                kept_to[int(partition)] = max(newest, kept_to.get(int(partition), newest))
+            if (lost := values[inside & (counts[1] == 0)]).size:
+                oldest = int(lost.min())
+                missing_from[int(partition)] = min(oldest, missing_from.get(int(partition), oldest))
+    are_newest = all(kept_to.get(p, -1) < first for p, first in missing_from.items())
+    return added, missing, bool(kept_to) and are_newest
+
+
+def _identities(
+    table: Table, spec: TopicSpec, rows: Sequence[FileRows], part: int, parts: int
+) -> NDArray[np.uint64]:
+    """Return the identities of one part of the rows."""
+    names = [spec.metadata_column(PARTITION), spec.metadata_column(OFFSET)]
+    found = [np.empty(0, np.uint64)]
+    for of_file in rows:
+        if not len(of_file.positions):
+            continue
+        columns = read_rows(table, of_file, names).drop_null()
+        partition, offset = (column.to_numpy().astype(np.uint64) for column in columns.columns)
+        values = (partition << _OFFSET_BITS) + offset
+        found.append(values[offset % np.uint64(parts) == part])
+    return np.concatenate(found)
+
+
+def _writer(table: Table, snapshots: Sequence[Snapshot], written: Sequence[DataFile]) -> str:
+    """Return who wrote snapshots: what they say, and else which library wrote their files."""
+    facts = [summary(snapshot) for snapshot in snapshots]
+    said = [f"{key} {each[key]}" for each in facts for key in _WRITERS if key in each]
+    if said:
+        return listed(list(dict.fromkeys(said)), _NAMED)
+    for file in written[:1]:
+        with table.io.new_input(file.file_path).open() as stream:
+            return (
+                f"a writer without a name (files by {pq.ParquetFile(stream).metadata.created_by})"
+            )
+    return "a writer without a name"

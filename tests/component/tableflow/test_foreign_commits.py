@@ -1,0 +1,322 @@
+"""Commits of other writers: every row once and right, or the topic suspended until a user acts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+from format_versions import allow_version_3
+from format_versions import overwrite as write
+from memory_topic import MemoryTopic, memory_topic
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from topicberg import kafka
+from topicberg.errors import SpecError, TableflowError
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.iceberg.files import entries, live_files
+from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM
+from topicberg.kafka.offsets import Ranges
+from topicberg.tableflow import reread as reread_module
+from topicberg.tableflow.reread import Reread, reread
+from topicberg.topics.requests import StoredRequest, write_request
+
+HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", "4"))
+SEED = int(os.environ.get("TOPICBERG_TEST_SEED", "0"))
+
+
+class Lake:
+    """A topic in memory, its table, and another writer."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, write_mode: str, version: int
+    ) -> None:
+        self.topic: MemoryTopic = memory_topic(
+            folder,
+            monkeypatch,
+            schema={"format": "text"},
+            key={"format": "string"},
+            write_mode=write_mode,
+            table={"format_version": version},
+        )
+        if version == 3:
+            allow_version_3(monkeypatch)
+        monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: dict.fromkeys((0, 1), 0))
+        monkeypatch.setattr(kafka, "end_offsets", lambda *_: self.topic.ends)
+        monkeypatch.setattr(reread_module, "messages", self.messages)
+        self.restart()
+
+    def messages(self, _: object, __: str, ranges: Ranges) -> Iterator[Any]:
+        for partition, (first, end) in ranges.items():
+            yield from self.topic.partitions[partition][first:end]
+
+    def restart(self) -> None:
+        self.ingestor = self.topic.ingestor()
+
+    def produce(self, **values: str | None) -> None:
+        for key, value in values.items():
+            text = None if value is None else value.encode()
+            self.topic.produce(ord(key[-1]) % 2, key.encode(), text)
+
+    def commit(self) -> None:
+        while self.ingestor.step().backlog:
+            pass
+
+    @property
+    def table(self) -> Table:
+        name = self.topic.spec.table_identifier(self.topic.config)
+        return self.topic.catalog.load_table(name)
+
+    @property
+    def head(self) -> Snapshot:
+        return cast("Snapshot", self.table.current_snapshot())
+
+    def rows(self) -> list[tuple[str, str]]:
+        return sorted((row["key"], str(row["value"])) for row in self.topic.rows())
+
+    def expected(self) -> list[tuple[str, str]]:
+        """Return what the table has of the whole topic."""
+        records = [
+            (cast("bytes", one.own[0]).decode(), one.own[1] and one.own[1].decode())
+            for log in self.topic.partitions.values()
+            for one in log
+        ]
+        if self.topic.spec.write_mode == "upsert":
+            records = [item for item in dict(records).items() if item[1] is not None]
+        return sorted((key, str(value)) for key, value in records)
+
+    def reread(self) -> Reread:
+        return reread(self.topic.spec, self.table, self.topic.endpoints, self.topic.config)
+
+    # --- what others do ---
+
+    def compact(self, as_of: Snapshot) -> None:
+        """Merge the files of a snapshot that the head still has, with their rows as of then."""
+        table = self.table
+        present = {file.file_path for file in live_files(table)}
+        old = entries(table.io, as_of.manifests(table.io))
+        data = [e.data_file for e in old if e.data_file.content == DataFileContent.DATA]
+        removed = [file for file in data if file.file_path in present]
+        paths = {file.file_path for file in removed}
+        scan = table.scan(snapshot_id=as_of.snapshot_id)
+        tasks = [task for task in scan.plan_files() if task.file.file_path in paths]
+        reader = ArrowScan(table.metadata, table.io, table.schema(), scan.row_filter)
+        write(table, reader.to_table(tasks), removed)
+
+    def overwrite(self, as_of: Snapshot) -> None:
+        """Replace all rows by those of a snapshot."""
+        table = self.table
+        rows = table.scan(snapshot_id=as_of.snapshot_id).to_arrow()
+        if not rows.num_rows:  # as a statement that deletes all rows
+            return
+        if table.format_version == 2:
+            table.overwrite(rows)
+        else:  # PyIceberg writes no other version
+            write(table, rows, [f for f in live_files(table) if f.content == DataFileContent.DATA])
+
+    def roll_back(self, to: Snapshot) -> None:
+        commit_update(self.table, set_ref(MAIN, to.snapshot_id, SnapshotRefType.BRANCH))
+
+    def pick(self, picked: Snapshot) -> None:
+        """Add the files that a snapshot added."""
+        table = self.table
+        change = SnapshotChange(
+            table,
+            Operation.APPEND,
+            properties={PICKED_FROM: str(picked.snapshot_id)},
+        )
+        change.add(self.added_by(picked))
+        change.commit()
+
+    def added_by(self, snapshot: Snapshot) -> list[DataFile]:
+        found = entries(self.table.io, snapshot.manifests(self.table.io))
+        return [
+            entry.data_file
+            for entry in found
+            if entry.snapshot_id == snapshot.snapshot_id
+            and entry.data_file.content == DataFileContent.DATA
+        ]
+
+    def expire(self) -> None:
+        """Expire all snapshots that no branch or tag is at."""
+        table = self.table
+        kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        ids = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in kept]
+        if ids:
+            table.maintenance.expire_snapshots().by_ids(ids).commit()
+
+
+MakeLake = Callable[[str, int], Lake]
+
+
+@pytest.fixture
+def make_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeLake:
+    def make(write_mode: str, version: int = 2) -> Lake:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        return Lake(folder, monkeypatch, write_mode, version)
+
+    return make
+
+
+def changed(lake: Lake) -> Snapshot:
+    """Return the first of two snapshots; the second one has deletes, updates and insertions."""
+    lake.produce(**{f"k{number}": "old" for number in range(6)})
+    lake.commit()
+    before = lake.head
+    lake.produce(k0=None, k1="new", k2="new", k7="new")
+    lake.commit()
+    return before
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_engine_compaction_as_of_an_older_head_suspends_until_reread(
+    make_lake: MakeLake, version: int
+) -> None:
+    lake = make_lake("upsert", version)
+    before = changed(lake)
+    right, head = lake.rows(), lake.head
+    lake.compact(before)
+    assert len(lake.rows()) == len(right) + 3
+    lake.produce(k8="new")
+    for _ in range(2):
+        with pytest.raises(TableflowError, match="brought back or doubled 3 rows") as error:
+            lake.commit()
+        lake.restart()
+    assert f"snapshot {lake.head.snapshot_id} (overwrite)" in error.value.message
+    assert "parquet-cpp-arrow" in error.value.message
+    assert f"set the table to snapshot {head.snapshot_id}" in str(error.value.hint)
+    assert lake.reread().restored == head.snapshot_id
+    lake.commit()
+    assert lake.rows() == lake.expected()
+
+
+def test_engine_compaction_of_the_newest_rows_continues(make_lake: MakeLake) -> None:
+    lake = make_lake("upsert", 2)
+    changed(lake)
+    lake.compact(lake.head)
+    lake.produce(k3=None, k4="newer")
+    lake.commit()
+    assert lake.rows() == lake.expected()
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_engine_overwrite_with_older_rows_suspends(make_lake: MakeLake, write_mode: str) -> None:
+    lake = make_lake(write_mode, 2)
+    lake.produce(k0="old", k1="old")
+    lake.commit()
+    before = lake.head
+    lake.produce(k2="new", k3="new")
+    lake.commit()
+    lake.overwrite(before)
+    with pytest.raises(TableflowError, match="lost 2 rows of snapshot"):
+        lake.commit()
+    lake.reread()
+    lake.commit()
+    assert lake.rows() == lake.expected()
+
+
+def test_engine_picked_rows_of_a_rolled_back_batch_suspend(make_lake: MakeLake) -> None:
+    lake = make_lake("append", 2)
+    lake.produce(k0="a")
+    lake.commit()
+    first = lake.head
+    lake.produce(k1="b")
+    lake.commit()
+    second = lake.head
+    lake.roll_back(first)
+    lake.pick(second)
+    with pytest.raises(TableflowError, match="brought back or doubled 1 row of"):
+        lake.commit()
+    lake.reread()
+    lake.commit()
+    assert lake.rows() == lake.expected()
+
+
+def test_engine_rows_that_a_user_accepts_stay(make_lake: MakeLake) -> None:
+    lake = make_lake("append", 2)
+    changed(lake)
+    rows = lake.rows()
+    lake.overwrite(lake.head)
+    lake.commit()
+    assert lake.rows() == rows
+    lake.table.append(lake.table.scan(limit=1).to_arrow())
+    with pytest.raises(TableflowError, match="doubled 1 row of"):
+        lake.commit()
+    request = StoredRequest(topic=lake.topic.spec.name, enabled=True, resumed_at=time.time())
+    write_request(lake.topic.config, request)
+    lake.produce(k9="z")
+    lake.commit()
+    assert len(lake.rows()) == len(rows) + 2
+    with pytest.raises(SpecError, match="write mode append"):
+        lake.reread()
+
+
+def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> None:
+    lake = make_lake("upsert", 2)
+    lake.compact(changed(lake))
+    lake.produce(k9="z")
+    lake.ingestor._foreign_commits.check = lambda _: None  # type: ignore[method-assign]
+    lake.commit()
+    assert len(lake.rows()) == len(lake.expected()) + 3
+    assert lake.reread().rows == 3
+    assert lake.rows() == lake.expected()
+
+
+def continues(lake: Lake) -> bool:
+    """Commit what there is; a suspended topic stays so until a user acts. Return whether it was."""
+    try:
+        lake.commit()
+        return False
+    except TableflowError as error:
+        lake.restart()
+        with pytest.raises(TableflowError):
+            lake.commit()
+        if "rolled back to a state" in error.message:
+            lake.roll_back(cast("Snapshot", lake.table.snapshot_by_name(CHECKPOINT_TAG)))
+        else:
+            lake.reread()
+        lake.commit()
+        return True
+
+
+def random_history(lake: Lake, random: Random) -> None:
+    heads = list[Snapshot]()
+    for number in range(random.randrange(4, 12)):
+        keys = random.sample("0123456789", random.randrange(1, 5))
+        lake.produce(**{f"k{k}": random.choice([None, f"{number}", f"{number}"]) for k in keys})
+        if (not heads or random.random() < 0.7) and continues(lake):
+            assert lake.rows() == lake.expected()
+        heads = [s for s in [*heads, lake.head] if lake.table.snapshot_by_id(s.snapshot_id)]
+        chosen = random.choice(heads)
+        match random.randrange(9):
+            case 0 | 1:
+                lake.compact(chosen)
+            case 2:
+                lake.overwrite(chosen)
+            case 3:
+                lake.roll_back(chosen)
+            case 4:
+                lake.pick(chosen)
+            case 5:
+                lake.expire()
+    continues(lake)
+    assert lake.rows() == lake.expected()
+
+
+@pytest.mark.parametrize("number", range(HISTORIES))
+def test_rows_after_random_commits_of_others_are_once_and_right_or_suspended(
+    make_lake: MakeLake, number: int
+) -> None:
+    random = Random(SEED + number)
+    write_mode = random.choice(["append", "upsert", "upsert"])
+    random_history(make_lake(write_mode, random.choice([2, 3])), random)
