@@ -27,6 +27,8 @@ TOPIC = "topicberg.topic"
 TOPIC_ID = "topicberg.topic-id"
 START_OFFSETS = "topicberg.start-offsets"
 END_OFFSETS = "topicberg.end-offsets"
+LAST_RECORDS = "topicberg.last-records"
+"""The last record of each partition: see :mod:`topicberg.kafka.last_records`."""
 COMMITTED_AT_MS = "topicberg.committed-at-ms"
 CURRENT_AT_MS = "topicberg.current-at-ms"
 """Of an upsert table: when it held everything that its topic did, for the last time before or with

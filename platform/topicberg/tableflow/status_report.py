@@ -113,7 +113,14 @@ class StatusReport:
 
     def differs(self, commit: Commit) -> bool:
         """Return whether the table differs from the status although there are no new records."""
-        fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys")
+        fields = (
+            "end_offsets",
+            "rows_skipped",
+            "skip_requests",
+            "missed_deletes",
+            "keys",
+            "unproven",
+        )
         return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
 
     def note_commit(self, commit: Commit, lag: Offsets) -> None:
@@ -140,6 +147,7 @@ class StatusReport:
                 skip_requests=commit.skip_requests,
                 missed_deletes=commit.missed_deletes,
                 keys=commit.keys,
+                unproven=commit.unproven,
                 reader=commit.reader or status.reader,
                 bytes_committed=status.bytes_committed + commit.bytes,
                 data_files=commit.data_files,
