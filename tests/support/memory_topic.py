@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
 
 from topicberg import kafka
+from topicberg.kafka import last_records
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
@@ -33,6 +35,9 @@ class Message:
     place: tuple[int, int]
     own_headers: list[tuple[str, Any]]
     time_ms: int
+    epoch: int = 0
+    is_gone: bool = False
+    """Whether Kafka has compacted it."""
 
     def key(self) -> bytes | None:
         return self.own[0]
@@ -52,6 +57,23 @@ class Message:
     def timestamp(self) -> tuple[int, int]:
         return 1, self.time_ms
 
+    def leader_epoch(self) -> int:
+        return self.epoch
+
+    def error(self) -> Any:
+        """Return why there is no record, as instances of :class:`NoMessage` do."""
+        return None
+
+
+class NoMessage(Message):
+    """What the client returns instead of a record."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def error(self) -> Any:
+        return KafkaError(self.code)
+
 
 @dataclass
 class MemoryTopic:
@@ -61,6 +83,12 @@ class MemoryTopic:
     folder: Path
     registry: Any
     partitions: dict[int, list[Message]] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    """The epoch of the leader of each partition; 0 where there is none."""
+    beginning: dict[int, int] = field(default_factory=dict)
+    """The first offset of each partition; 0 where there is none."""
+    compared: int = 0
+    """Records that were read to compare the log with the table."""
 
     def __post_init__(self) -> None:
         self.catalog = SqlCatalog(
@@ -87,7 +115,8 @@ class MemoryTopic:
         time_ms: int = 1_700_000_000_000,
     ) -> None:
         log = self.partitions.setdefault(partition, [])
-        log.append(Message((key, value), (partition, len(log)), list(headers), time_ms))
+        place, epoch = (partition, len(log)), self.epochs.get(partition, 0)
+        log.append(Message((key, value), place, list(headers), time_ms, epoch))
 
     @property
     def ends(self) -> dict[int, int]:
@@ -106,13 +135,37 @@ class MemoryTopic:
         return found
 
     def log(self, _: object, __: str) -> kafka.TopicLog:
-        return kafka.TopicLog("memory", dict.fromkeys(self.ends, 0), self.ends)
+        beginning = {p: self.beginning.get(p, 0) for p in self.ends}
+        epochs = {p: self.epochs.get(p, 0) for p in self.ends}
+        return kafka.TopicLog("memory", beginning, self.ends, epochs)
 
     def times(
         self, _: object, __: str, offsets: Mapping[int, int], *, is_needed: bool
     ) -> dict[int, int]:
         assert is_needed
         return {p: self.partitions[p][offset].time_ms for p, offset in offsets.items()}
+
+    def first_messages(
+        self,
+        _: object,
+        __: str,
+        offsets: Mapping[int, int],
+        epochs: Mapping[int, int] | None = None,
+        *,
+        is_needed: bool,
+    ) -> dict[int, Message]:
+        """Return what :func:`topicberg.kafka.consumer.first_messages` does."""
+        assert is_needed
+        self.compared += len(offsets)
+        first = {}
+        for p, offset in offsets.items():
+            log = self.partitions[p]
+            left = [one for one in log[offset:] if not one.is_gone]
+            ended = epochs is not None and len([m for m in log if m.epoch <= epochs[p]]) < offset
+            first[p] = left[0] if left else NoMessage(KafkaError._PARTITION_EOF)
+            if ended or offset > len(log):
+                first[p] = NoMessage(KafkaError._AUTO_OFFSET_RESET)
+        return first
 
     def offsets_at(self, _: object, __: str, time_ms: int) -> dict[int, int]:
         return {
@@ -126,7 +179,10 @@ class _Reader:
 
     def __init__(self, topic: MemoryTopic, ranges: Mapping[int, tuple[int, int]]) -> None:
         self.messages = [
-            one for p, (start, end) in ranges.items() for one in topic.partitions[p][start:end]
+            one
+            for p, (start, end) in ranges.items()
+            for one in topic.partitions[p][start:end]
+            if not one.is_gone
         ]
 
     def __enter__(self) -> Self:
@@ -179,4 +235,5 @@ def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)
     monkeypatch.setattr(batch_start, "first_times", topic.times)
+    monkeypatch.setattr(last_records, "first_messages", topic.first_messages)
     monkeypatch.setattr(reading, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))

@@ -532,6 +532,12 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             f"partition {partition}: records from offset {transaction.offset} on wait for the end "
             f"of a transaction that has been open since {at(transaction.since_ms)}"
         )
+    for partition, offset in state.unproven.items():
+        yield (
+            f"partition {partition}: the log no longer has the last record that the table holds, "
+            f"offset {offset}, as it was compacted or deleted: if the log was replaced meanwhile, "
+            "that cannot be noticed"
+        )
     if missed := state.missed_deletes:
         yield (
             f"deletes between {at(missed.since_ms)} and {at(missed.until_ms)} may be missing: the "

@@ -28,6 +28,8 @@ TOPIC_ID = "topicberg.topic-id"
 START_OFFSETS = "topicberg.start-offsets"
 """Where the batch began: only earlier versions wrote it, since the batch before ends there."""
 END_OFFSETS = "topicberg.end-offsets"
+LAST_RECORDS = "topicberg.last-records"
+"""The last record of each partition: see :mod:`topicberg.kafka.last_records`."""
 COMMITTED_AT_MS = "topicberg.committed-at-ms"
 CURRENT_AT_MS = "topicberg.current-at-ms"
 """Of an upsert table: when it held everything that its topic did, for the last time before or with

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ListOffsetsResultInfo,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -122,6 +123,9 @@ class TopicLog:
     topic_id: str
     beginning: dict[int, int]
     end: dict[int, int]
+    epochs: dict[int, int] = field(default_factory=dict)
+    """The epoch of each partition's leader, which the next leader raises; without those of brokers
+    that have none."""
 
 
 def ensure_topic(
@@ -292,9 +296,13 @@ def partition_count(endpoints: Endpoints, topic: str) -> int:
 def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
     """Return the id of a topic, and where its log begins and ends, in three requests."""
     described = _describe(endpoints, topic)
-    end = _offsets(endpoints, topic, LATEST, described)
+    ends = _listed(endpoints, topic, LATEST, described)
     beginning = _offsets(endpoints, topic, _EARLIEST, described)
-    return TopicLog(str(described.topic_id), beginning, end)
+    end = {partition: listed.offset for partition, listed in ends.items()}
+    epochs = {
+        p: listed.leader_epoch for p, listed in ends.items() if listed.leader_epoch is not None
+    }
+    return TopicLog(str(described.topic_id), beginning, end, epochs)
 
 
 @dataclass(frozen=True)
@@ -621,12 +629,6 @@ def no_leader(action: str) -> NoLeaderError:
     )
 
 
-@retry(
-    retry=retry_if_exception_type(NoLeaderError),
-    stop=stop_after_delay(LEADER_SECONDS),
-    wait=wait_fixed(0.25),
-    reraise=True,
-)
 def _offsets(
     endpoints: Endpoints,
     topic: str,
@@ -634,6 +636,23 @@ def _offsets(
     described: TopicDescription | None = None,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, int]:
+    listed = _listed(endpoints, topic, which, described, level)
+    return {partition: of_partition.offset for partition, of_partition in listed.items()}
+
+
+@retry(
+    retry=retry_if_exception_type(NoLeaderError),
+    stop=stop_after_delay(LEADER_SECONDS),
+    wait=wait_fixed(0.25),
+    reraise=True,
+)
+def _listed(
+    endpoints: Endpoints,
+    topic: str,
+    which: OffsetSpec,
+    described: TopicDescription | None = None,
+    level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[int, ListOffsetsResultInfo]:
     partitions = (described or _describe(endpoints, topic)).partitions
     futures = admin_client(endpoints).list_offsets(
         {TopicPartition(topic, partition.id): which for partition in partitions},
@@ -641,6 +660,6 @@ def _offsets(
         request_timeout=TIMEOUT_SECONDS,
     )
     return {
-        place.partition: result_of(future, endpoints, f"list the offsets of {topic}").offset
+        place.partition: result_of(future, endpoints, f"list the offsets of {topic}")
         for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
     }

@@ -22,6 +22,8 @@ READ_SECONDS = 60.0
 SAMPLE_SECONDS = 3.0
 NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
+_SMALL_FETCH = 64 * 1024
+"""Bytes of each partition that a request for its first records returns, at least one batch."""
 _SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
 READER: dict[str, object] = {
@@ -41,6 +43,7 @@ DAMAGED = (
     *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
     KafkaError.INVALID_MSG,
 )
+_OF_FIRST = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, *DAMAGED)
 
 
 class FetchError(UnreachableError):
@@ -145,31 +148,50 @@ def first_times(
 
     A partition that has none is left out, and one whose record is damaged.
 
+    :param is_needed: see :func:`first_messages`
+    :raises UnreachableError: see :func:`first_messages`
+    """
+    first = first_messages(endpoints, topic, offsets, is_needed=is_needed)
+    return {p: message.timestamp()[1] for p, message in first.items() if message.error() is None}
+
+
+def first_messages(
+    endpoints: Endpoints,
+    topic: str,
+    offsets: Mapping[int, int],
+    epochs: Mapping[int, int] | None = None,
+    *,
+    is_needed: bool = False,
+) -> dict[int, Message]:
+    """Return partition → the first record at an offset or later, committed or not.
+
+    Instead of a record, it may be an error: that the partition ends there, that the record is
+    damaged, or that the partition has no such offset.
+
+    :param epochs: partition → leader epoch of the record before the offset. It is an error as well
+        if the log has that epoch only up to an earlier offset (KIP-320)
     :param is_needed: wait for longer, and raise an error rather than leave out a partition whose
         record does not arrive in time
     :raises UnreachableError: see ``is_needed``
     """
-    times: dict[int, int] = {}
-    waiting = set(offsets)
+    first: dict[int, Message] = {}
     seconds = NEEDED_SECONDS if is_needed else SAMPLE_SECONDS
-    with _consumer(endpoints, topic, offsets, committed=False) as consumer:
+    small: dict[str, Any] = {"fetch.message.max.bytes": _SMALL_FETCH}
+    with _consumer(endpoints, topic, offsets, epochs, committed=False, **small) as consumer:
         deadline = time.monotonic() + seconds
-        while waiting and time.monotonic() < deadline:
+        while len(first) < len(offsets) and time.monotonic() < deadline:
             if (message := consumer.poll(0.2)) is None:
                 continue
-            partition, error = message.partition() or 0, message.error()
-            if error is None:
-                times.setdefault(partition, message.timestamp()[1])
-            elif error.code() not in (KafkaError._PARTITION_EOF, *DAMAGED):
-                continue
-            waiting.discard(partition)
-    if waiting and is_needed:
+            error = message.error()
+            if error is None or error.code() in _OF_FIRST:
+                first.setdefault(message.partition() or 0, message)
+    if is_needed and (waiting := offsets.keys() - first.keys()):
         raise UnreachableError(
             f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
             f"{seconds:.0f} s",
             hint=f"{see_whether_it_runs('Kafka')}; see whether the partition has a leader",
         )
-    return times
+    return first
 
 
 def record_bytes(
@@ -186,7 +208,7 @@ def record_bytes(
     last = (_SPOTS if records >= _SMALL_BATCH else _SPOTS_OF_A_SMALL_BATCH) - 1
     largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
     averages: list[float | None] = []
-    small = {"fetch.message.max.bytes": 64 * 1024, "queued.max.messages.kbytes": 4096}
+    small = {"fetch.message.max.bytes": _SMALL_FETCH, "queued.max.messages.kbytes": 4096}
     with _consumer(endpoints, topic, {}, committed=False, **small) as consumer:
         deadline = time.monotonic() + SAMPLE_SECONDS
         for number in range(last + 1):
@@ -242,6 +264,7 @@ def _consumer(
     endpoints: Endpoints,
     topic: str,
     offsets: Mapping[int, int],
+    epochs: Mapping[int, int] | None = None,
     *,
     committed: bool = True,
     **more: Any,
@@ -258,7 +281,13 @@ def _consumer(
     )
     try:
         if offsets:
-            consumer.assign([TopicPartition(topic, p, offset) for p, offset in offsets.items()])
+            known = epochs or {}
+            consumer.assign(
+                [
+                    TopicPartition(topic, p, offset, leader_epoch=known.get(p, -1))
+                    for p, offset in offsets.items()
+                ]
+            )
         yield consumer
     finally:
         consumer.close()

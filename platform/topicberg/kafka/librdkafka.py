@@ -74,6 +74,7 @@ _destroy: Any = types.ExternalFunction("rd_kafka_message_destroy", types.void(ty
 _timestamp: Any = types.ExternalFunction(
     "rd_kafka_message_timestamp", types.int64(types.voidptr, types.voidptr)
 )
+_epoch: Any = types.ExternalFunction("rd_kafka_message_leader_epoch", types.int32(types.voidptr))
 _headers: Any = types.ExternalFunction(
     "rd_kafka_message_headers", types.int32(types.voidptr, types.voidptr)
 )
@@ -104,6 +105,7 @@ def _gather(  # type: ignore[no-untyped-def]
     offsets,
     times,
     time_types,
+    epochs,
     header_ends,
     header_offsets,
     has_header_value,
@@ -188,6 +190,7 @@ def _gather(  # type: ignore[no-untyped-def]
         offsets[row] = offset
         times[row] = _timestamp(pointer(message), pointer(here))
         time_types[row] = scratch[0]
+        epochs[row] = _epoch(pointer(message))
         if offset + 1 == ends[partition]:
             ends[partition] = -2
         _destroy(pointer(message))
@@ -231,6 +234,7 @@ def gather(
         records.offsets,
         records.times,
         records.time_types,
+        records.epochs,
         records.header_ends,
         records.header_offsets,
         records.has_header_value,

@@ -27,6 +27,8 @@ class Records:
         """Milliseconds since 1970, -1: none."""
         self.time_types = np.zeros(rows, np.int8)
         """1: of the producer, 2: of the broker."""
+        self.epochs = np.zeros(rows, np.int32)
+        """The epoch of the leader that got the record, -1: not known."""
         self.has_value = np.zeros(rows, np.uint8)
         self.has_key = np.zeros(rows, np.uint8)
         self.value_offsets = np.zeros(rows + 1, np.int64)
@@ -101,6 +103,7 @@ class Records:
         times = [message.timestamp() for message in messages[:count]]
         self.times[first:to] = [time_ for _, time_ in times]
         self.time_types[first:to] = [kind for kind, _ in times]
+        self.epochs[first:to] = [epoch_of(message) for message in messages[:count]]
         self.header_ends[first : to + 1] = totals[: count + 1]
         if any(headers):
             self._append_headers(headers[:count], names[:count], int(self.header_ends[first]))
@@ -165,6 +168,12 @@ class Records:
                 return None
             headers.append((key, value if self.has_header_value[number] else None))
         return headers or None
+
+
+def epoch_of(message: Message) -> int:
+    """Return the epoch of the leader that got a message of the Python client; -1: not known."""
+    epoch = message.leader_epoch()
+    return -1 if epoch is None else epoch
 
 
 def headers_of(message: Message) -> list[tuple[str, Any]] | None:

@@ -18,6 +18,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg import summaries
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
+from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
 from topicberg.tableflow import commit, skips, tombstones
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
@@ -120,7 +121,9 @@ class BatchCommitter:
         except BaseException:
             discard(table.io, written.files)
             raise
-        dropped, summary = skips.committed(table, batch.end), self._keys.summary(plan) | noted
+        last = dump_last_records({**plan.last_records, **written.last_records}, batch.end)
+        summary = self._keys.summary(plan) | noted | {summaries.LAST_RECORDS: last}
+        dropped = skips.committed(table, batch.end)
         snapshot = commit.add_files(
             table, plan.planned_on, written.files, replaced, summary, changed, dropped
         )

@@ -62,20 +62,19 @@ class BatchLimits:
         :param offsets: the first ones that the table lacks
         :param skip: records to leave out
         :param search: of the records at which a batch failed, of which the next part is read
-        :raises TableflowError: the log is not the one that the table holds
         """
-        name, beginning, cut = self._spec.name, log.beginning, self._ends
+        beginning, cut = log.beginning, self._ends
         start = {p: offsets.get(p, beginning[p]) for p in log.end}
         latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in log.end.items()}
         if search is not None:
             first = {**start, **search.start}
             first = {p: min(first[p], latest[p]) for p in latest}
             ends = {p: min(e, latest[p]) for p, e in search.next_ends(SMALL_RECORDS, PARTS).items()}
-            return plan_batch(name, first, beginning, {**first, **ends}, sys.maxsize, skip), None
-        batch = plan_batch(name, offsets, beginning, latest, self.size.limit, skip)
+            return plan_batch(first, beginning, {**first, **ends}, sys.maxsize, skip), None
+        batch = plan_batch(offsets, beginning, latest, self.size.limit, skip)
         if batch.records <= SAMPLED_RECORDS:
             return batch, None
-        sizes = record_bytes(self._endpoints, name, batch.ranges)
+        sizes = record_bytes(self._endpoints, self._spec.name, batch.ranges)
         only_files = self._spec.changelog is None  # the keys of changes are read into this process
         fitting, size = self.size.fit(sizes, batch.records, is_compressed=only_files)
-        return plan_batch(name, offsets, beginning, batch.end, fitting, skip), size
+        return plan_batch(offsets, beginning, batch.end, fitting, skip), size

@@ -10,6 +10,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg import summaries
+from topicberg.kafka.last_records import LastRecords
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.tableflow import commit, skips, tombstones
 from topicberg.tableflow.key_state import KeyState
@@ -47,6 +48,8 @@ class Commit:
     """Data files of the table after the step."""
     skip_requests: list[skips.Skip] = field(default_factory=list)
     """All requests to skip a record since the table was created."""
+    unproven: Offsets = field(default_factory=dict)
+    """See :class:`topicberg.tableflow.log_check.LogCheck`."""
     missed_deletes: tombstones.Missed | None = None
     reader: Reader | None = None
     """What read the newest batch."""
@@ -78,6 +81,8 @@ class BatchPlan:
     """Records that fail by themselves."""
     reader: Reader
     """What reads it."""
+    last_records: LastRecords
+    """Of the batches before."""
 
     @property
     def planned_on(self) -> int | None:

@@ -189,7 +189,7 @@ def in_time_order(
         end = min(through.get(p, latest[p]), latest[p], start + limit)
         if end > start:
             ends = {**batch.start, p: end}
-            return plan_batch(topic, batch.start, beginning, ends, limit, skip)
+            return plan_batch(batch.start, beginning, ends, limit, skip)
     return batch  # the times of a partition go back
 
 

@@ -24,6 +24,7 @@ from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.files import discard
 from topicberg.iceberg.position_deletes import FileRows, add_deletes
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, checkpoint, summary
+from topicberg.kafka.last_records import LastRecords, parse_last_records
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import Batch
 
@@ -42,6 +43,8 @@ class Committed:
     """See :data:`topicberg.iceberg.summaries.KEY_DEFINITION`."""
     current_at_ms: int | None = None
     """See :data:`topicberg.iceberg.summaries.CURRENT_AT_MS`."""
+    last_records: LastRecords = field(default_factory=dict)
+    """By which the log is recognized. Earlier versions of topicberg noted none."""
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
@@ -55,13 +58,15 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
     properties = summary(snapshot)
     at_ms = properties.get(summaries.COMMITTED_AT_MS)
     current_at_ms = properties.get(summaries.CURRENT_AT_MS)
+    offsets = parse_offsets(properties[END_OFFSETS])
     return Committed(
-        offsets=parse_offsets(properties[END_OFFSETS]),
+        offsets=offsets,
         topic_id=properties.get(summaries.TOPIC_ID),
         at_ms=int(at_ms) if at_ms else None,
         batch_size=properties.get(summaries.BATCH_SIZE),
         key_definition=properties.get(summaries.KEY_DEFINITION),
         current_at_ms=int(current_at_ms) if current_at_ms else None,
+        last_records=parse_last_records(properties.get(summaries.LAST_RECORDS), offsets),
     )
 
 

@@ -45,6 +45,7 @@ from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.layout import read_layout
+from topicberg.tableflow.log_check import LogCheck
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.old_values import BatchCutError
@@ -78,6 +79,10 @@ class BatchFailedError(TopicbergError):
 
 class PartReadError(Exception):
     """A part of a batch that failed was read, but not committed."""
+
+
+class LogMovedError(Exception):
+    """A partition has another leader since the batch was planned, and may have another log."""
 
 
 class Ingestor:
@@ -123,6 +128,7 @@ class Ingestor:
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
         self._planner = Planner(spec, endpoints, self._memory)
+        self._log = LogCheck(spec, endpoints, config)
         self._search = RecordSearch(spec, self._processes)
         self._failed_for = ""
         """Why the batch failed that is searched."""
@@ -170,10 +176,10 @@ class Ingestor:
                     wait=wait_random(0, 1),
                     exhausted=exhausted,
                 )
-        except TopicbergError:
-            raise  # the session is as good as before, or discarded already
-        except BaseException:
-            self._discard(others=False)
+        except BaseException as error:
+            self._log.forget()
+            if not isinstance(error, TopicbergError):  # else the session is as good as before
+                self._discard(others=False)
             raise
         finally:
             self._spark.give_back()
@@ -203,6 +209,8 @@ class Ingestor:
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
                 self._report_search(failed.message)
+            except LogMovedError as moved:
+                logger.info("topic %s: %s", self.spec.name, moved)
             except PartReadError:
                 logger.debug("topic %s: read a part of the batch that failed", self.spec.name)
                 self._report_search()
@@ -234,6 +242,7 @@ class Ingestor:
             self.loader.held_ms = now_ms
         first = first_offsets(self.spec, self.endpoints, table, committed, log)
         offsets = committed.offsets or {**log.beginning, **first}
+        self._log.check(table, offsets, committed.last_records, log)
         self.limits.learn(committed.batch_size)
         start = {**log.beginning, **offsets}
         failing = still_failing(self.spec, self.config, table, start)
@@ -268,17 +277,22 @@ class Ingestor:
             key_definition=committed.key_definition,
             failing=failing,
             reader=self._reader(batch, size),
+            last_records=committed.last_records,
         )
         if not batch.records:
             missed.nothing_new()
             done = result(plan, head, {})
-            return replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
+            nothing = replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
+            return replace(nothing, unproven=self._log.unproven)
         written = self._written(plan)
         if search is not None:
             discard(table.io, written.files)
             search.succeed(batch.end)
             self._end_search(search)
             raise PartReadError
+        if self._log.has_changed(log, batch.ranges):
+            discard(table.io, written.files)
+            raise LogMovedError("a partition has another leader; planning the batch again")
         done = self._committer.commit(plan, written)
         self.loader.held_ms = now_ms
         self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)

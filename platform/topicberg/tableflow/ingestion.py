@@ -49,16 +49,16 @@ class Ingestion:
         config: Settings,
         sessions: Sessions,
         registry: SchemaRegistryClient | None = None,
-        counters: dict[str, int] | None = None,
+        before: Ingestion | None = None,
         engine: str | None = None,
     ) -> None:
-        """:param counters: of the ingestion that this one replaces, by their names
+        """:param before: the ingestion that this one replaces, which is stopped
         :param engine: the name of this engine
         """
         self.spec = spec
         self.is_running = False
         """Whether a worker has the topic; only the queue of turns changes it."""
-        self.report = StatusReport(spec, config, counters, engine)
+        self.report = StatusReport(spec, config, before and before.report, engine)
         self.log = LogWatch()
         self.schedule = TurnSchedule(spec, self.log)
         self._endpoints = endpoints

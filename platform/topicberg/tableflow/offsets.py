@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from topicberg.errors import TableflowError
 from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
-from topicberg.wording import count
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Batch:
 
 
 def plan_batch(
-    topic: str,
     committed: Mapping[int, int],
     beginning: Mapping[int, int],
     latest: Mapping[int, int],
@@ -50,40 +47,11 @@ def plan_batch(
 ) -> Batch:
     """Return the next batch, from the committed offsets (or a new partition's beginning) to latest.
 
-    A partition that was added since the last commit begins at offset 0. Without committed offsets,
-    all begin where the log does.
-
     A backlog of more than ``max_records`` is cut so that all partitions advance in proportion.
 
     :param skip: records to leave out. A batch ends before such a record, or begins with it, so
         that every partition is read in one piece.
-    :raises TableflowError: the topic's log does not hold the next record any more, or never did
     """
-    # A partition that was added later has no record in the table.
-    added = dict.fromkeys(latest.keys() - committed.keys(), 0) if committed else {}
-    for partition, offset in sorted((added | dict(committed)).items()):
-        if partition not in latest:
-            raise TableflowError(
-                f"topic {topic}: partition {partition} is missing, but the table holds it up to "
-                f"offset {offset}",
-                hint="restore the topic, or drop the table: the topic was re-created, or this is "
-                "another cluster",
-            )
-        if offset < beginning[partition]:
-            raise TableflowError(
-                f"topic {topic}: the log of partition {partition} was truncated: the next record "
-                f"is {offset}, the first one kept is {beginning[partition]}",
-                hint=f"raise the topic's retention, or drop the table to start again from the "
-                f"remaining records: {count(beginning[partition] - offset, 'record')} deleted "
-                "before they were committed",
-            )
-        if offset > latest[partition]:
-            raise TableflowError(
-                f"topic {topic}: partition {partition} ends at {latest[partition]}, but the table "
-                f"holds it up to {offset}",
-                hint="restore the topic, or drop the table: the topic was re-created or lost "
-                "records",
-            )
     start = {p: committed.get(p, beginning[p]) for p in latest}
     return _around(start, _cut(start, latest, max_records), skip)
 

@@ -83,14 +83,13 @@ class Pool:
         """Ingest a topic by a spec from now on; the counters of an earlier spec continue."""
 
         def make(before: Ingestion | None) -> Ingestion:
-            counters = before.report.status.counters() if before is not None else None
             topic = Ingestion(
                 spec,
                 self._endpoints,
                 self._config,
                 self._sessions,
                 self._registry,
-                counters,
+                before,
                 self._engine,
             )
             if any(self._missing):

@@ -22,6 +22,7 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.iceberg.files import discard
 from topicberg.kafka.fetch import fetcher
+from topicberg.kafka.last_records import LastRecords, last_records
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
@@ -62,6 +63,7 @@ class WrittenBatch:
     """Of an upsert batch."""
     changes: ChangesRead | None = None
     """That are still to be folded; there are no files."""
+    last_records: LastRecords = field(default_factory=dict)
 
 
 @dataclass
@@ -116,11 +118,12 @@ def ingest(
     rejections = Rejections(plan.error_mode)
     changes = ChangesRead() if plan.is_folded else None
     keys_of = _key_hasher(plan) if plan.is_folded else None
-    count = 0
+    count, last = 0, LastRecords()
     try:
         with fetcher(plan.kafka, plan.topic, ranges) as reader, writer:
             for records in reader.fill(Records(rows, MAX_BYTES)):
                 count += records.count
+                last |= last_records(records)
                 for chunk in chunks(plan, records, buffers, rejections):
                     check()
                     if rejections.is_final:
@@ -145,7 +148,7 @@ def ingest(
         discard(io, writer.files)
         return WrittenBatch([], count, rejections)
     of_keys = None if keys is None else keys.all()
-    return WrittenBatch(writer.files, count, rejections, of_keys, changes)
+    return WrittenBatch(writer.files, count, rejections, of_keys, changes, last)
 
 
 def _key_hasher(plan: ReadPlan) -> Callable[[Mapping[str, pa.Array]], Keys]:
@@ -208,7 +211,9 @@ def joined(
         changes = ChangesRead.joined(each.changes for each in written)
     elif plan.upserts is not None and not rejections.is_final:
         keys = BatchKeys.joined(each.keys for each in written if each.keys is not None)
-    return WrittenBatch(files, sum(each.records for each in written), rejections, keys, changes)
+    records = sum(each.records for each in written)
+    last = {p: record for each in written for p, record in each.last_records.items()}
+    return WrittenBatch(files, records, rejections, keys, changes, last)
 
 
 def outcome(plan: ReadPlan, ranges: Ranges, memory: int) -> WrittenBatch | Exception:

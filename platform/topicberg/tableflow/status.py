@@ -108,6 +108,10 @@ class TopicStatus(BaseModel):
     missed_deletes: Missed | None = Field(
         default=None, description="deletes that the table may not have, of an upsert topic"
     )
+    unproven: Offsets = Field(
+        default_factory=dict,
+        description="by partition: offset of the table's last record, if the log no longer has it",
+    )
     keys: KeyState | None = Field(
         default=None, description="how keys with a schema are compared, of an upsert topic"
     )

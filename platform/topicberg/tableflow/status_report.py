@@ -31,10 +31,10 @@ class StatusReport:
         self,
         spec: TopicSpec,
         config: Settings,
-        counters: dict[str, int] | None = None,
+        before: StatusReport | None = None,
         engine: str | None = None,
     ) -> None:
-        """:param counters: of the report that this one replaces, by their names
+        """:param before: the report that this one replaces, whose counters continue
         :param engine: the name of this engine
         """
         self._config = config
@@ -48,14 +48,20 @@ class StatusReport:
             engine=engine,
             write_mode=spec.write_mode.upper(),
             error_handling=spec.tableflow.error_handling.mode,
-            **{"counting_since_ms": int(time.time() * 1000), **(counters or {})},
+            counting_since_ms=int(time.time() * 1000),
         )
+        self._next: StatusReport | None = None
+        """The report that replaced this one, which counts what a turn that still runs does."""
         self._unavailable: Unavailable | None = None
         self._unread_since_ms: int | None = None
         self._unreadable: Unavailable | None = None
         """Why the ends of the log cannot be read while a turn waits for records of it."""
         self._written = self.status
         self._written_at = -math.inf
+        if before is not None:
+            with before.lock:
+                self.status = self.status.model_copy(update=before.status.counters())
+                before.is_stopped, before._next = True, self
 
     @property
     def shown(self) -> TopicStatus:
@@ -113,7 +119,14 @@ class StatusReport:
 
     def differs(self, commit: Commit) -> bool:
         """Return whether the table differs from the status although there are no new records."""
-        fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys")
+        fields = (
+            "end_offsets",
+            "rows_skipped",
+            "skip_requests",
+            "missed_deletes",
+            "keys",
+            "unproven",
+        )
         return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
 
     def note_commit(self, commit: Commit, lag: Offsets) -> None:
@@ -123,6 +136,14 @@ class StatusReport:
         """
         now_ms = int(time.time() * 1000)
         with self.lock:
+            self._count(
+                rows_committed=commit.rows,
+                records_read=commit.records_read,
+                records_skipped=commit.records_skipped,
+                records_dead_lettered=commit.records_dead_lettered,
+                bytes_committed=commit.bytes,
+                commits=bool(commit.records),
+            )
             status = self.status
             self.update(
                 phase="RUNNING",
@@ -133,19 +154,14 @@ class StatusReport:
                 snapshot_id=commit.snapshot_id,
                 end_offsets=commit.end_offsets,
                 lag=lag,
-                rows_committed=status.rows_committed + commit.rows,
                 rows_skipped=commit.rows_skipped,
-                records_read=status.records_read + commit.records_read,
-                records_skipped=status.records_skipped + commit.records_skipped,
-                records_dead_lettered=status.records_dead_lettered + commit.records_dead_lettered,
                 skip_requests=commit.skip_requests,
                 missed_deletes=commit.missed_deletes,
                 keys=commit.keys,
+                unproven=commit.unproven,
                 reader=commit.reader or status.reader,
-                bytes_committed=status.bytes_committed + commit.bytes,
                 files_of_commit=commit.files if commit.records else status.files_of_commit,
                 data_files=commit.data_files,
-                commits=status.commits + bool(commit.records),
                 committed_at_ms=now_ms if commit.records else status.committed_at_ms,
             )
 
@@ -159,7 +175,15 @@ class StatusReport:
         """
         with self.lock:
             self.status = self.status.failing(error, began_ms, suspended=suspended)
-            self.update(failures=self.status.failures + 1)
+            self._count(failures=1)
+            self._write()
+
+    def _count(self, **counts: int) -> None:
+        with self.lock:
+            sums = {name: getattr(self.status, name) + number for name, number in counts.items()}
+            self.status = self.status.model_copy(update=sums)
+            if self._next is not None:
+                self._next._count(**counts)
 
     def update(self, **changes: object) -> None:
         """Change fields of the status, and write it."""

@@ -58,12 +58,10 @@ class TurnQueue:
     def put(self, name: str, make: Callable[[Ingestion | None], Ingestion]) -> None:
         """Add a topic, instead of one of the same name.
 
-        :param make: returns it, given the one that it replaces, which is stopped
+        :param make: returns it, given the one that it replaces, which it stops
         """
         with self._changed:
-            if (before := self._topics.get(name)) is not None:
-                before.report.is_stopped = True
-            self._topics[name] = make(before)
+            self._topics[name] = make(self._topics.get(name))
             self._changed.notify()
 
     def remove(self, names: Iterable[str]) -> list[Ingestion]:

@@ -37,7 +37,7 @@ def test_isolation_blames_failing_records_only(
     search = Isolation(dict(start), until)
     while search.rest:
         ends = search.next_ends(limit, parts)
-        batch = plan_batch("t", search.start, start, ends, limit, blamed)
+        batch = plan_batch(search.start, start, ends, limit, blamed)
         assert batch.records
         attempts += 1
         found = {(p, o) for p, (first, end) in batch.ranges.items() for o in range(first, end)}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.errors import TableflowError
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import plan_batch
 
@@ -28,7 +26,7 @@ def test_batches_tile_the_log(log: dict[int, tuple[int, int]], limit: int) -> No
     held: Offsets = {}
     read: dict[int, list[int]] = {p: [] for p in log}
     while True:
-        batch = plan_batch("t", held, beginning, latest, limit)
+        batch = plan_batch(held, beginning, latest, limit)
         if not batch.records:
             break
         assert batch.records <= limit
@@ -39,38 +37,21 @@ def test_batches_tile_the_log(log: dict[int, tuple[int, int]], limit: int) -> No
 
 
 def test_shorter_batch_has_only_its_own_skips() -> None:
-    batch = plan_batch("t", {}, {0: 0, 1: 0}, {0: 9, 1: 9}, 100, [(0, 0), (1, 0), (1, 1)])
+    batch = plan_batch({}, {0: 0, 1: 0}, {0: 9, 1: 9}, 100, [(0, 0), (1, 0), (1, 1)])
     shorter = batch.until({0: 0, 1: 1})
     assert shorter.skipped == {(1, 0)}
-    following = plan_batch("t", shorter.end, {0: 0, 1: 0}, {0: 9, 1: 9}, 100, [(0, 0), (1, 1)])
+    following = plan_batch(shorter.end, {0: 0, 1: 0}, {0: 9, 1: 9}, 100, [(0, 0), (1, 1)])
     assert shorter.skipped | following.skipped == batch.skipped
 
 
 def test_new_partition_starts_at_its_beginning() -> None:
-    batch = plan_batch("t", {0: 5}, {0: 0, 1: 0}, {0: 5, 1: 9}, 100)
+    batch = plan_batch({0: 5}, {0: 0, 1: 0}, {0: 5, 1: 9}, 100)
     assert batch.ranges == {1: (0, 9)}
 
 
 def test_first_batch_starts_where_the_log_does() -> None:
-    batch = plan_batch("t", {}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
+    batch = plan_batch({}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
     assert batch.ranges == {0: (0, 5), 1: (3, 9)}
-
-
-@pytest.mark.parametrize(
-    ("beginning", "latest", "reason"),
-    [
-        ({0: 8}, {0: 9}, "truncated"),
-        ({0: 0, 1: 3}, {0: 9, 1: 9}, "partition 1 was truncated: the next record is 0"),
-        ({0: 0, 1: 3}, {0: 9, 1: 3}, "partition 1 was truncated: the next record is 0"),
-        ({0: 0}, {0: 4}, "ends at 4"),
-        ({1: 0}, {1: 4}, "is missing"),
-    ],
-)
-def test_a_log_that_lost_records_is_refused(
-    beginning: Offsets, latest: Offsets, reason: str
-) -> None:
-    with pytest.raises(TableflowError, match=reason):
-        plan_batch("t", {0: 5}, beginning, latest, 100)
 
 
 @given(
@@ -86,7 +67,7 @@ def test_batches_leave_out_what_is_skipped(
     held: Offsets = {}
     read: list[PartitionOffset] = []
     skipped: list[PartitionOffset] = []
-    while (batch := plan_batch("t", held, beginning, latest, limit, skip)).records:
+    while (batch := plan_batch(held, beginning, latest, limit, skip)).records:
         read += [(p, o) for p, (start, end) in batch.ranges.items() for o in range(start, end)]
         skipped += batch.skipped
         held = batch.end

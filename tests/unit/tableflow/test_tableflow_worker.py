@@ -446,6 +446,28 @@ def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec)
     assert status.error_handling == spec.tableflow.error_handling.mode
 
 
+def test_turn_that_ends_after_its_spec_changed_is_counted(
+    config: Settings, spec: TopicSpec
+) -> None:
+    """As of a topic that gets more partitions, which changes its spec."""
+    share = sharing_all(config)
+    share.converge({spec.name: spec})
+    topics = [share.pool.queue.topics[spec.name]]
+    for owners in (("a",), ("b",)):
+        share.converge({spec.name: spec.model_copy(update={"owners": owners})})
+        topics.append(share.pool.queue.topics[spec.name])
+    counts = {"rows": 490, "records_read": 500, "records_skipped": 10, "bytes": 7}
+    done = Commit(500, 1, {0: 500}, **counts)
+    topics[0].report.note_commit(done, {})
+    topics[1].report.note_failure(ValueError("it ended"), suspended=False)
+    status = topics[2].report.status
+    assert (status.records_read, status.rows_committed, status.records_skipped) == (500, 490, 10)
+    assert (status.commits, status.failures, status.bytes_committed) == (1, 1, 7)
+    assert read_status(config, spec.name).records_read == 0, "it is not written yet"
+    topics[2].report.note_commit(replace(done, records=0, rows=0, records_read=0), {})
+    assert read_status(config, spec.name).records_read == 500
+
+
 def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicSpec) -> None:
     share = sharing_all(config)
     share.converge({spec.name: spec})

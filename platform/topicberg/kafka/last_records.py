@@ -1,0 +1,150 @@
+"""The last record of each partition that was read, by which a log is recognized.
+
+A log that was put back or cut may grow again: its offsets then have other records. The epoch of the
+leader that got a record never changes, so that a record which was sent again differs too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from base64 import b85decode, b85encode
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from confluent_kafka import KafkaError, Message
+from numpy.typing import NDArray
+
+from topicberg.endpoints import Endpoints
+from topicberg.kafka.consumer import DAMAGED, first_messages
+from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.records import Records, epoch_of
+
+
+class LastRecord(NamedTuple):
+    """A record of a partition, without its content."""
+
+    offset: int
+    time_ms: int
+    epoch: int
+    """Of the leader that got it; -1: not known."""
+    checksum: int
+    """CRC-32 of key and value."""
+
+    def is_same(self, other: LastRecord) -> bool:
+        """Return whether both are the same record of one log."""
+        is_known = self.epoch >= 0 and other.epoch >= 0
+        return self._replace(epoch=0) == other._replace(epoch=0) and (
+            not is_known or self.epoch == other.epoch
+        )
+
+
+LastRecords = dict[int, LastRecord]
+"""Partition → its last record that was read; a partition without one is left out."""
+
+
+def last_records(records: Records) -> LastRecords:
+    """Return the last record of each partition."""
+    partitions = records.partitions[: records.count]
+    rows = np.full(int(partitions.max(initial=-1)) + 1, -1)
+    rows[partitions] = np.arange(records.count)  # of a repeated partition, the last one is assigned
+    return {int(p): _record(records, int(rows[p])) for p in np.flatnonzero(rows >= 0)}
+
+
+def _record(records: Records, row: int) -> LastRecord:
+    key = _bytes(records.keys, records.key_offsets, records.has_key, row)
+    value = _bytes(records.values, records.value_offsets, records.has_value, row)
+    offset, time_ms, epoch = records.offsets[row], records.times[row], records.epochs[row]
+    return LastRecord(int(offset), int(time_ms), int(epoch), checksum(key, value))
+
+
+def _bytes(
+    data: NDArray[np.uint8], ends: NDArray[np.int64], present: NDArray[np.uint8], row: int
+) -> memoryview | None:
+    return data[ends[row] : ends[row + 1]].data if present[row] else None
+
+
+def checksum(key: bytes | memoryview | None, value: bytes | memoryview | None) -> int:
+    """Return the checksum of a record's content: null and empty differ."""
+    start = zlib.crc32(f"{-1 if key is None else len(key)} {value is None}".encode())
+    return zlib.crc32(value or b"", zlib.crc32(key or b"", start))
+
+
+def _of_message(message: Message) -> LastRecord:
+    numbers = (message.offset() or 0, message.timestamp()[1], epoch_of(message))
+    key, value = message.key(), message.value()
+    return LastRecord(*numbers, checksum(_raw(key), _raw(value)))
+
+
+def _raw(part: bytes | str | None) -> bytes | None:
+    return part.encode() if isinstance(part, str) else part
+
+
+def dump_last_records(records: LastRecords, ends: Offsets) -> str:
+    """Return a text of few bytes for each partition.
+
+    :param ends: partition → an offset after its record
+    """
+    newest = max((record.time_ms for record in records.values()), default=0)
+    rows = [
+        (p - number, ends[p] - record.offset, newest - record.time_ms, *record[2:])
+        for number, (p, record) in enumerate(sorted(records.items()))
+    ]
+    # The same byte of all rows together: most of them are equal.
+    planes = np.array(rows, "<i8").reshape(-1, 5).view(np.uint8).T.tobytes()
+    return f"{newest} {b85encode(zlib.compress(planes, 9)).decode()}"
+
+
+def parse_last_records(text: str | None, ends: Offsets) -> LastRecords:
+    """Return what :func:`dump_last_records` made a text of; None: nothing is known."""
+    if text is None:
+        return {}
+    newest, _, planes = text.partition(" ")
+    columns = np.frombuffer(zlib.decompress(b85decode(planes)), np.uint8).reshape(40, -1)
+    rows = np.ascontiguousarray(columns.T).view("<i8").tolist()
+    records = {}
+    for number, (place, distance, age, epoch, crc) in enumerate(rows):
+        p = place + number
+        records[p] = LastRecord(ends[p] - distance, int(newest) - age, epoch, crc)
+    return records
+
+
+def find_records(
+    endpoints: Endpoints, topic: str, records: LastRecords, beginning: Mapping[int, int]
+) -> dict[int, LastRecord | None]:
+    """Return partition → what its log has instead of a record: the same one, another, or nothing.
+
+    One record of each partition is read. A partition is left out if its record is gone, by
+    compaction or retention, and the leader epochs of the log do not tell that the record never was
+    in this log.
+
+    :param beginning: partition → first offset of its log
+    :raises UnreachableError: a partition cannot be read now
+    """
+    wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
+    first = first_messages(endpoints, topic, wanted, is_needed=True) if wanted else {}
+    found: dict[int, LastRecord | None] = {
+        p: _of_message(message)
+        for p, message in first.items()
+        if message.error() is None and message.offset() == records[p].offset
+    }
+    gone = {
+        p: max(record.offset + 1, beginning[p])
+        for p, record in records.items()
+        if p not in found and record.epoch >= 0 and not _is_damaged(first.get(p))
+    }
+    if gone:
+        epochs = {p: records[p].epoch for p in gone}
+        after = first_messages(endpoints, topic, gone, epochs, is_needed=True)
+        truncated = [
+            p
+            for p, message in after.items()
+            if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
+        ]
+        found |= dict.fromkeys(truncated)
+    return found
+
+
+def _is_damaged(message: Message | None) -> bool:
+    error = message.error() if message is not None else None
+    return error is not None and error.code() in DAMAGED

@@ -1,0 +1,203 @@
+"""Whether the log of a topic is still the one whose records its table has.
+
+A log that was put back, or cut by a leader that lacked records, may grow again to any end. So the
+last record of each partition that the table has is compared with the log when the engine starts,
+after an error and under each new leader: at other times, no broker can have another log. That the
+log differs is recorded in the table, because later nothing may be left to compare.
+
+Source: KIP-320, "Allow fetchers to detect and handle log truncation".
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from pydantic import BaseModel
+from pyiceberg.table import Table
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TableflowError
+from topicberg.kafka.last_records import LastRecord, LastRecords, find_records
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow.waiting import start_again
+from topicberg.topics import TopicSpec, requests
+from topicberg.wording import count
+
+logger = logging.getLogger(__name__)
+
+OTHER_LOG = "topicberg.other-log"
+"""Table property: see :class:`OtherLog`."""
+
+
+class OtherLog(BaseModel):
+    """Partitions whose log was not the one that the table holds, and since when (milliseconds)."""
+
+    at_ms: int
+    partitions: list[int]
+    reason: str
+
+    @classmethod
+    def load(cls, table: Table) -> OtherLog | None:
+        """Return what a table's properties say."""
+        text = table.properties.get(OTHER_LOG)
+        return cls.model_validate_json(text) if text else None
+
+
+class LogCheck:
+    """Compares the log of one topic with its table."""
+
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
+        self._spec, self._endpoints, self._config = spec, endpoints, config
+        self._epochs: Offsets = {}
+        """By partition, the epoch of the leader whose log was compared; -1: it has none."""
+        self.unproven: Offsets = {}
+        """Partition → offset of the table's last record, where the log no longer has it."""
+
+    def forget(self) -> None:
+        """Compare all partitions again in the next step."""
+        self._epochs = {}
+
+    def check(
+        self, table: Table, offsets: Offsets, last_records: LastRecords, log: kafka.TopicLog
+    ) -> None:
+        """Check that the log is the one whose records the table has.
+
+        :param offsets: the first ones that the table lacks
+        :param last_records: those that the table has
+        :raises TableflowError: it is not, it was not and nothing shows that it is again, or records
+            were deleted before they were read
+        :raises UnreachableError: the log cannot be compared now
+        """
+        noted = OtherLog.load(table)
+        reasons = _shorter(offsets, log)
+        same: set[int] = set()
+        last = {p: r for p, r in last_records.items() if p not in reasons}
+        self.unproven = {
+            p: o for p, o in self.unproven.items() if p in last and last[p].offset == o
+        }
+        wanted = {
+            p: record
+            for p, record in last.items()
+            if noted is not None or self._epochs.get(p) != log.epochs.get(p, -1)
+        }
+        if wanted:
+            found = find_records(self._endpoints, self._spec.name, wanted, log.beginning)
+            for p, record in wanted.items():
+                if p not in found:
+                    self.unproven[p] = record.offset
+                    continue
+                self.unproven.pop(p, None)
+                if (other := found[p]) is not None and other.is_same(record):
+                    same.add(p)
+                else:
+                    reasons[p] = _differs(p, record, other)
+        if reasons:
+            raise self._other(table, noted, reasons)
+        if noted is not None:
+            differed = {p for p in noted.partitions if offsets.get(p)}
+            self._check_again(table, noted, sorted(differed - same))
+        _check_deleted(self._spec.name, offsets, log)
+        for p in wanted.keys() & self.unproven.keys():
+            logger.warning(
+                "topic %s: partition %d no longer has the last record that the table holds, offset "
+                "%d: it was compacted or deleted, and the log cannot be compared",
+                *(self._spec.name, p, self.unproven[p]),
+            )
+        self._epochs |= {p: log.epochs.get(p, -1) for p in wanted}
+
+    def has_changed(self, log: kafka.TopicLog, partitions: Iterable[int]) -> bool:
+        """Return whether partitions may have another log since this one was looked up."""
+        now = kafka.topic_log(self._endpoints, self._spec.name)
+        return now.topic_id != log.topic_id or any(
+            now.epochs.get(p) != log.epochs.get(p) for p in partitions
+        )
+
+    def _other(
+        self, table: Table, noted: OtherLog | None, reasons: dict[int, str]
+    ) -> TableflowError:
+        """Record that partitions have another log; return what to raise."""
+        known = {*noted.partitions} if noted is not None else set()
+        first = min(reasons)
+        more = f" (and {count(len(reasons) - 1, 'other partition')})" if len(reasons) > 1 else ""
+        reason = f"{reasons[first]}{more}: the log was replaced or lost records"
+        if not reasons.keys() <= known:
+            partitions = sorted(known | reasons.keys())
+            other = OtherLog(at_ms=int(time.time() * 1000), partitions=partitions, reason=reason)
+            with table.transaction() as transaction:
+                transaction.set_properties({OTHER_LOG: other.model_dump_json()})
+        return TableflowError(
+            f"topic {self._spec.name}: {reason}",
+            hint="put the former log back, after which the topic goes on; or, to read what Kafka "
+            f"has now, {start_again(self._spec.name)}",
+        )
+
+    def _check_again(self, table: Table, noted: OtherLog, left: list[int]) -> None:
+        """:param left: of the noted partitions, those that cannot be compared
+        :raises TableflowError: no one has said since then that they have their former log
+        """
+        name = self._spec.name
+        request = requests.read_request(self._config, name)
+        is_resumed = request is not None and request.resumed_at * 1000 > noted.at_ms
+        if left and not is_resumed:
+            raise TableflowError(
+                f"topic {name}: at {_time(noted.at_ms)}, {noted.reason}; whether partition "
+                f"{left[0]} has its former log again cannot be compared",
+                hint=f"run `topicberg tableflow resume {name}` if you put the former log back; or, "
+                f"to read what Kafka has now, {start_again(name)}",
+            )
+        logger.warning("topic %s: it has its former log again", name)
+        with table.transaction() as transaction:
+            transaction.remove_properties(OTHER_LOG)
+
+
+def _shorter(offsets: Offsets, log: kafka.TopicLog) -> dict[int, str]:
+    """Return partition → how its log lacks offsets that the table has."""
+    reasons = {}
+    for p, offset in sorted(offsets.items()):
+        if p not in log.end:
+            reasons[p] = f"partition {p} is missing, but the table holds it up to offset {offset}"
+        elif offset > log.end[p]:
+            reasons[p] = (
+                f"partition {p} ends at {log.end[p]}, but the table holds it up to {offset}"
+            )
+    return reasons
+
+
+def _differs(partition: int, record: LastRecord, other: LastRecord | None) -> str:
+    held = f"the last one that the table holds, of {_shown(record)}"
+    if other is None:
+        return (
+            f"partition {partition} never had the record at offset {record.offset} that is {held}"
+        )
+    return (
+        f"partition {partition} has another record at offset {record.offset}, of {_shown(other)}, "
+        f"than {held}"
+    )
+
+
+def _shown(record: LastRecord) -> str:
+    epoch = f" (leader epoch {record.epoch})" if record.epoch >= 0 else ""
+    return f"{_time(record.time_ms)}{epoch}"
+
+
+def _time(milliseconds: int) -> str:
+    return f"{np.datetime64(milliseconds, 'ms')}Z"  # producers may send any time
+
+
+def _check_deleted(topic: str, offsets: Offsets, log: kafka.TopicLog) -> None:
+    """:raises TableflowError: Kafka deleted records before they were read"""
+    # A partition that was added later has no record in the table.
+    added = dict.fromkeys(log.end.keys() - offsets.keys(), 0) if offsets else {}
+    for p, offset in sorted((added | offsets).items()):
+        if offset < (first := log.beginning[p]):
+            raise TableflowError(
+                f"topic {topic}: the log of partition {p} was truncated: the next record is "
+                f"{offset}, the first one kept is {first}",
+                hint="raise the topic's retention; and to read the remaining records, "
+                f"{count(first - offset, 'record')} fewer than there were, {start_again(topic)}",
+            )

@@ -1,0 +1,379 @@
+"""A log that is put back, cut and grown under the same topic id: all rows right, or suspended."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_topic import MemoryTopic, Message, memory_topic
+
+from topicberg.errors import TableflowError
+from topicberg.iceberg.summaries import LAST_RECORDS, summary
+from topicberg.kafka import TopicLog
+from topicberg.kafka.last_records import LastRecord, dump_last_records, parse_last_records
+from topicberg.kafka.offsets import Offsets
+from topicberg.tableflow import control
+from topicberg.tableflow.commit import committed
+from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.log_check import OTHER_LOG, LogCheck
+
+Log = list[Message]
+records = st.builds(
+    LastRecord,
+    offset=st.integers(0, 10**12),
+    time_ms=st.integers(-1, 10**14),
+    epoch=st.integers(-1, 10**6),
+    checksum=st.integers(0, 2**32 - 1),
+)
+
+
+@given(st.dictionaries(st.integers(0, 2_000), st.tuples(records, st.integers(1, 9)), max_size=9))
+def test_last_records_round_trip(known: dict[int, tuple[LastRecord, int]]) -> None:
+    ends = {p: record.offset + more for p, (record, more) in known.items()}
+    last = {p: record for p, (record, _) in known.items()}
+    assert parse_last_records(dump_last_records(last, ends), {**ends, 2_001: 7}) == last
+
+
+def test_last_records_of_many_partitions_take_few_bytes() -> None:
+    last = {
+        p: LastRecord(10**9 + p, 1_700_000_000_000 + p * 97 % 3_000, p % 7, p * 2654435761 % 2**32)
+        for p in range(200)
+    }
+    assert len(dump_last_records(last, {p: r.offset + 1 for p, r in last.items()})) < 200 * 10
+
+
+@dataclass
+class Site:
+    """A topic of two partitions, an engine, and copies of the logs."""
+
+    topic: MemoryTopic
+    engine: Ingestion = field(init=False)
+    copies: list[dict[int, Log]] = field(default_factory=list)
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.topic.partitions = {0: [], 1: []}
+        self.copies.append({0: [], 1: []})
+        control.enable(self.topic.config, self.topic.spec.name)
+        self.restart()
+
+    def restart(self) -> None:
+        unused: Any = None
+        self.engine = Ingestion(self.topic.spec, self.topic.endpoints, self.topic.config, unused)
+
+    def produce(self, partition: int, number: int, text: str = "") -> None:
+        for _ in range(number):
+            self.sent += 1
+            key = b"%d" % (self.sent % 4)
+            self.topic.produce(partition, key, (text or str(self.sent)).encode())
+
+    def elect(self, partition: int) -> None:
+        self.topic.epochs[partition] = self.topic.epochs.get(partition, 0) + 1
+
+    def copy(self) -> None:
+        self.copies.append({p: list(log) for p, log in self.topic.partitions.items()})
+
+    def put_back(self, partition: int, copy: int = -1) -> None:
+        self.topic.partitions[partition] = list(self.copies[copy][partition])
+        self.elect(partition)
+
+    def cut(self, partition: int, number: int) -> None:
+        log = self.topic.partitions[partition]
+        del log[max(0, len(log) - number) :]
+        self.elect(partition)
+
+    def compact(self, partition: int) -> None:
+        log = self.topic.partitions[partition]
+        newest = {message.key(): message.offset() for message in log}
+        self.topic.partitions[partition] = [
+            replace(m, is_gone=m.offset() != newest[m.key()]) for m in log
+        ]
+
+    def turn(self) -> str:
+        self.engine.turn()
+        return self.engine.report.status.shown_phase
+
+    def resume(self) -> None:
+        control.resume(self.topic.config, self.topic.spec.name)
+
+    def roll_back(self) -> None:
+        """Set the table to the snapshot before, as another writer may."""
+        table = self.topic.ingestor().table()
+        head = table.current_snapshot()
+        if head is not None and head.parent_snapshot_id is not None:
+            table.manage_snapshots().rollback_to_snapshot(head.parent_snapshot_id).commit()
+
+    def values(self) -> list[str]:
+        return sorted(row["value"] for row in self.topic.rows())
+
+    def verify(self) -> None:
+        """The table has every record once; of compacted ones, it may have those that it read."""
+        rows = Counter(self.values())
+        logs = self.topic.partitions.values()
+        if self.topic.spec.write_mode == "upsert":
+            newest = {(m.partition(), m.key()): m.value() for log in logs for m in log}
+            needed = possible = Counter((v or b"").decode() for v in newest.values())
+        else:
+            sent = [((m.value() or b"").decode(), m.is_gone) for log in logs for m in log]
+            needed = Counter(value for value, is_gone in sent if not is_gone)
+            possible = Counter(value for value, _ in sent)
+        assert needed <= rows <= possible
+
+
+@contextmanager
+def site(write_mode: str = "append") -> Iterator[Site]:
+    given: dict[str, Any] = {"schema": {"format": "text"}, "write_mode": write_mode}
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        yield Site(memory_topic(Path(folder), patch, **given))
+
+
+@pytest.mark.parametrize(
+    ("write_mode", "end", "is_running"),
+    [
+        *(("append", 60, False), ("append", 100, True), ("append", 140, False)),
+        *(("upsert", 100, False), ("upsert", 140, True)),
+    ],
+)
+def test_log_that_was_put_back_suspends_its_topic_until_its_table_is_dropped(
+    write_mode: str, end: int, is_running: bool
+) -> None:
+    with site(write_mode) as one:
+        one.produce(0, 60)
+        one.copy()
+        one.produce(0, 40)
+        assert one.turn() == "RUNNING"
+        before = one.values()
+        one.put_back(0)
+        if is_running:
+            assert one.turn() == "SUSPENDED"
+        one.produce(0, end - 60)
+        for _ in range(2):
+            if not is_running:
+                one.restart()
+            assert one.turn() == "SUSPENDED"
+            one.resume()
+        one.compact(0)
+        one.produce(0, 40)
+        one.restart()
+        assert one.turn() == "SUSPENDED", "what differed may be compacted since"
+        message = str(one.engine.report.status.error_message)
+        assert "partition 0" in message
+        assert "tableflow disable shop.customers --drop-table" in message
+        assert one.values() == before
+        control.disable(one.topic.config, one.topic.spec.name)
+        one.topic.catalog.drop_table(one.topic.spec.table_identifier(one.topic.config))
+        control.table_dropped(one.topic.config, one.topic.spec.name)
+        control.enable(one.topic.config, one.topic.spec.name, command=True)
+        one.restart()
+        assert one.turn() == "RUNNING"
+        one.verify()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "latest", "reason"),
+    [
+        ({0: 8}, {0: 9}, "truncated"),
+        ({0: 0, 1: 3}, {0: 9, 1: 9}, "partition 1 was truncated: the next record is 0"),
+        ({0: 0, 1: 3}, {0: 9, 1: 3}, "partition 1 was truncated: the next record is 0"),
+        ({0: 0}, {0: 4}, "ends at 4"),
+        ({1: 0}, {1: 4}, "is missing"),
+    ],
+)
+def test_log_that_lost_records_is_refused(beginning: Offsets, latest: Offsets, reason: str) -> None:
+    with site() as one:
+        check = LogCheck(one.topic.spec, one.topic.endpoints, one.topic.config)
+        with pytest.raises(TableflowError, match=reason):
+            check.check(one.topic.ingestor().table(), {0: 5}, {}, TopicLog("id", beginning, latest))
+
+
+def test_topic_goes_on_when_its_former_log_is_back() -> None:
+    with site() as one:
+        one.produce(0, 6)
+        one.copy()
+        one.produce(0, 4)
+        one.turn()
+        one.copy()
+        one.put_back(0, 1)
+        assert one.turn() == "SUSPENDED"
+        one.put_back(0, 2)
+        one.produce(0, 5)
+        assert one.turn() == "RUNNING"
+        one.verify()
+        table = one.topic.ingestor().table()
+        assert OTHER_LOG not in table.properties
+
+
+def test_record_that_was_sent_again_is_another_one() -> None:
+    """Time and content are the same: the producer sent its records again, of which one is new."""
+    with site() as one:
+        one.produce(0, 9)
+        one.copy()
+        one.produce(0, 1, "last")
+        one.turn()
+        one.put_back(0)
+        one.cut(0, 1)
+        one.produce(0, 2, "last")
+        assert one.turn() == "SUSPENDED"
+
+
+def test_table_of_an_earlier_version_holds_records_from_its_next_commit_on() -> None:
+    with site() as one:
+        one.produce(0, 3)
+        one.turn()
+        forget_last_records(one)
+        one.elect(0)
+        one.produce(1, 2)
+        assert one.turn() == "RUNNING"
+        one.produce(0, 1)
+        assert one.turn() == "RUNNING"
+        one.verify()
+        one.cut(0, 1)
+        one.produce(0, 1)
+        assert one.turn() == "SUSPENDED"
+
+
+def test_partition_that_cannot_be_compared_stays_suspended_until_someone_resumes() -> None:
+    with site() as one:
+        one.produce(0, 3)
+        one.turn()
+        one.copy()
+        forget_last_records(one)
+        one.cut(0, 1)
+        assert one.turn() == "SUSPENDED"
+        one.put_back(0)
+        for _ in range(2):
+            one.restart()
+            assert one.turn() == "SUSPENDED"
+        assert "tableflow resume shop.customers" in str(one.engine.report.status.error_message)
+        one.resume()
+        assert one.turn() == "RUNNING"
+        one.verify()
+
+
+def test_last_record_that_expired_or_was_compacted_is_reported() -> None:
+    with site() as one:
+        one.produce(0, 4)
+        one.produce(1, 8)
+        one.turn()
+        one.topic.beginning[0] = 4
+        one.produce(1, 8)
+        one.topic.partitions[1][7].is_gone = True
+        one.restart()
+        for _ in range(2):
+            one.elect(0)
+            one.elect(1)
+        assert one.turn() == "RUNNING"
+        assert one.turn() == "RUNNING"
+        assert one.engine.report.status.unproven == {0: 3}
+        one.produce(0, 1)
+        one.turn()
+        one.turn()
+        assert one.engine.report.status.unproven == {}
+
+
+def test_idle_topic_is_compared_once_for_each_leader() -> None:
+    with site() as one:
+        one.produce(0, 4)
+        one.turn()
+        compared = one.topic.compared
+        for _ in range(3):
+            one.turn()
+        assert one.topic.compared == compared + 1, "by the turn after the first commit"
+        one.elect(0)
+        for _ in range(3):
+            one.turn()
+        assert one.topic.compared == compared + 2
+
+
+def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from topicberg.tableflow import engine
+
+    with site() as one:
+        one.produce(0, 6)
+        one.copy()
+        one.produce(0, 4)
+        one.turn()
+        before = one.values()
+        one.produce(0, 2)
+        written = engine.Ingestor._written
+
+        def put_back_first(*given: Any) -> Any:
+            if one.topic.epochs.get(0, 0) == 0:
+                one.put_back(0)
+                one.produce(0, 6)
+            return written(*given)
+
+        monkeypatch.setattr(engine.Ingestor, "_written", put_back_first)
+        assert one.turn() == "SUSPENDED"
+        assert one.values() == before
+
+
+def forget_last_records(one: Site) -> None:
+    """Leave the table as earlier versions of topicberg did."""
+    table = one.topic.ingestor().table()
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    properties = {k: v for k, v in summary(head).items() if k != LAST_RECORDS}
+    own = {k: v for k, v in properties.items() if k.startswith("topicberg.")}
+    table.append(table.schema().as_arrow().empty_table(), snapshot_properties=own)
+    assert not committed(table).last_records
+
+
+partitions, few = st.sampled_from([0, 1]), st.integers(1, 4)
+STEPS = st.one_of(
+    st.tuples(st.just("produce"), partitions, few),
+    st.tuples(st.just("produce"), partitions, few),
+    st.tuples(st.just("turn")),
+    st.tuples(st.just("turn")),
+    st.tuples(st.just("copy")),
+    st.tuples(st.just("put_back"), partitions, st.integers(-3, -1)),
+    st.tuples(st.just("cut"), partitions, few),
+    st.tuples(st.just("elect"), partitions),
+    st.tuples(st.just("compact"), partitions),
+    st.tuples(st.just("restart")),
+    st.tuples(st.just("resume")),
+    st.tuples(st.just("roll_back")),
+)
+Steps = list[tuple[Any, ...]]
+
+
+def play(write_mode: str, steps: Steps) -> None:
+    with site(write_mode) as one:
+        for name, *arguments in [*steps, ("turn",), ("turn",)]:
+            if name == "put_back":
+                arguments[1] = max(arguments[1], -len(one.copies))
+            phase = getattr(one, name)(*arguments)
+            if name == "turn" and phase != "SUSPENDED":
+                assert phase == "RUNNING", one.engine.report.status.error_message
+                assert not one.engine.report.status.unproven
+                one.verify()
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+@settings(max_examples=6)
+@given(st.lists(STEPS, min_size=4, max_size=16))
+def test_random_history_has_every_row_once_or_suspends_its_topic(
+    write_mode: str, steps: Steps
+) -> None:
+    play(write_mode, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+@settings(max_examples=200)
+@given(st.lists(STEPS, min_size=10, max_size=40))
+def test_200_random_histories_have_every_row_once_or_suspend_their_topic(
+    write_mode: str, steps: Steps
+) -> None:
+    play(write_mode, steps)
