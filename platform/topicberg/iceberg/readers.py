@@ -15,7 +15,7 @@ from topicberg.iceberg.partition_values import partition_columns
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import PartitionFieldSummary
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
 
 DOUBLES, NAN = "doubles that are no floats", "NaN"
@@ -67,9 +67,8 @@ class TableReader:
         if not fields:
             return None
         for manifest in head_manifests(table):
-            for place, summary in enumerate(manifest.partitions or ()):
-                column, values = fields.get((manifest.partition_spec_id, place), (None, ""))
-                if column is not None and _may_have(summary, values):
+            for (spec_id, place), (column, values) in fields.items():
+                if spec_id == manifest.partition_spec_id and _may_have(manifest, place, values):
                     return (
                         f"up to {self.tried}, its conditions miss rows with {values}: the table is "
                         f"partitioned by {column.transform} of a {column.kind}"
@@ -77,12 +76,12 @@ class TableReader:
         return None
 
 
-def _may_have(partitions: PartitionFieldSummary, values: str) -> bool:
-    """Return whether partitions of a manifest may have such values, as far as its summary says."""
-    if values == NAN:
-        return bool(partitions.contains_nan)
-    if values == BEFORE_1970:
-        lower = partitions.lower_bound
+def _may_have(manifest: ManifestFile, place: int, values: str) -> bool:
+    """Return whether partitions of a manifest may have such values, as far as it is known."""
+    if values == NAN and manifest.partitions:
+        return manifest.partitions[place].contains_nan is not False
+    if values == BEFORE_1970 and manifest.partitions:
+        lower = manifest.partitions[place].lower_bound
         return lower is not None and int.from_bytes(lower, "little", signed=True) < 0
     return True
 
