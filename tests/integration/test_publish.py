@@ -142,7 +142,7 @@ class Published_:
         probe = Probe(
             CheckedTable(self.name, ("published", self.name)),
             Lakehouse(),
-            lambda: nullcontext(None),  # type: ignore[arg-type,return-value]
+            lambda: nullcontext(None),  # type: ignore[arg-type]
             lambda _: None,
             now=datetime.now(UTC) + timedelta(minutes=minutes),
         )

@@ -78,10 +78,10 @@ def _report_unpublished(specs: list[TopicSpec], config: Settings) -> bool:
     except TopicbergError as error:
         echo(f"published tables are not checked: {error.message}", fg="yellow", err=True)
         return True
-    errors = [*without_table(publishing, names)]
-    for error in errors:
-        echo(f"{error.message}\n  → {error.hint}", fg="red", err=True)
-    return not errors
+    missing = [*without_table(publishing, names)]
+    for mistake in missing:
+        echo(f"{mistake.message}\n  → {mistake.hint}", fg="red", err=True)
+    return not missing
 
 
 def _read_schemas(config: Settings) -> str | None:

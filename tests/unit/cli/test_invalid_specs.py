@@ -186,3 +186,19 @@ def test_validate_goes_on_without_services(
     result = run("topics", "validate")
     assert result.exit_code == 0, result.output
     assert "topics of patterns are those that were found last" in result.output
+
+
+def test_validate_reports_a_topic_that_publishes_a_missing_table(config: Settings) -> None:
+    schema = '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "long"}]}'
+    (config.topics_dir.parent / "schemas/a.avsc").write_text(schema)
+    text = GOOD.format(name="wrong").replace("none", "avro, file: a.avsc")
+    text += "publishes: gone\ntableflow: {enabled: false}\n"
+    (config.topics_dir / "wrong.yaml").write_text(text)
+    result = run("topics", "validate")
+    assert result.exit_code == 2
+    assert "topic wrong publishes 'gone', which is not a derived table" in result.output
+
+
+def test_drop_of_a_table_that_others_read_is_refused() -> None:
+    result = run("pipelines", "drop", "flyer_stats", "--yes")
+    assert "derived table flyer_stats is read by flyer_totals" in str(result.exception)

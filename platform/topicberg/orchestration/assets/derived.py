@@ -240,7 +240,7 @@ class DerivedTable:
     def _duration(self, name: str, duration: Any) -> timedelta | None:
         """:raises SpecError: it is not a duration"""
         if duration is None or duration == FOREVER:
-            return duration
+            return None if duration is None else FOREVER
         if not isinstance(duration, timedelta) or not timedelta() <= duration <= LONGEST:
             raise SpecError(
                 f"{self.file}: derived table {self.name}: {name} is {duration!r}; expected is a "
