@@ -53,7 +53,7 @@ from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics
 from topicberg.topics.schema import Part
-from topicberg.topics.spec import TopicSpec
+from topicberg.topics.spec import TopicSpec, default_subject
 
 MAX_RECORDS = 1_000
 _EPOCH, _EXACT = datetime(1970, 1, 1), Context(prec=80)
@@ -78,6 +78,8 @@ class PeekedRecord:
     headers: dict[str, Any]
     schema_id: int | str | None
     problem: str | None
+    notes: Sequence[str] = ()
+    """Why the key or the value is shown as bytes though it is not malformed."""
 
 
 def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> list[PeekedRecord]:
@@ -165,6 +167,7 @@ class _Decoder:
         raw = {"key": message.key(), "value": message.value()}
         headers = headers_of(message)
         problems: list[str] = []
+        notes: list[str] = []
         shown: dict[str, Any] = {}
         ids: dict[str, int | str | None] = {}
         kind, milliseconds = message.timestamp()
@@ -173,6 +176,8 @@ class _Decoder:
             header = header_of(name, headers or ())
             shown[name], problem, ids[name] = self._half(name, half, raw[name], header, time_ms)
             problems += [problem] if problem else []
+            if problem is None and shown[name] == f"0x{(raw[name] or b'').hex()}":
+                notes.append(f"the {name} is shown as bytes: {self._why_bytes(name, ids[name])}")
         is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
         if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
@@ -188,6 +193,20 @@ class _Decoder:
             headers={name: _bytes(value) for name, value in headers or ()},
             schema_id=ids["value"] if self._names_schemas else None,
             problem="; ".join(problems) or None,
+            notes=notes,
+        )
+
+    def _why_bytes(self, name: Part, schema_id: int | str | None) -> str:
+        """Return why a key or a value that is not malformed is not decoded."""
+        if schema_id is not None:
+            return f"its schema {schema_id} is unknown to the registry, or does not fit the bytes"
+        if self._spec.section(name).has_schema:
+            return "it does not name a schema of the registry"
+        subject = default_subject(self._spec.name, name, "confluent")
+        section = "key" if name == "key" else "schema"
+        return (
+            f"it is not text, and the registry has no subject {subject}, or the spec says "
+            f"{section}.format {self._spec.section(name).format}"
         )
 
     def _half(

@@ -303,12 +303,18 @@ def test_full_buffers_end_before_a_record() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"b": 1, "a": [2.50, "é", {}, []]}', '{"a":[2.5,"é",{},[]],"b":1}'),
-        ('{"aa": 1, "a": {"z": 1, "y": 2}, "": 3}', '{"":3,"a":{"y":2,"z":1},"aa":1}'),
-        (r'"\u00e9\ud83d\ude00"', '"é😀"'),
-        *((one, one) for one in ("true", "false", '"x"', "100", "-0.5", "[null]")),
-        *((text, None) for text in ('{"a": 1, "a": 2}', r'"\n"', "1e3", "-0", "[1,]", '{"a":}')),
-        (json.dumps({f"k{99 - n}": n for n in range(99)}), None),  # too many to be sorted
+        *(
+            (one, one)
+            for one in (
+                *(
+                    '{"b": 1, "a": [2.50, "é", {}, []]}',
+                    '{"a": 1, "a" :2}',
+                    r'"\u00e9\ud83d\ude00"',
+                ),
+                *("true", "false", '"x"', "100", "-0.5", "[null]", r'"\n"', "1E5", "-0", "1.10"),
+            )
+        ),
+        *((text, None) for text in ("[1,]", '{"a":}', r'"\ud83d"')),
     ],
 )
 def test_json_text_is_that_of_the_reference(text: str, expected: str | None) -> None:

@@ -35,6 +35,8 @@ def peek(
         echo(f"{place}, {record.timestamp or 'no timestamp'}{schema}", bold=True)
         if record.problem:
             echo(f"  malformed: {record.problem}", fg="red")
+        for note in record.notes:
+            echo(f"  {note}", fg="yellow")
         echo(f"  key    {_shown(record.key)}")
         echo(f"  value  {_shown(record.value)}")
     if not records:

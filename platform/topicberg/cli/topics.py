@@ -233,7 +233,7 @@ def new(
     of them, also those that are created later.
     """
     from topicberg.endpoints.schemas import glue_reader
-    from topicberg.kafka.discovery import find_topic
+    from topicberg.kafka.discovery import find_topic, record_type
     from topicberg.kafka.samples import sampled_messages
     from topicberg.topics.discovery import FoundTopic
     from topicberg.topics.new import (
@@ -266,6 +266,7 @@ def new(
             has or FoundTopic(partitions=1),
             lambda uuid: glue_reader(endpoints, config).version(uuid),
             is_enabled=enable,
+            types=lambda number: record_type(number, endpoints),
         )
     elif has is None:
         paths = new_topic(name, subject, group, endpoints, config)

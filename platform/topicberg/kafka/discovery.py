@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from pydantic import ValidationError
 
 from topicberg import kafka
-from topicberg.clients.registry import registry_errors
+from topicberg.clients.registry import if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import glue_reader
 from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
@@ -41,6 +42,8 @@ INTERVAL_SECONDS = 60.0
 SWEEP = 20
 """Known topics whose configuration and schemas are read again by each look in turn."""
 _READERS = 8
+_NAME_OF_TYPE = re.compile(r'"(?:name|title)"\s*:\s*"([^"]+)"|\bmessage\s+(\w+)')
+"""Of a record of Avro, of a JSON Schema, of Protobuf."""
 
 
 def list_topics(endpoints: Endpoints) -> dict[str, int]:
@@ -96,6 +99,23 @@ def find_topic(name: str, endpoints: Endpoints, subject: str | None = None) -> F
     if topic.problem is not None:
         raise TopicbergError(topic.problem)
     return topic
+
+
+def record_type(number: int, endpoints: Endpoints) -> str:
+    """Return the type of a schema of the registry, and its subjects.
+
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
+    registry = endpoints.schema_registry_client()
+    with registry_errors(f"the schema {number}"):
+        schema = if_found(registry.get_schema, number)
+        subjects = if_found(registry.get_subjects_by_schema_id, number) or []
+    if schema is None:
+        return f"the unknown schema {number}"
+    text = schema.schema_str or ""
+    match = _NAME_OF_TYPE.search(text)
+    title = next((one for one in match.groups() if one), "") if match else f"schema {number}"
+    return f"{title} (subject {', '.join(subjects) or 'unknown'})"
 
 
 def discover(

@@ -129,7 +129,8 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
             )
     columns.append(_optional(ids, SOURCE, StructType(*parts)))
     columns.append(_optional(ids, OPERATION, StringType()))
-    if TRANSACTION in layout.value.envelope():
+    # Without a schema, JSON does not show the type of a transaction that is null.
+    if isinstance(layout.value.envelope().get(TRANSACTION), StructType):
         transaction = StructType(_optional(ids, "id", StringType()))
         columns.append(_optional(ids, TRANSACTION, transaction))
     return columns

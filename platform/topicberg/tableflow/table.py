@@ -149,12 +149,12 @@ def ensure_table(
         table = catalog.load_table(identifier)
     except NoSuchTableError:
         table = _create(catalog, identifier, schema, spec, config)
-        _evolve(table, schema, older)
+        _evolve(table, spec, schema, older)
         note_identity(table, identity)
         return table
     require_spark(table)
     check_table(table, spec, identity)
-    _evolve(table, _with_held_key(spec, schema, table.schema()), older)
+    _evolve(table, spec, _with_held_key(spec, schema, table.schema()), older)
     keep_bounds(table, _bounded_columns(spec))
     _set_missing(table, formats(spec))  # of a table that an earlier version created
     note_identity(table, identity)
@@ -253,7 +253,9 @@ def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
     return Schema(*(raw if field.name == KEY else field for field in schema.fields))
 
 
-def _evolve(table: Table, schema: Schema, older: Iterable[StructType] = ()) -> None:
+def _evolve(
+    table: Table, spec: TopicSpec, schema: Schema, older: Iterable[StructType] = ()
+) -> None:
     """Add new columns, widen types; a dropped field keeps its column.
 
     A table that does not note what its columns mean, as those of earlier versions, continues unless
@@ -295,9 +297,19 @@ def _evolve(table: Table, schema: Schema, older: Iterable[StructType] = ()) -> N
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint=f"run `topicberg topics restore-schema {name}` to revert the versions that no "
-            f"table can follow; or {start_again(name)}",
+            hint=f"{_way_back(spec)}; or {start_again(name)}",
         ) from error
+
+
+def _way_back(spec: TopicSpec) -> str:
+    """Return how to continue with the earlier versions of the schemas."""
+    sections = [section for section in (spec.value_schema, spec.key) if section.file is not None]
+    if any(section.framing != "none" for section in sections):
+        command = f"topicberg topics restore-schema {spec.name}"
+        return f"run `{command}` to revert the versions that no table can follow"
+    if sections:
+        return f"change {' and '.join(str(section.file) for section in sections)} back"
+    return "let the owner of the topic's schemas delete the versions that no table can follow"
 
 
 def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:

@@ -1,18 +1,21 @@
 """A JSON Schema for records of JSON, inferred from some of them.
 
 Nothing is guessed that could make a value wrong: what differs between records, or what no column
-holds exactly, has no type in the schema and becomes a column with the JSON text.
+holds exactly, has no type in the schema and becomes a column with the JSON text. What differs in a
+few records alone is taken for garbage, which is malformed later.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -27,6 +30,14 @@ from topicberg.wording import count, listed
 _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
 _EPOCH = datetime(1970, 1, 1)
 _LONG, _EXACT = 2**63, 2**53
+_KINDS = {
+    "integer": "a number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "an object",
+    "array": "an array",
+}
 _DIGITS = 17
 """Significant digits that a double keeps."""
 _MAP_NAMES, _MAP_FACTOR = 20, 4
@@ -35,6 +46,8 @@ _TIME_NAME = re.compile(r"(^|[^a-z])(time|timestamp|ts|at|date|datetime|when|occ
 _FIRST_EPOCH = 1_000_000_000
 """Seconds since 1970 in the year 2001: smaller numbers are none."""
 _MAX_NAMED = 8
+_GARBAGE = 50
+"""One record of so many may differ from the others."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class Inference:
     """Fields that become JSON text, with the reason."""
     date_times: list[str] = field(default_factory=list)
     """Fields that have a time in every record."""
+    usual: list[str] = field(default_factory=list)
+    """Fields of another type in a few records, with the numbers of records."""
     maps: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Fields of the record whose names no column can have beside the others."""
@@ -77,6 +92,14 @@ class Inference:
         if self.others:
             others = count(self.others, "record")
             lines.append(f"not JSON objects, and so malformed later: {others} of the sample")
+        if self.usual:
+            usual = listed(self.usual, _MAX_NAMED)
+            lines.append(f"of another type in a few records, which are malformed later: {usual}")
+        if self.others or self.usual:
+            lines.append(
+                "a malformed record suspends the topic: set tableflow.error_handling.mode to LOG "
+                "or SKIP to go on without it"
+            )
         for label, names in (
             ("missing or null in some of them", self.optional),
             ("columns with the JSON text", self.untyped),
@@ -110,11 +133,10 @@ def infer(records: Sequence[bytes], title: str) -> Inference:
     if not values:
         raise ValueError("none of the records is a JSON object")
     inference = Inference({}, len(values), len(records) - len(values))
-    inference.left_out = _unusable({name: None for value in values for name in value})
+    inference.left_out = unusable_names({name: None for value in values for name in value})
     properties = _properties(values, (), inference)
     inference.schema = {"title": title, "type": "object", "properties": properties}
-    always = [name for name in properties if all(record.get(name) is not None for record in values)]
-    inference.times = [*_times(values, properties, always)]
+    inference.times = [*_times(values, properties)]
     return inference
 
 
@@ -130,7 +152,7 @@ def _properties(
     }
 
 
-def _unusable(names: Iterable[str]) -> list[str]:
+def unusable_names(names: Iterable[str]) -> list[str]:
     """Return the names that no column can have, or only without another one of them."""
     unusable, folded = list[str](), set[str]()
     for name in names:
@@ -170,6 +192,7 @@ def _of_present(
     values: Sequence[Any], path: tuple[str, ...], inference: Inference
 ) -> dict[str, Any] | str:
     """Return the schema of values that are not null, or why no type has them all."""
+    values = _usual(values, lambda value: _KINDS.get(type_of(value), ""), path, inference)
     kinds = {type_of(value) for value in values}
     if kinds == {"object"}:
         return _object(values, path, inference)
@@ -179,7 +202,10 @@ def _of_present(
             return "arrays without items"
         return {"type": "array", "items": _schema(items, (*path, "[]"), inference)}
     if kinds == {"string"}:
-        if all(_is_date_time(value) for value in values):
+        times = _usual(
+            values, lambda text: "a time" if _is_date_time(text) else "", path, inference
+        )
+        if all(map(_is_date_time, times)):
             inference.date_times.append(".".join(path))
             return {"type": "string", "format": "date-time"}
         return {"type": "string"}
@@ -190,13 +216,35 @@ def _of_present(
     return {"type": kinds.pop()}
 
 
+def _usual(
+    values: Sequence[Any],
+    kind_of: Callable[[Any], str],
+    path: tuple[str, ...],
+    inference: Inference,
+) -> Sequence[Any]:
+    """Return the values without those of a few that are of another kind; else all of them.
+
+    :param kind_of: returns the kind of a value; empty: it is of none
+    """
+    kinds = [kind_of(value) for value in values]
+    ((kind, number), *others) = Counter(kinds).most_common()
+    if not kind or not others or (len(values) - number) * _GARBAGE > len(values):
+        return values
+    usual = [value for value, own in zip(values, kinds, strict=True) if own == kind]
+    if {type_of(value) for value in usual} == {"integer"}:
+        kind = "an integer"
+    inference.usual.append(f"{'.'.join(path)} ({kind} in {number:,} of {len(values):,})")
+    return usual
+
+
 def _object(
     values: Sequence[dict[str, Any]], path: tuple[str, ...], inference: Inference
 ) -> dict[str, Any] | str:
     names = {name for value in values for name in value}
     if not names:
         return "objects without fields"
-    if len(names) > _MAP_NAMES and len(names) * len(values) > _MAP_FACTOR * sum(map(len, values)):
+    differ = len(names) * len(values) > _MAP_FACTOR * sum(map(len, values))
+    if all(name.isdecimal() for name in names) or (len(names) > _MAP_NAMES and differ):
         inner = _schema(
             [member for value in values for member in value.values()], (*path, "{}"), inference
         )
@@ -204,7 +252,7 @@ def _object(
             return "objects with different names and types"
         inference.maps.append(".".join(path))
         return {"type": "object", "additionalProperties": inner}
-    if _unusable(sorted(names)):
+    if unusable_names(sorted(names)):
         return "objects with names that no columns can have"
     return {"type": "object", "properties": _properties(values, path, inference)}
 
@@ -238,57 +286,74 @@ def _is_date_time(text: str) -> bool:
     return date_time_micros(text) is not None and not _FINER_THAN_MICROSECONDS.search(text)
 
 
-def _times(
-    values: Sequence[dict[str, Any]], properties: dict[str, Any], always: Sequence[str]
-) -> Iterator[TimeField]:
-    """Yield the fields that may be the event time: those that every record has, the best first.
+def _times(values: Sequence[dict[str, Any]], properties: dict[str, Any]) -> Iterator[TimeField]:
+    """Yield the fields that may be the event time: those that nearly all records have, the best
+    first.
 
     Times that are still to come are none.
     """
     today = datetime.now(UTC).date()
     candidates: list[tuple[bool, bool, TimeField]] = []
-    for name in always:
-        schema, those = properties[name], [value[name] for value in values]
+    for name, schema in properties.items():
+        those = [value[name] for value in values if value.get(name) is not None]
         is_named = bool(_TIME_NAME.search(_words(name)))
-        if (days := _days_of_texts(those)) is not None:
+        if (days := _nearly_all(_day_of_text, those, values)) is not None:
             kind = "time" if schema.get("format") == "date-time" else "iso"
-        elif is_named and "type" in schema and (epoch := _days_of_epochs(those)) is not None:
+        elif (
+            is_named and "type" in schema and (epoch := _days_of_epochs(those, values)) is not None
+        ):
             kind, days = epoch
         else:
             continue
-        if max(days) <= today + timedelta(days=1):
-            is_text = kind in ("time", "iso")
-            candidates.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
+        is_text = kind in ("time", "iso")
+        candidates.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
     candidates.sort(key=lambda candidate: candidate[:2], reverse=True)
     yield from (time_field for _, _, time_field in candidates)
 
 
-def _days_of_texts(values: Sequence[Any]) -> list[date] | None:
-    """Return the days of times of ISO 8601 with an offset from UTC; None: a value is none."""
-    days = []
-    for value in values:
-        found = moment(value, is_iso=True) if isinstance(value, str) else None
-        if found is None or found.offset is None:
-            return None
-        try:
-            days.append((_EPOCH + timedelta(microseconds=found.utc_micros)).date())
-        except OverflowError:  # an offset beyond the year 1 or 9999
-            return None
-    return days
+def _nearly_all(
+    convert: Callable[[Any], date | None], values: Sequence[Any], records: Sequence[Any]
+) -> list[date] | None:
+    """Return the days that nearly all records have; None: too many do not.
+
+    Those that are still to come do not count.
+    """
+    latest = datetime.now(UTC).date() + timedelta(days=1)
+    found = [day for day in map(convert, values) if day is not None and day <= latest]
+    return found if found and (len(records) - len(found)) * _GARBAGE <= len(records) else None
 
 
-def _days_of_epochs(values: Sequence[Any]) -> tuple[str, list[date]] | None:
-    """Return the unit of numbers since 1970, and their days; None: they are none."""
+def _day_of_text(value: Any) -> date | None:
+    """Return the day of a time of ISO 8601 with an offset from UTC; None: the value is none."""
+    found = moment(value, is_iso=True) if isinstance(value, str) else None
+    if found is None or found.offset is None:
+        return None
     try:
-        numbers = [Decimal(value) for value in values if not isinstance(value, bool)]
-        for unit, micros in EPOCHS.items():
-            seconds = [number * micros / 1_000_000 for number in numbers]
-            if all(_FIRST_EPOCH <= moment < 4 * _FIRST_EPOCH for moment in seconds):
-                days = [datetime.fromtimestamp(int(moment), UTC).date() for moment in seconds]
-                return (unit, days) if len(days) == len(values) else None
-    except (TypeError, ValueError, ArithmeticError):
-        pass
+        return (_EPOCH + timedelta(microseconds=found.utc_micros)).date()
+    except OverflowError:  # an offset beyond the year 1 or 9999
+        return None
+
+
+def _days_of_epochs(values: Sequence[Any], records: Sequence[Any]) -> tuple[str, list[date]] | None:
+    """Return the unit of numbers since 1970, and their days; None: too many are none."""
+    for unit, micros in EPOCHS.items():
+        if (days := _nearly_all(partial(_day_of_epoch, micros), values, records)) is not None:
+            return unit, days
     return None
+
+
+def _day_of_epoch(micros: Decimal, value: Any) -> date | None:
+    """Return the day of a number of a unit since 1970; None: it is none.
+
+    :param micros: microseconds of the unit
+    """
+    try:
+        seconds = Decimal(value) * micros / 1_000_000
+        if isinstance(value, bool) or not _FIRST_EPOCH <= seconds < 4 * _FIRST_EPOCH:
+            return None
+        return datetime.fromtimestamp(int(seconds), UTC).date()
+    except (TypeError, ValueError, ArithmeticError):
+        return None
 
 
 def _words(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,15 +19,16 @@ from pydantic import ValidationError
 from topicberg.clients.registry import if_found, registry_errors
 from topicberg.errors import SpecError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
-from topicberg.formats.framing import GLUE_BYTES, is_of_glue
+from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, is_of_glue
 from topicberg.formats.json import connect as connect_json
 from topicberg.formats.json.syntax import Number
 from topicberg.formats.table import BY_SCHEMA_TYPE, FORMATS
 from topicberg.topics.discovery import FoundSchema, FoundTopic, found_document
-from topicberg.topics.inference import TimeField, infer, json_objects
+from topicberg.topics.inference import TimeField, infer, json_objects, unusable_names
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
+from topicberg.wording import count, listed
 
 if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
@@ -35,6 +37,16 @@ if TYPE_CHECKING:
 
 _MAX_HOURLY_DAYS = 730
 """Older records get daily partitions: Dagster would list more than 17,520 hours."""
+_TRANSACTION = {
+    "type": ["null", "object"],
+    "properties": {
+        "id": {"type": ["null", "string"]},
+        "total_order": {"type": ["null", "integer"]},
+        "data_collection_order": {"type": ["null", "integer"]},
+    },
+}
+"""Of Debezium's envelope: null unless the connector provides it (provide.transaction.metadata)."""
+_MAX_TYPES = 20
 _JSON_TYPES = {bool: "boolean", int: "integer", Number: "number", str: "string"}
 
 
@@ -146,12 +158,14 @@ def new_topic_from_kafka(
     glue: Callable[[UUID], GlueVersion | None],
     *,
     is_enabled: bool,
+    types: Callable[[int], str] = "schema {}".format,
 ) -> tuple[list[Path], list[str]]:
     """Write the spec and the schema files of a topic by its newest records.
 
     :param read: their keys and values, those of the newest record last
     :param has: what Kafka and the registry have of the topic
     :param glue: returns a version of a schema in AWS Glue, if it has it
+    :param types: returns the subjects and the type of a schema of the registry, by its id
     :return: the paths, and what was found
     :raises SpecError: there are no records, or their values are no JSON objects
     """
@@ -171,9 +185,13 @@ def new_topic_from_kafka(
         )
     where = f"the newest records of the topic {name}"
     if values[-1][:1] == b"\0":
+        ids = Counter(int.from_bytes(v[1:WIRE_BYTES]) for v in values if v[:1] == b"\0")
+        seen = [f"{types(number)} in {count(n, 'record')}" for number, n in ids.most_common()]
         raise SpecError(
-            f"{where} name a schema of the registry, which has no subject {name}-value",
-            hint="use --from-subject with the subject of the topic's values",
+            f"{where} name schemas of the registry, which has no subject {name}-value: "
+            f"{listed(seen, _MAX_TYPES)}",
+            hint="use --from-subject with one of these subjects"
+            + ("; a table has the records of one of them" if len(seen) > 1 else ""),
         )
     if connect_schema is not None:
         text = connect_json.json_schema(connect_schema)
@@ -340,7 +358,7 @@ def _new_plain(
         document["event_time"] = {"field": time.name, "format": time.format}
         notes.append(f"event_time: the field {time.name}, {time.format}")
     else:
-        notes.append("event_time: Kafka's time, as no field has a time in every record")
+        notes.append("event_time: Kafka's time, as no field has a time in nearly all records")
     if not is_upsert:
         document |= _partitions(time)
     return _write_valid_spec(document, texts, config, is_enabled=is_enabled), notes
@@ -404,6 +422,8 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
         values = [*values, *({BEFORE: row, AFTER: row} for row in rows)]
     untyped: list[str] = []
     schema = {"title": title, **_inferred(values, "", untyped)}
+    if "transaction" in untyped:
+        schema["properties"]["transaction"] = _TRANSACTION
     inside = sorted(
         {column.removeprefix(f"{AFTER}.") for column in untyped if column.startswith(AFTER)}
     )
@@ -417,6 +437,8 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
         return {}
     if all(isinstance(value, dict) for value in present):
         names = dict.fromkeys(name for value in present for name in value)
+        if unusable_names(names) or all(name.isdecimal() for name in names):
+            return {}
         inner = {
             name: _inferred(
                 [value.get(name) for value in present], f"{path}.{name}".lstrip("."), untyped

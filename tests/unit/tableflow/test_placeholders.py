@@ -91,7 +91,9 @@ def decoded(schema: dict[str, Any], value: Any) -> tuple[T.IcebergType, pa.Array
     registered = RegisteredSchema(1, "JSON", text, has_connect_types=True)
     fields = json_format.fields("s", registered, itertools.count(1))
     decode = json_format.record_decoder(ResolvedSchema(registered, registered, fields))
-    row = decode(json.dumps({"a": value}).encode())
+    # As Kafka Connect's JsonConverter writes it.
+    record = json.dumps({"a": value}, separators=(",", ":"), ensure_ascii=False)
+    row = decode(record.encode())
     kind = fields[0].field_type
     return kind, pa.array([row["a"], None], arrow_type(kind))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
@@ -15,12 +17,17 @@ from pyiceberg.types import (
     StringType,
     StructType,
 )
+from specs import minimal
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.tableflow.table import _evolve
+from topicberg.topics import TopicSpec
 from topicberg.transforms.target import ensure_table
 
 DECIMAL = DecimalType(10, 2)
+
+
+SPEC = TopicSpec.model_validate(minimal())
 
 
 def of(kind: IcebergType) -> Schema:
@@ -41,7 +48,7 @@ def test_decimal_of_another_scale_is_refused(
     """PyIceberg gives the column the new scale, if it has as many digits or more."""
     table = catalog.create_table(("shop", "prices"), of(wrap(DECIMAL)))
     with pytest.raises(TableflowError, match="the scale of a column cannot change"):
-        _evolve(table, of(wrap(DecimalType(*new))))
+        _evolve(table, SPEC, of(wrap(DecimalType(*new))))
     assert str(table.refresh().schema().find_type("d")) == str(
         catalog.create_table(("shop", "same"), of(wrap(DECIMAL))).schema().find_type("d")
     )
@@ -52,7 +59,7 @@ def test_decimal_of_the_same_scale_only_widens(
     catalog: SqlCatalog, new: tuple[int, int], column: tuple[int, int]
 ) -> None:
     table = catalog.create_table(("shop", "prices"), of(DECIMAL))
-    _evolve(table, of(DecimalType(*new)))
+    _evolve(table, SPEC, of(DecimalType(*new)))
     assert table.schema().find_type("d") == DecimalType(*column)
 
 
@@ -62,3 +69,30 @@ def test_derived_table_refuses_what_iceberg_forbids(catalog: SqlCatalog, new: pa
     catalog.create_table(("shop", "totals"), pa.schema([("d", old)]))
     with pytest.raises(TopicbergError, match="column d"):
         ensure_table(catalog, ("shop", "totals"), pa.schema([("d", new)]), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "topics restore-schema trades"),
+        ({"external": True, "schema": {"format": "avro"}}, "let the owner of the topic's schemas"),
+        (
+            {
+                "external": True,
+                "schema": {"format": "json", "file": "s.json", "framing": "none"},
+                "key": {"format": "string"},
+            },
+            "change s.json back",
+        ),
+    ],
+    ids=["own", "external", "plain"],
+)
+def test_evolve_hint_names_what_the_topic_allows(
+    catalog: SqlCatalog, given: dict[str, Any], expected: str
+) -> None:
+    table = catalog.create_table(("shop", "prices"), of(DECIMAL))
+    spec = TopicSpec.model_validate(minimal(**given))
+    with pytest.raises(TableflowError) as refused:
+        _evolve(table, spec, of(DecimalType(12, 3)))
+    assert expected in (refused.value.hint or "")
+    assert ("restore-schema" in (refused.value.hint or "")) == (not given)

@@ -355,7 +355,7 @@ def test_unknown_fields_and_conversions_are_of_every_table(
     found, rejected = topic.rows([(b"k%d" % n, one) for n, one in enumerate(values)])
     names = ("key", "id", "note", "$$unknown-fields")
     assert [tuple(row[name] for name in names) for row in found] == [
-        ("k0", 7, "n", '{"x":{"y":[1]}}'),
+        ("k0", 7, "n", '{"x":{"y": [1]}}'),
         ("k1", 8, None, None),
         ("k3", None, None, None),
     ]

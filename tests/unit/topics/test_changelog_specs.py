@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -14,6 +14,7 @@ from specs import Project, minimal
 
 from topicberg.errors import SpecError
 from topicberg.formats.json.connect import json_schema, opening
+from topicberg.tableflow.changes import envelope
 from topicberg.tableflow.fold_state import (
     Deletion,
     FoldState,
@@ -21,6 +22,7 @@ from topicberg.tableflow.fold_state import (
     order_of,
     precedes,
 )
+from topicberg.tableflow.layout import read_layout, table_schema
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
@@ -211,3 +213,50 @@ def test_new_topic_of_other_json_with_schemas_is_refused(project: Project) -> No
             no_glue,
             is_enabled=False,
         )
+
+
+@pytest.mark.parametrize("sparse", [{"1": "a"}, {"A": 1, "a": 2}, {"": 1}, [[1, "a"]]], ids=str)
+def test_new_topic_of_json_without_schemas_is_valid(project: Project, sparse: Any) -> None:
+    """A transaction that is null has no type, and one column's values are maps of any names."""
+    source = {"ts_ms": 1, "lsn": 1, "snapshot": "false", "sequence": None}
+    read = [
+        (
+            json.dumps({"id": number}).encode(),
+            json.dumps(
+                {
+                    "before": None,
+                    "after": {"id": number, "m": sparse if number == 3 else None},
+                    "source": source,
+                    "op": "c",
+                    "transaction": None,
+                }
+            ).encode(),
+        )
+        for number in range(9)
+    ]
+    has = FoundTopic(partitions=3, is_compacted=False)
+    new_topic_from_kafka("shop.m", read, "shop", project.config, has, no_glue, is_enabled=True)
+    spec = load_topic("shop.m", project.config)
+    assert spec.columns(project.config)["m"] in ("string", "list")
+    written = json.loads((project.config.schemas_dir / "shop.m.json").read_text())
+    assert written["properties"]["transaction"]["type"] == ["null", "object"]
+
+
+def test_envelope_without_type_of_transaction_is_read(project: Project) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "after": {"type": "object", "properties": {"id": {"type": "integer"}}},
+            "source": {"type": "object", "properties": {"lsn": {"type": "integer"}}},
+            "op": {"type": "string"},
+            "transaction": {},
+        },
+    }
+    project.schema("changes.json", json.dumps({**schema, "title": "e"}))
+    more = {"write_mode": "append", "key": {"format": "none"}}
+    own = {"format": "json", "file": "changes.json", "framing": "none"}
+    changes(project, schema=own, **more)
+    spec = load_topic("trades", project.config)
+    layout = read_layout(spec, cast("Any", None), project.config)
+    names = [part.name for part in envelope(spec, layout, table_schema(spec, layout).fields)]
+    assert "transaction" not in names

@@ -259,3 +259,59 @@ def test_new_topic_reads_keys(
 def test_new_topic_of_other_bytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="nor JSON objects"):
         new(Project(tmp_path), [b"\x01\x02"])
+
+
+def test_infer_few_records_of_other_types_are_named_as_garbage() -> None:
+    records: list[Any] = [
+        {"n": number, "at": "2026-01-31T12:00:00Z", "in": {"x": [1.5]}, "ok": True}
+        for number in range(2_952)
+    ]
+    garbage = [
+        *({"n": "x", "at": "soon"}, {"n": [1], "at": 5}, {}, {"n": {}, "at": "2026"}),
+        {"n": "y", "in": "?", "ok": 1, "at": None},
+    ]
+    records[100:100] = garbage
+    found = infer([json.dumps(one).encode() for one in records], "t")
+    properties = found.schema["properties"]
+    assert properties["n"] == {"type": ["integer", "null"]}
+    assert properties["at"] == {"type": ["string", "null"], "format": "date-time"}
+    assert properties["in"]["properties"]["x"]["items"] == {"type": "number"}
+    assert not found.untyped
+    assert [(one.name, one.format) for one in found.times] == [("at", "time")]
+    notes = "\n".join(found.notes())
+    assert "n (an integer in 2,952 of 2,956)" in notes
+    assert "in (an object in 2,952 of 2,953)" in notes
+    assert "error_handling.mode" in notes
+
+
+def test_infer_types_of_many_records_differ_has_no_type() -> None:
+    values = [{"n": 1}] * 90 + [{"n": "x"}] * 10
+    found = infer([json.dumps(one).encode() for one in values], "t")
+    assert found.schema["properties"]["n"] == {}
+
+
+def test_infer_object_with_numbers_as_names_is_a_map() -> None:
+    found = infer([b'{"m": {"1": 5}}', b'{"m": null}', b'{"m": {"7": 6, "8": 1}}'], "t")
+    inner = found.schema["properties"]["m"]
+    assert inner == {"type": ["object", "null"], "additionalProperties": {"type": "integer"}}
+
+
+def test_new_topic_of_several_record_types_lists_them(tmp_path: Path) -> None:
+    types = {1: "shop.Placed (subject shop.Placed)", 2: "shop.Paid (subject shop.Paid)"}
+    read = [(None, b"\0" + number.to_bytes(4, "big") + b"x") for number in (1, 2, 1)]
+    with pytest.raises(SpecError) as refused:
+        new_topic_from_kafka(
+            "orders",
+            read,
+            "shop",
+            Project(tmp_path).config,
+            FoundTopic(partitions=1),
+            no_glue,
+            is_enabled=True,
+            types=types.__getitem__,
+        )
+    assert (
+        "no subject orders-value: shop.Placed (subject shop.Placed) in 2 records, "
+        "shop.Paid (subject shop.Paid) in 1 record"
+    ) in refused.value.message
+    assert "--from-subject" in (refused.value.hint or "")

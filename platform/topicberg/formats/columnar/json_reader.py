@@ -20,8 +20,8 @@ from topicberg.formats.columnar.decimals import (
     store_decimal,
     unscaled,
 )
-from topicberg.formats.columnar.json_any import SCRATCH_WORDS, any_value
 from topicberg.formats.columnar.json_text import (
+    as_it_stands,
     at_byte,
     base64,
     colon,
@@ -71,7 +71,7 @@ _LONGEST_NAME = 12 * MAX_NAME
 
 def words(targets: int) -> int:
     """Return how many words of memory :func:`record` works in, all 0 before the first record."""
-    return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + SCRATCH_WORDS + 2 * _KEPT
+    return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + 2 * _KEPT
 
 
 @compiled
@@ -235,23 +235,23 @@ def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore
     size, room = get(used, slot), get(text_rooms, slot)
     if kept == _KEPT or end - opening + 2 * WORD > room - size:
         return -1
-    names, length = scratch + _SCRATCH + 8 * SCRATCH_WORDS, np.int64(0)
+    names, length = scratch + _SCRATCH, np.int64(0)
     target = get(values, slot) + size
-    limit = get(values, slot) + room
     store_byte(get(valids, slot) + get(counts, 0), np.uint8(1))
     store_byte(target, np.uint8(44 if kept else 123))
     begin = target + 1
-    target, after = any_value(opening, end, begin, limit, scratch + _SCRATCH)
-    if after < 0:
-        return -1
+    target, _ = as_it_stands(opening, end, begin)
     length = target - begin
+    for place in range(begin, target):
+        if load_byte(place) == 92:  # another text may be the same name
+            return -1
     for number in range(kept):
         if get(names, 2 * number + 1) == length and same(get(names, 2 * number), begin, length):
             return -1  # it is repeated
     put(names, 2 * kept, begin)
     put(names, 2 * kept + 1, length)
     store_byte(target, np.uint8(58))
-    target, position = any_value(position, end, target + 1, limit, scratch + _SCRATCH)
+    target, position = as_it_stands(position, end, target + 1)
     put(used, slot, target - get(values, slot))
     return position
 
@@ -471,8 +471,7 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
             byte = at_byte(position, end)
             if low & (1 if byte == 123 else 2 if byte == 91 else 4) == 0:
                 return -1
-            limit = get(values, slot) + get(text_rooms, slot)
-            stop, position = any_value(position, end, target, limit, scratch + _SCRATCH)
+            stop, position = as_it_stands(position, end, target)
         put(used, slot, size + stop - target)
     elif op == JsonOp.LONG:
         value, position = numbers.whole(position, end, low, high)

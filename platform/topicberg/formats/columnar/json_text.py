@@ -13,6 +13,7 @@ from topicberg.formats.columnar import json_numbers
 from topicberg.formats.columnar.memory import (
     WORD,
     compiled,
+    copy,
     load_byte,
     load_word,
     store_byte,
@@ -306,6 +307,19 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
             kinds >>= np.uint64(1)
         else:
             return position
+
+
+@compiled
+def as_it_stands(position, end, target):  # type: ignore[no-untyped-def]
+    """Copy the text of a value of any type to an address.
+
+    :returns: the address after the copy, and the address after the value, or -1
+    """
+    after = skipped(position, end)
+    if after < 0:
+        return target, after
+    copy(target, position, after - position)
+    return target + after - position, after
 
 
 @compiled

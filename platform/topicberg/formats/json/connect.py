@@ -59,8 +59,7 @@ def opening(raw: bytes) -> Opening | None:
 def json_schema(schema: dict[str, Any]) -> str:
     """Return the JSON Schema of a schema of Connect.
 
-    :raises TableflowError: it is not one, or has a type that JsonConverter writes as an array of
-        pairs
+    :raises TableflowError: it is not one
     """
     try:
         converted = _converted(schema)
@@ -100,6 +99,8 @@ def _converted(schema: dict[str, Any]) -> dict[str, Any]:
                 "connect.type": "map",
                 "additionalProperties": values,
             }
+        case "map":  # JsonConverter writes an array of pairs, whose items are of several types
+            return converted
         case "struct":
             properties = {
                 str(field["field"]): _converted(field) | {"connect.index": number}
@@ -107,6 +108,7 @@ def _converted(schema: dict[str, Any]) -> dict[str, Any]:
             }
             return converted | {"type": "object", "properties": properties}
     raise TableflowError(
-        f"the schema of the record has the type {json.dumps(kind)}, which has no column",
-        hint="use a map with text keys, or leave the column out in the connector",
+        f"the schema of the record has the type {json.dumps(kind)}, which Kafka Connect does not "
+        f"have, at {json.dumps(schema.get('field'))}",
+        hint="let the connector write a schema of Kafka Connect, or none",
     )

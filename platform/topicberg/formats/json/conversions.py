@@ -23,7 +23,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.json.columns import Kind, Node
 from topicberg.formats.json.plan import RANGES, SCALARS, JsonPlan
 from topicberg.formats.json.scalars import Read, ScalarMisfitError, unexpected_in
-from topicberg.formats.json.syntax import Number, rendered
+from topicberg.formats.json.syntax import Number, text_of
 from topicberg.formats.time_text import date_time_micros
 
 NUMBER_FROM_TEXT, TEXT_FROM_ANY = "number_from_text", "text_from_any"
@@ -120,7 +120,7 @@ def converting(read: Read, plan: JsonPlan) -> Read:
 
     def converted(value: Any) -> Any:
         if type(value) is not str:
-            return rendered(value) if TEXT_FROM_ANY in names else read(value)
+            return text_of(value) if TEXT_FROM_ANY in names else read(value)
         if not value and NULL_FROM_EMPTY in names:
             return None
         if from_text is None:

@@ -10,7 +10,7 @@ that reads such a value, with all that can be known of it in advance.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from pyiceberg import types as T
 
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
-from topicberg.formats.json.conversions import converting
+from topicberg.formats.json.conversions import TEXT_FROM_ANY, converting
 from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher, one_of
 from topicberg.formats.json.plan import (
     COMPARED,
@@ -27,7 +27,7 @@ from topicberg.formats.json.plan import (
     in_order_for_text,
 )
 from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unexpected_in
-from topicberg.formats.json.syntax import members, parsed, rendered
+from topicberg.formats.json.syntax import Texts, here, parsed, quoted, text_of
 from topicberg.formats.reasons import MalformedError, shortened
 
 _OPENED = {"{": "an object", "[": "an array", '"': "a string", "n": "null"}
@@ -63,27 +63,44 @@ def decoder(plan: JsonPlan, wrapped_as: str | None, unknown_as: str | None = Non
     else:
         read = _reader(whole)
 
+    needs_texts = unknown_as is not None or (whole is not None and _has_text(whole))
+
     def decode(payload: bytes) -> dict[str, Any]:
         value = parsed(payload)
         _steps.left = _MIN_STEPS + _STEPS * len(payload)
+        if needs_texts:
+            here.texts = Texts(payload)
+            value = here.texts.value
+        here.container, here.place = None, None
         try:
             if wrapped_as is None:
                 assert read is not None  # noqa: S101  there is a plan
                 row: dict[str, Any] = read(value)
                 if unknown_as is not None and (rest := unknown(plan, value)) is not None:
-                    row[unknown_as] = members(rest)
+                    row[unknown_as] = rest
                 return row
             return {} if value is None or read is None else {wrapped_as: read(value)}
         except ScalarMisfitError as misfit:
             if wrapped_as is not None:
                 misfit.path.append(wrapped_as)
             raise MalformedError(str(misfit)) from None
+        finally:
+            here.texts = None
 
     return decode
 
 
-def unknown(plan: JsonPlan, value: Any) -> Any:
-    """Return what of a value has no column, at the place that it has there; None: nothing.
+def _has_text(plan: JsonPlan) -> bool:
+    """Return whether the JSON text of a value is read somewhere."""
+    inner = [*plan.children.values(), *(member.plan for member in plan.members)]
+    is_text = plan.kind == "json" or TEXT_FROM_ANY in plan.node.conversions
+    return is_text or any(map(_has_text, inner))
+
+
+def unknown(plan: JsonPlan, value: Any) -> str | None:
+    """Return the JSON text of what of a value has no column, at the place that it has there.
+
+    None: nothing.
 
     :param value: one that the plan can read
     """
@@ -92,24 +109,31 @@ def unknown(plan: JsonPlan, value: Any) -> Any:
         case "struct" if isinstance(value, dict):
             return _rests(children, value)
         case "list" if isinstance(value, list):
-            rests = [unknown(children["element"], element) for element in value]
-            return rests if any(rest is not None for rest in rests) else None
+            return _array([unknown(children["element"], element) for element in value])
         case "map" if isinstance(value, dict):
             return _rests(dict.fromkeys(value, children["value"]), value)
         case "entries" if isinstance(value, list):
-            entries = [_rests(children, entry) for entry in value]
-            return entries if any(rest is not None for rest in entries) else None
+            return _array([_rests(children, entry) for entry in value])
     return None
 
 
-def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> dict[str, Any] | None:
-    found = {}
+def _array(rests: Sequence[str | None]) -> str | None:
+    if all(rest is None for rest in rests):
+        return None
+    return f"[{','.join('null' if rest is None else rest for rest in rests)}]"
+
+
+def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> str | None:
+    found = []
     for name, inner in value.items():
         if name not in children:
-            found[name] = inner
-        elif (rest := unknown(children[name], inner)) is not None:
-            found[name] = rest
-    return found or None
+            here.container, here.place = value, name
+            rest: str | None = text_of(inner)
+        else:
+            rest = unknown(children[name], inner)
+        if rest is not None:
+            found.append(f"{quoted(name)}:{rest}")
+    return f"{{{','.join(found)}}}" if found else None
 
 
 # --- nested values ---
@@ -161,6 +185,7 @@ def _struct(plan: JsonPlan, in_union: bool, is_whole: bool = False) -> Read:
         try:
             for name, inner in value.items():
                 if inner is not None and (read_inner := reader_of(name)) is not None:
+                    here.container, here.place = value, name
                     row[name] = read_inner(inner)
         except ScalarMisfitError as misfit:
             misfit.path.append(f".{name}")
@@ -179,6 +204,7 @@ def _list(plan: JsonPlan, in_union: bool) -> Read:
         elements: list[Any] = []
         try:
             for inner in value:
+                here.container, here.place = value, len(elements)
                 elements.append(None if inner is None else element(inner))
         except ScalarMisfitError as misfit:
             misfit.path.append(f"[{len(elements)}]")
@@ -198,6 +224,7 @@ def _map(plan: JsonPlan, in_union: bool) -> Read:
         name = ""
         try:
             for name, inner in value.items():
+                here.container, here.place = value, name
                 pairs.append((name, None if inner is None else read_value(inner)))
         except ScalarMisfitError as misfit:
             misfit.path.append(f".{shortened(name)}")
@@ -215,6 +242,7 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
     def part(entry: dict[str, Any], name: str) -> Any:
         if (inner := entry.get(name)) is None:
             return None
+        here.container, here.place = entry, name
         try:
             return readers[name](inner)
         except ScalarMisfitError as misfit:
@@ -361,17 +389,13 @@ def _one_of(node: Node) -> Callable[[Any], bool] | None:
 
 
 def _json(plan: JsonPlan, in_union: bool) -> Read:
-    """Return what reads any value as JSON text: without white space, names in order.
-
-    A number of up to 38 digits is written without needless zeros, one with an exponent as Java
-    writes that double. A number that these would change is written as the record has it.
-    """
+    """Return what reads any value as JSON text, as it stands in the record."""
     opening = plan.node.opening
     expected = " or ".join(_OPENED[mark] for mark in opening)
     column = plan.column
 
     def read(value: Any) -> Any:
-        text = rendered(value)
+        text = text_of(value)
         if opening and text[0] not in opening:
             raise ScalarMisfitError(column, f"{expected} expected, ", value, " found")
         if in_union:

@@ -6,8 +6,12 @@ import json
 import math
 import re
 import sys
+import threading
+from functools import partial
+from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]
 from json.encoder import encode_basestring
-from typing import Any, NoReturn
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
+from typing import Any, NamedTuple, NoReturn
 
 from topicberg.formats.reasons import MAX_LENGTH, MalformedError, byte, shortened, shown
 
@@ -18,8 +22,8 @@ _BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _HALF = re.compile(
     r"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)"  # the last: half of a pair
 )
-_ESCAPE = re.compile(r"\\(?:u(....)|.)")
-_DECIMAL_DIGITS, _DOUBLE_DIGITS = 38, 17
+_MAX_DIGITS = 4_000
+"""Of a whole number that Python reads as such."""
 
 
 class Number(str):
@@ -116,66 +120,117 @@ def _syntax(text: str, error: json.JSONDecodeError) -> str:
     return f"the record is not JSON at {at}: {error.msg}, found {shown(rest[:20])}"
 
 
-# --- values as text ---
+# --- the text of values ---
+
+
+class Texts:
+    """The texts of the values of one record, as they stand there. ``value``: the record's."""
+
+    def __init__(self, payload: bytes) -> None:
+        """:param payload: a record that is JSON"""
+        self._text = str(payload, "utf-8").strip(_SPACE)
+        if self._text.count("[") + self._text.count("{") > MAX_DEPTH // 10:
+            # Several functions of Python's own scanner are called for each depth.
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), 8 * MAX_DEPTH))
+        self._containers: dict[int, tuple[int, int]] = {}
+        self._written: dict[tuple[int, Any], str] = {}
+        decoder: Any = json.JSONDecoder(parse_float=Number, parse_int=_integer)
+        decoder.parse_object = partial(self._container, JSONObject)
+        decoder.parse_array = partial(self._container, JSONArray)
+        decoder.parse_string = _string
+        decoder.scan_once = py_make_scanner(decoder)
+        self.value = _value(decoder.decode(self._text))
+
+    def of(self, value: Any, container: Any, place: Any) -> str:
+        """Return the text of a value.
+
+        :param container: the object or array that has it, at a name or a number; None: the record
+        """
+        if isinstance(value, dict | list):
+            begin, end = self._containers[id(value)]
+            return self._text[begin:end]
+        if container is None:
+            return self._text
+        return self._written.get((id(container), place)) or rendered(value)
+
+    def _container(self, parse: Any, start: tuple[str, int], *options: Any) -> tuple[Any, int]:
+        container, end = parse(start, *options)
+        self._containers[id(container)] = start[1] - 1, end
+        is_object = isinstance(container, dict)
+        for place, value in container.items() if is_object else enumerate(container):
+            if isinstance(value, _Written):
+                self._written[id(container), place] = value.text
+                container[place] = value.value
+        return container, end
+
+
+class _Written(NamedTuple):
+    """A value whose text is another one than :func:`rendered` returns."""
+
+    value: Any
+    text: str
+
+
+def _value(scanned: Any) -> Any:
+    return scanned.value if isinstance(scanned, _Written) else scanned
+
+
+def _integer(text: str) -> int | Number | _Written:
+    if text == "-0":
+        return _Written(0, text)
+    return int(text) if len(text) <= _MAX_DIGITS else Number(text)
+
+
+def _string(text: str, begin: int, strict: bool) -> tuple[str | _Written, int]:
+    value, end = scanstring(text, begin, strict)
+    has_escapes = text.find("\\", begin, end) >= 0
+    return _Written(value, text[begin - 1 : end]) if has_escapes else value, end
+
+
+class _Here(threading.local):
+    """The texts of this thread's record, and what has the value that is read."""
+
+    texts: Texts | None = None
+    container: Any = None
+    place: Any = None
+
+
+here = _Here()
+
+
+def text_of(value: Any) -> str:
+    """Return the text of the value that is read."""
+    assert here.texts is not None  # noqa: S101  the plan has texts
+    return here.texts.of(value, here.container, here.place)
 
 
 def rendered(value: Any, most: float = math.inf) -> str:
-    """Return a value as JSON text.
+    """Return a value as JSON text without white space.
 
     :param most: characters that are needed; arrays and objects are not read further
     """
     match value:
         case Number():
-            return _number_text(value)
-        case str():
-            return _quoted(value)
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int():
             return str(value)
-    pieces: list[str] = []
-    is_object = isinstance(value, dict)
-    for member in sorted(value, key=_in_java) if is_object else value:
+        case dict():
+            pieces = (f"{quoted(name)}:{rendered(one, most)}" for name, one in value.items())
+        case list():
+            pieces = (rendered(one, most) for one in value)
+        case _:
+            return quoted(value) if isinstance(value, str) else json.dumps(value)
+    found: list[str] = []
+    for piece in pieces:
+        found.append(piece)
+        most -= len(piece)
         if most < 0:
             break
-        piece = (
-            f"{_quoted(member)}:{rendered(value[member], most)}"
-            if is_object
-            else rendered(member, most)
-        )
-        pieces.append(piece)
-        most -= len(piece)
-    text = ",".join(pieces)
-    return f"{{{text}}}" if is_object else f"[{text}]"
+    text = ",".join(found)
+    return f"{{{text}}}" if isinstance(value, dict) else f"[{text}]"
 
 
-def members(value: dict[str, Any]) -> str:
-    """Return an object as JSON text, with its own names in their order."""
-    return f"{{{','.join(f'{_quoted(name)}:{rendered(one)}' for name, one in value.items())}}}"
-
-
-def _in_java(name: str) -> bytes:
-    """Return what names are ordered by: UTF-16."""
-    return name.encode("utf-16-be")
-
-
-def _quoted(text: str) -> str:
-    found = encode_basestring(text)
-    if "\\u" not in found:
-        return found
-    return _ESCAPE.sub(lambda part: f"\\u{part[1].upper()}" if part[1] else part[0], found)
-
-
-def _number_text(number: Number) -> str:
-    mantissa, exponent, _ = number.lower().partition("e")
-    digits = len(mantissa.lstrip("-").replace(".", ""))
-    if not exponent:
-        return plain(number) if digits <= _DECIMAL_DIGITS else str(number)
-    double = float(number)
-    is_exact = digits <= _DOUBLE_DIGITS and abs(double) < math.inf
-    return _double_text(double) if is_exact else str(number)
+def quoted(text: str) -> str:
+    """Return text as JSON text."""
+    return encode_basestring(text)
 
 
 def plain(number: Number, scale: int | None = None) -> str:
@@ -189,19 +244,6 @@ def plain(number: Number, scale: int | None = None) -> str:
     digits = f"{digits}{'0' * (exponent + places)}".rjust(places + 1, "0")
     point = len(digits) - places
     return f"{sign}{digits[:point]}.{digits[point:]}" if places else f"{sign}{digits}"
-
-
-def _double_text(double: float) -> str:
-    """Return a double as Java's ``Double.toString`` writes it."""
-    text = repr(double)
-    if double == 0:
-        return text
-    if 1e-3 <= abs(double) < 1e7:
-        text = plain(Number(text))
-        return text if "." in text else f"{text}.0"
-    digits, exponent = Number(text).parts()
-    sign = "-" if double < 0 else ""
-    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{exponent + len(digits) - 1}"
 
 
 def abbreviated(value: Any) -> str:
