@@ -208,7 +208,10 @@ def record_bytes(
     last = (_SPOTS if records >= _SMALL_BATCH else _SPOTS_OF_A_SMALL_BATCH) - 1
     largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
     averages: list[float | None] = []
-    small = {"fetch.message.max.bytes": _SMALL_FETCH, "queued.max.messages.kbytes": 4096}
+    small: dict[str, Any] = {
+        "fetch.message.max.bytes": _SMALL_FETCH,
+        "queued.max.messages.kbytes": 4096,
+    }
     with _consumer(endpoints, topic, {}, committed=False, **small) as consumer:
         deadline = time.monotonic() + SAMPLE_SECONDS
         for number in range(last + 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from confluent_kafka import KafkaError, Message
@@ -72,12 +72,8 @@ def checksum(key: bytes | memoryview | None, value: bytes | memoryview | None) -
 
 def _of_message(message: Message) -> LastRecord:
     numbers = (message.offset() or 0, message.timestamp()[1], epoch_of(message))
-    key, value = message.key(), message.value()
-    return LastRecord(*numbers, checksum(_raw(key), _raw(value)))
-
-
-def _raw(part: bytes | str | None) -> bytes | None:
-    return part.encode() if isinstance(part, str) else part
+    key, value = cast("Any", message.key()), cast("Any", message.value())
+    return LastRecord(*numbers, checksum(key, value))
 
 
 def dump_last_records(records: LastRecords, ends: Offsets) -> str:

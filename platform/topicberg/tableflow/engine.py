@@ -290,9 +290,12 @@ class Ingestor:
             search.succeed(batch.end)
             self._end_search(search)
             raise PartReadError
-        if self._log.has_changed(log, batch.ranges):
+        try:
+            if self._log.has_changed(log, batch.ranges):
+                raise LogMovedError("a partition has another leader; planning the batch again")
+        except BaseException:
             discard(table.io, written.files)
-            raise LogMovedError("a partition has another leader; planning the batch again")
+            raise
         done = self._committer.commit(plan, written)
         self.loader.held_ms = now_ms
         self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)

@@ -58,7 +58,8 @@ class Ingestion:
         self.spec = spec
         self.is_running = False
         """Whether a worker has the topic; only the queue of turns changes it."""
-        self.report = StatusReport(spec, config, before and before.report, engine)
+        report = before.report if before is not None else None
+        self.report: StatusReport = StatusReport(spec, config, report, engine)
         self.log = LogWatch()
         self.schedule = TurnSchedule(spec, self.log)
         self._endpoints = endpoints

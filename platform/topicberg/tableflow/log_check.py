@@ -125,9 +125,10 @@ class LogCheck:
         first = min(reasons)
         more = f" (and {count(len(reasons) - 1, 'other partition')})" if len(reasons) > 1 else ""
         reason = f"{reasons[first]}{more}: the log was replaced or lost records"
-        if not reasons.keys() <= known:
-            partitions = sorted(known | reasons.keys())
-            other = OtherLog(at_ms=int(time.time() * 1000), partitions=partitions, reason=reason)
+        # Who resumed the topic before this has not said that it has its former log after this.
+        if noted is None or not reasons.keys() <= known or self._is_resumed(noted):
+            partitions, at_ms = sorted(known | reasons.keys()), int(time.time() * 1000) + 1
+            other = OtherLog(at_ms=at_ms, partitions=partitions, reason=reason)
             with table.transaction() as transaction:
                 transaction.set_properties({OTHER_LOG: other.model_dump_json()})
         return TableflowError(
@@ -141,9 +142,7 @@ class LogCheck:
         :raises TableflowError: no one has said since then that they have their former log
         """
         name = self._spec.name
-        request = requests.read_request(self._config, name)
-        is_resumed = request is not None and request.resumed_at * 1000 > noted.at_ms
-        if left and not is_resumed:
+        if left and not self._is_resumed(noted):
             raise TableflowError(
                 f"topic {name}: at {_time(noted.at_ms)}, {noted.reason}; whether partition "
                 f"{left[0]} has its former log again cannot be compared",
@@ -153,6 +152,10 @@ class LogCheck:
         logger.warning("topic %s: it has its former log again", name)
         with table.transaction() as transaction:
             transaction.remove_properties(OTHER_LOG)
+
+    def _is_resumed(self, noted: OtherLog) -> bool:
+        request = requests.read_request(self._config, self._spec.name)
+        return request is not None and request.resumed_at * 1000 > noted.at_ms
 
 
 def _shorter(offsets: Offsets, log: kafka.TopicLog) -> dict[int, str]:

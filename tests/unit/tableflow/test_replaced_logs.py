@@ -248,6 +248,8 @@ def test_partition_that_cannot_be_compared_stays_suspended_until_someone_resumes
         forget_last_records(one)
         one.cut(0, 1)
         assert one.turn() == "SUSPENDED"
+        one.resume()
+        assert one.turn() == "SUSPENDED"
         one.put_back(0)
         for _ in range(2):
             one.restart()

@@ -456,7 +456,7 @@ def test_turn_that_ends_after_its_spec_changed_is_counted(
     for owners in (("a",), ("b",)):
         share.converge({spec.name: spec.model_copy(update={"owners": owners})})
         topics.append(share.pool.queue.topics[spec.name])
-    counts = {"rows": 490, "records_read": 500, "records_skipped": 10, "bytes": 7}
+    counts: dict[str, Any] = {"rows": 490, "records_read": 500, "records_skipped": 10, "bytes": 7}
     done = Commit(500, 1, {0: 500}, **counts)
     topics[0].report.note_commit(done, {})
     topics[1].report.note_failure(ValueError("it ended"), suspended=False)
