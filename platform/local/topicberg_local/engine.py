@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from topicberg.alerts.alert import Alert
-from topicberg.alerts.dagster_ui import watched_dagster
+from topicberg.alerts.dagster_ui import ui_url, watched_dagster
 from topicberg.alerts.restarts import note_start
 from topicberg.alerts.settings import alert_settings
 from topicberg.alerts.watch import Watched, Watcher, how_to_restart
@@ -39,18 +39,18 @@ _TITLES = {
 
 def watch(engine: Engine) -> None:
     """Watch the services of the stack, and Dagster, until the process ends."""
-    config = engine.config
+    config, chosen = engine.config, alert_settings()
     watched = [
         watched_supervisor(config),
         *_services(config),
-        *watched_dagster(config, alert_settings()),
+        *watched_dagster(config, chosen),
     ]
 
     def report(faults: Mapping[str, Alert]) -> None:
         engine.pool.miss(unavailable(faults, *NEEDED), unavailable(faults, "spark"))
 
-    times = partial(start_times, config)
-    Watcher(config, watched, report, engine.is_healthy, times).start()
+    times, url = partial(start_times, config), partial(ui_url, config, chosen)
+    Watcher(config, watched, report, engine.is_healthy, times, url).start()
 
 
 def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:

@@ -33,6 +33,10 @@ EXITS = 3
 _TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re.IGNORECASE)
 
 
+class NotReadyError(StackError):
+    """A service that was started does not answer yet; it may later."""
+
+
 @dataclass(frozen=True)
 class ServiceStatus:
     """One line of ``topicberg status``. Memory in bytes, uptime in seconds.
@@ -119,13 +123,16 @@ def wait(
     endpoints: Endpoints,
     control: Control,
     report: Report,
+    seconds: float = START_SECONDS,
 ) -> None:
     """Wait until every service answers in its own protocol, all at once.
 
-    :raises StackError: a service does not within :data:`START_SECONDS`, or keeps ending; says why
+    :raises NotReadyError: a service does not within so many seconds; says which, and why
+    :raises StackError: a service keeps ending; says why
     """
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     over, lock, up = threading.Event(), threading.Lock(), set[str]()
+    why: dict[str, str] = {}
 
     def ask(service: Service) -> None:
         pause = 0.0
@@ -134,13 +141,7 @@ def wait(
             try:
                 service.healthy(endpoints)
             except Exception as error:  # whatever the service's client raises
-                if time.monotonic() > deadline:
-                    over.set()
-                    raise StackError(
-                        f"{service.name} does not answer after {START_SECONDS:.0f} s:"
-                        f" {first_line(error)}",
-                        hint=f"read `topicberg logs {service.name}` for more",
-                    ) from None
+                why[service.name] = first_line(error)
             else:
                 with lock:
                     up.add(service.name)
@@ -154,11 +155,24 @@ def wait(
             while not all(future.done() for future in pending):
                 waiting = {name: seen for name, seen in starts.items() if name not in up}
                 _refuse_crashes(context, control, waiting)
+                if time.monotonic() > deadline:
+                    raise _not_ready(seconds, {name: why.get(name) for name in waiting}, len(up))
                 over.wait(0.3)
         finally:
             over.set()
     for future in pending:
         future.result()
+
+
+def _not_ready(seconds: float, why: Mapping[str, str | None], running: int) -> NotReadyError:
+    """:param why: service → why it does not answer, as far as that is known"""
+    reasons = "; ".join(f"{name}: {reason or 'no answer'}" for name, reason in why.items())
+    return NotReadyError(
+        f"not ready after {seconds:.0f} s: {reasons}. The other services ({running}) run, "
+        "and these go on starting",
+        hint="run `topicberg up` again, which waits for them; `topicberg logs SERVICE` shows what "
+        "one does; `topicberg down` stops all",
+    )
 
 
 def _refuse_crashes(context: Context, control: Control, waiting: Mapping[str, set[int]]) -> None:

@@ -1,25 +1,32 @@
-"""Progress of a start: for a terminal (:mod:`topicberg.cli.stack`), or as lines in the log."""
+"""Progress of a start or a stop: for a terminal (:mod:`topicberg.cli.stack`), or as log lines."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from topicberg.wording import listed
 
 logger = logging.getLogger(__name__)
 
+MAX_SHOWN = 10
+"""Services and runs that a line names."""
 OnBytes = Callable[[int], None]
 """Called with the bytes since the last call; negative if they have to be downloaded again."""
 
 
 class Report(Protocol):
-    """Receives the progress of a start; called from several threads."""
+    """Receives the progress of a start or a stop; called from several threads."""
 
     def downloading(self, files: int, size: int) -> OnBytes:
         """Report that ``files`` jars of ``size`` bytes together are missing."""
 
     def answers(self, service: str, count: int, total: int) -> None:
         """Report that ``service`` answers, the ``count``-th of ``total``."""
+
+    def stopping(self, what: Sequence[str]) -> None:
+        """Report what has not ended yet, whenever that changes."""
 
 
 class LogReport:
@@ -41,3 +48,6 @@ class LogReport:
 
     def answers(self, service: str, count: int, total: int) -> None:
         logger.info("%s is up (%d of %d)", service, count, total)
+
+    def stopping(self, what: Sequence[str]) -> None:
+        logger.info("stopping %s", listed(what, MAX_SHOWN))

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from topicberg.alerts.dagster_ui import forget_ui, lost_ui
 from topicberg.alerts.restarts import starts_file
+from topicberg.dagster.ending import end_runs
 from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError
 from topicberg.settings import Settings
@@ -32,7 +33,7 @@ from topicberg_local import (
     state,
     supervisor,
 )
-from topicberg_local.health import ServiceStatus
+from topicberg_local.health import NotReadyError, ServiceStatus
 from topicberg_local.progress import LogReport, Report
 from topicberg_local.service import SNOWFLAKE_ACCOUNT, SNOWFLAKE_USER, Context, Service
 
@@ -64,6 +65,7 @@ def up(config: Settings, report: Report | None = None) -> Endpoints:
     state.prepare_dir(config)
     try:
         with FileLock(state.lock_file(config), timeout=0):
+            state.stopped_file(config).unlink(missing_ok=True)
             return _up(config, report or LogReport())
     except Timeout:
         raise StackError(
@@ -73,12 +75,15 @@ def up(config: Settings, report: Report | None = None) -> Endpoints:
 
 
 def ensure_running(config: Settings) -> None:
-    """Start the stack if it is not running; costs one request if it is.
+    """Start the stack if it is not running and no user has stopped it; costs one request if it is.
 
     Several processes may call it at once: the first one starts the stack, the others wait.
+
+    :raises StackNotRunningError: a user has stopped it, or its project was moved
     """
     if _runs(config):
         return
+    state.refuse_stopped(config)
     state.prepare_dir(config)
     lock = FileLock(state.lock_file(config))
     deadline = time.monotonic() + OTHERS_SECONDS
@@ -96,6 +101,7 @@ def ensure_running(config: Settings) -> None:
             logger.info("waiting for another process that starts the stack")
     try:
         if not _runs(config):
+            state.refuse_stopped(config)  # which may have happened meanwhile
             _up(config, LogReport())
     finally:
         lock.release()
@@ -133,8 +139,10 @@ def _up(config: Settings, report: Report) -> Endpoints:
     try:
         supervisor.launch(context, services)
         return _wait(context, supervisor.Control(context), report)
+    except NotReadyError:  # the supervisor goes on, and so do the services that answer
+        raise
     except BaseException:  # also Ctrl-C: a failed start leaves nothing running
-        _stop(config, context)
+        _stop(config, context, report)
         raise
 
 
@@ -153,13 +161,22 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
     return endpoints
 
 
-def down(config: Settings) -> bool:
-    """Stop every process of the stack; return False if none was running."""
+def down(config: Settings, report: Report | None = None) -> bool:
+    """Stop the runs in progress and every process of the stack; return False if none was running.
+
+    Until the next :func:`up`, no run starts it again.
+    """
     if not config.state_dir.exists():
         return False
+    report = report or LogReport()
     try:
+        state.stopped_file(config).touch()
+    except OSError as error:  # stopping must work nevertheless
+        logger.warning("runs may start the stack again: %s", error)
+    try:
+        end_runs(config, report.stopping)  # a run may hold the lock: it starts the stack
         with FileLock(state.lock_file(config), timeout=60):
-            return _down(config)
+            return _down(config, report)
     except Timeout:
         raise StackError(
             "the stack is being started by another command", hint="wait for it, then try again"
@@ -168,7 +185,7 @@ def down(config: Settings) -> bool:
         raise StackError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
-def _down(config: Settings) -> bool:
+def _down(config: Settings, report: Report) -> bool:
     from topicberg.datagen.runner import stop_all
 
     stop_all(config)
@@ -177,17 +194,26 @@ def _down(config: Settings) -> bool:
     except StackError as error:  # stopping must work nevertheless
         logger.warning("%s", error.message)
         context = None
-    stopped = _stop(config, context)
+    stopped = _stop(config, context, report)
     if lost_ui(config):
         forget_ui(config)
     return state.forget_endpoints(config) or stopped
 
 
-def _stop(config: Settings, context: Context | None) -> bool:
+def _stop(config: Settings, context: Context | None, report: Report) -> bool:
     """End every process, gracefully if the supervisor answers."""
-    if context and (control := supervisor.Control(context)).answers():
+    if context and (processes := (control := supervisor.Control(context)).processes()) is not None:
+        left: list[str] = []
+
+        def report_left(pids: set[int]) -> None:
+            nonlocal left
+            names = [name for name, info in processes.items() if info["pid"] in pids]
+            if names and names != left:
+                left = names
+                report.stopping(names)
+
         control.shutdown()
-        supervisor.wait_until_gone(config.state_dir, STOP_SECONDS)
+        supervisor.wait_until_gone(config.state_dir, STOP_SECONDS, report_left)
         supervisor.end(supervisor.stack_processes(config.state_dir))
         return True
     left = supervisor.stack_processes(config.state_dir)
@@ -195,12 +221,12 @@ def _stop(config: Settings, context: Context | None) -> bool:
     return bool(left)
 
 
-def reset(config: Settings) -> bool:
+def reset(config: Settings, report: Report | None = None) -> bool:
     """Stop the stack and delete all its state; return False if there was none."""
     if not config.state_dir.exists():
         return False
     state.refuse_foreign(config)
-    down(config)
+    down(config, report)
     state.delete(config)
     return True
 

@@ -4,6 +4,7 @@
 ``ports.json``        the ports of the last start; written before the services start
 ``runtime.json``      endpoints (:mod:`topicberg.endpoints`); exists from when all services have
                       answered until ``down``
+``stopped``           exists from ``down`` until ``up``
 and a folder for each service. Files with secrets have mode 0600, the directory itself 0700.
 """
 
@@ -33,6 +34,29 @@ _PORTS = TypeAdapter(dict[str, int])
 
 def lock_file(config: Settings) -> Path:
     return config.state_dir / "up.lock"
+
+
+def stopped_file(config: Settings) -> Path:
+    return config.state_dir / "stopped"
+
+
+def refuse_stopped(config: Settings) -> None:
+    """Check that a run may start the stack.
+
+    :raises StackNotRunningError: a user has stopped it, or the project is at another path now: a
+        run that goes on there must not create its folder again
+    """
+    if stopped_file(config).exists():
+        raise StackNotRunningError(
+            "the local stack is stopped: `topicberg down` has ended it",
+            hint="run `topicberg up` to start it again",
+        )
+    root = config.project_root
+    if not root.is_dir() or all(config.state_dir.is_relative_to(path) for path in root.iterdir()):
+        raise StackNotRunningError(
+            f"the project {root} does not exist any more, so its stack is not started",
+            hint="if you have moved the folder, start `topicberg ui` again there",
+        )
 
 
 def prepare_dir(config: Settings) -> None:

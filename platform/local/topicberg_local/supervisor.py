@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -204,8 +204,14 @@ def end(processes: list[psutil.Process], patience: float = 10.0) -> None:
     psutil.wait_procs(alive, timeout=5)
 
 
-def wait_until_gone(state_dir: Path, patience: float) -> None:
-    """Wait until every process of the stack has ended, or for so many seconds."""
+def wait_until_gone(
+    state_dir: Path, patience: float, report: Callable[[set[int]], object] = lambda _: None
+) -> None:
+    """Wait until every process of the stack has ended, or for so many seconds.
+
+    :param report: gets the ids of those that have not, again and again
+    """
     deadline = time.monotonic() + patience
-    while stack_processes(state_dir) and time.monotonic() < deadline:
+    while (left := stack_processes(state_dir)) and time.monotonic() < deadline:
+        report({process.pid for process in left})
         time.sleep(0.2)

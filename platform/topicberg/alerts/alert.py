@@ -185,9 +185,13 @@ def changes(
 def after(
     state: AlertState, notices: Iterable[Notice], now: Mapping[str, Alert], decisions: Decisions
 ) -> AlertState:
-    """Return the state once the notices are sent."""
+    """Return the state once the notices are sent; the alerts are as the faults are now.
+
+    Their times stay those that were sent, and so do their severities: who sends a warning that
+    became an error is told by that.
+    """
     alerts, sent_at, acknowledged = (
-        dict(state.alerts),
+        {key: _current(alert, now.get(key)) for key, alert in state.alerts.items()},
         dict(state.sent_at),
         dict(state.acknowledged),
     )
@@ -207,6 +211,12 @@ def after(
         "acknowledged": acknowledged,
     }
     return state.model_copy(update=update)
+
+
+def _current(sent: Alert, fault: Alert | None) -> Alert:
+    if fault is None:
+        return sent
+    return fault.model_copy(update={"since": sent.since, "severity": sent.severity})
 
 
 def _is_consequence(

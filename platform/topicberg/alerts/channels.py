@@ -11,6 +11,8 @@ webhook, and dagster-pagerduty only wraps one POST. Others take the webhook's JS
 
 from __future__ import annotations
 
+import fcntl
+import os
 import smtplib
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -156,8 +158,18 @@ def _to_file(path: Path, notice: Notice) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
             path.replace(path.with_suffix(".jsonl.1"))
-        with path.open("a") as stream:
-            stream.write(notice.model_dump_json() + "\n")
+        with path.open("ab+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # the engine and Dagster's sensors write to it
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, end - 1))
+            # A writer that was killed has left half a line, which is not to swallow this one.
+            begin = b"" if stream.read(1) in (b"", b"\n") else b"\n"
+            try:
+                stream.write(begin + notice.model_dump_json().encode() + b"\n")
+                stream.flush()
+            except OSError:  # such as a full disk, on which a part of the line fits
+                os.truncate(path, end)
+                raise
     except OSError as error:
         raise TopicbergError(
             f"alerts cannot be written to {path}: {error.strerror}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ DAEMON_PATIENCE = 8.0
 """The next look confirms it: after a laptop slept, the first heartbeat is old."""
 CODE_PATIENCE, SLOW_PATIENCE = 12.0, 30.0
 """A web server that shows a large graph to someone answers late."""
+UI_START_SECONDS = 180.0
+"""In which Dagster's web server and daemon may start, on a busy machine; that their process ended
+is reported at once."""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
 
 
@@ -36,15 +40,23 @@ def note_ui(config: Settings, url: str) -> None:
     replace_file(ui_file(config), json.dumps(document))
 
 
-def forget_ui(config: Settings) -> None:
-    """Note that the user has ended `topicberg ui`."""
+def forget_ui(config: Settings) -> bool:
+    """Note that the user has ended `topicberg ui`; return False if that was noted already."""
+    known = ui_file(config).exists()
     ui_file(config).unlink(missing_ok=True)
+    return known
 
 
 def running_ui(config: Settings) -> str | None:
     """Return the address of Dagster's web server if `topicberg ui` runs."""
     known = _noted_ui(config)
     return str(known["url"]) if known is not None and _runs(known) else None
+
+
+def ui_url(config: Settings, chosen: AlertSettings) -> str:
+    """Return the address of the Dagster UI for links: of the settings, else where it runs."""
+    own = None if "ui_url" in chosen.model_fields_set else running_ui(config)
+    return own or chosen.ui_url
 
 
 def lost_ui(config: Settings) -> str | None:
@@ -106,6 +118,8 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
             why = dagster_checks(url, None if own else known, started)[name](seconds)
             if why is None:
                 answered.add(url)
+            elif own and url not in answered and time.time() - started < UI_START_SECONDS:
+                return why if name == CODE and SLOW not in why else None
             elif own and name == DAEMON:
                 why = storage_problem(config) or why
             return why if own or url in answered else None

@@ -356,12 +356,13 @@ def _hanging_tick(automation: Automation, seen: Observation, ui: str) -> Alert:
         key=f"tick {automation.name}",
         title=f"a tick of {automation.kind} {automation.name} hangs",
         what=f"a tick of the {automation.kind} {automation.name} has been in progress since "
-        f"{moment(began)}; Dagster ends one after a minute",
+        f"{moment(began)}: it waits for something, or has much to do",
         severity="error",
         since=began,
         link=f"{ui}/automation",
-        remediation="find what it waits for: a service that does not answer has an alert of its "
-        f"own; else see the error of its tick when it has ended: Automation, {automation.name}",
+        remediation="a service for which it waits has an alert of its own; without one, it may be "
+        "busy: wait until it ends, and see the error of its tick if it fails: Automation, "
+        f"{automation.name}",
     )
 
 

@@ -186,6 +186,7 @@ class Watcher(threading.Thread):
     :param report: gets key → fault after each look
     :param is_healthy: whether this process works, as the heartbeat says
     :param start_times: as of :class:`ServiceWatch`
+    :param ui_url: returns where the Dagster UI is, for links; None: where the settings say
     """
 
     def __init__(
@@ -195,15 +196,17 @@ class Watcher(threading.Thread):
         report: Callable[[Mapping[str, Alert]], None],
         is_healthy: Callable[[], bool],
         start_times: Callable[[], Mapping[str, float]] = dict,
+        ui_url: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self._config = config
         self._chosen = alert_settings()
-        self._runbook = address_of(RUNBOOK, self._chosen.ui_url)
+        self._ui_url = ui_url or (lambda: self._chosen.ui_url)
         self._watch = ServiceWatch(watched, start_times=start_times)
         self._report, self._is_healthy = report, is_healthy
         self._heartbeat_at = -HEARTBEAT_SECONDS
         self._complaints: set[str] = set()
+        self._state = read_state(config.state_dir / STATE_FILE)
 
     def run(self) -> None:
         while True:
@@ -216,15 +219,14 @@ class Watcher(threading.Thread):
 
     def look(self) -> None:
         """Look once, send what changed, and the heartbeat if it is due."""
-        faults = {
-            key: alert.model_copy(update={"link": self._chosen.ui_url, "runbook": self._runbook})
-            for key, alert in self._watch.look().items()
-        }
+        ui = self._ui_url()
+        links = {"link": ui, "runbook": address_of(RUNBOOK, ui)}
+        faults = {key: alert.model_copy(update=links) for key, alert in self._watch.look().items()}
         self._report(faults)
-        path = self._config.state_dir / STATE_FILE
-        known = read_state(path)
+        path, known = self._config.state_dir / STATE_FILE, self._state
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
+        self._state = state  # which a full disk may not take: nothing is sent twice all the same
         for problem in {*problems} - self._complaints:
             logger.warning("%s", problem)
         self._complaints = {*problems}

@@ -7,6 +7,7 @@ from topicberg.cli.argv import hide_secrets
 hide_secrets()
 
 import atexit  # noqa: E402
+import errno  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -109,6 +110,17 @@ def run(command: Callable[..., Any]) -> None:
         command()
     except TopicbergError as error:
         echo(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        place = error.filename or "a file"
+        echo(
+            f"error: {place} cannot be written: {error.strerror}\n  → free some space: `df -h` "
+            "shows which disk is full",
+            fg="red",
+            err=True,
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

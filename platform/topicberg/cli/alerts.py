@@ -120,6 +120,7 @@ def send_test() -> None:
     """Send a test alert to every channel and route, and resolve it."""
     from topicberg.alerts.alert import Alert, Notice
     from topicberg.alerts.channels import channels
+    from topicberg.alerts.dagster_ui import ui_url
     from topicberg.alerts.settings import alert_settings
 
     config, chosen, now = settings(), alert_settings(), datetime.now(UTC)
@@ -129,7 +130,7 @@ def send_test() -> None:
         what="nothing is wrong: `topicberg alerts test` sent this",
         severity="error",
         since=now,
-        link=chosen.ui_url,
+        link=ui_url(config, chosen),
     )
     failed = 0
     for channel in channels(config, chosen):

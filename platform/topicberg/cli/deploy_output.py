@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from topicberg.cli.compute import load_lake
-from topicberg.cli.output import cell, echo
+from topicberg.cli.output import cell, console, echo
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
@@ -183,7 +183,6 @@ def _vendor(step: Step) -> str:
 
 
 def show_status(context: DeployContext, steps: list[Step]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("resource", "name", "id", "state")
@@ -195,7 +194,7 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
         resource = step.resource
         ids = " ".join(filter(None, _ids(context, resource)))
         table.add_row(resource.key, cell(resource.name), cell(ids), state)
-    Console().print(table)
+    console().print(table)
 
 
 def _ids(context: DeployContext, resource: Resource) -> tuple[str | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,12 @@ import typer
 from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
     from topicberg.tableflow.waiting import WaitingChange
+
+_PIPE_WIDTH = 10_000
 
 
 def echo(text: str, *, err: bool = False, **style: Any) -> None:
@@ -46,6 +50,13 @@ def echo_json(value: object, default: Callable[[Any], Any] | None = None) -> Non
     typer.echo(text.replace("\x7f", "\\u007f"))  # which JSON does not escape
 
 
+def console() -> Console:
+    """Return the console of tables: as wide as the terminal, and in a pipe as the table is."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
@@ -57,7 +68,6 @@ def print_table(
 
     :param unbroken: the column whose cells do not
     """
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*columns, caption=caption, box=None, pad_edge=False)
@@ -65,7 +75,7 @@ def print_table(
         column.overflow, column.no_wrap = "fold", column.header == unbroken
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console().print(table)
 
 
 def cell(value: object, style: str = "") -> Text:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import cell, echo, echo_json
+from topicberg.cli.output import cell, console, echo, echo_json
 from topicberg.security.text import terminal
 from topicberg.wording import count
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 TABLE_ROWS = 50
-_PIPE_WIDTH = 10_000
 
 
 EngineName = Literal["duckdb", "spark", "snowflake", "athena"]
@@ -93,10 +92,8 @@ def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
 
 
 def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     if result.columns:
         table = Table(box=None, header_style="bold", pad_edge=False)
         for number, column in enumerate(result.columns):
@@ -104,7 +101,7 @@ def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> Non
             table.add_column(cell(column), justify="right" if numeric else "left")
         for row in result.rows:
             table.add_row(*(cell(_shown(value)) for value in row))
-        console.print(table)
+        console().print(table)
     more = " shown, there are more" if result.more else ""
     rows = count(len(result.rows), "row")
     echo(f"{rows}{more} · {engine} · {seconds:.1f} s", dim=True, err=True)

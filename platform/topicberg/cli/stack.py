@@ -7,32 +7,38 @@ import os
 import shlex
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
+from topicberg.cli.output import console as table_console
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
 from topicberg.local import require_local_stack
 from topicberg.security.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
+    from topicberg_local.progress import Report
 
 
 class _TerminalReport:
-    """A progress line: bytes while jars are downloaded, then the services that answer."""
+    """A progress line: bytes while jars are downloaded, then the services that answer, or what has
+    not ended yet.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._starting: TaskID | None = None
+        self._stopping: TaskID | None = None
 
     def downloading(self, files: int, size: int) -> Callable[[int], None]:
         task = self._progress.add_task(f"downloading {files} jars", total=size / 1e6, unit="MB")
@@ -43,6 +49,14 @@ class _TerminalReport:
             self._starting = self._progress.add_task("starting", total=total, unit="services")
         text = f"{service} is up"
         self._progress.update(self._starting, completed=count, description=text)
+
+    def stopping(self, what: Sequence[str]) -> None:
+        from topicberg.wording import listed
+
+        if self._stopping is None:
+            self._stopping = self._progress.add_task("", total=len(what), unit="to end")
+        text = f"stopping {listed(what, 3)}"
+        self._progress.update(self._stopping, completed=len(what), description=text)
 
 
 def up() -> None:
@@ -56,15 +70,23 @@ def up() -> None:
 
 
 def start(config: Settings, console: Console) -> Endpoints:
-    """Run :func:`topicberg_local.stack.up` with progress: a bar on a terminal, else lines."""
+    """Run :func:`topicberg_local.stack.up` with progress."""
     require_local_stack()
     from topicberg_local import stack
 
+    with _report(console) as report:
+        return stack.up(config, report)
+
+
+@contextmanager
+def _report(console: Console) -> Iterator[Report | None]:
+    """Yield what shows the progress: a bar on a terminal, else lines."""
     if console.is_terminal:
         with _progress(console) as progress:
-            return stack.up(config, _TerminalReport(progress))
-    log_to_stderr(logging.WARNING, levels={"topicberg_local": logging.INFO})
-    return stack.up(config)
+            yield _TerminalReport(progress)
+    else:
+        log_to_stderr(logging.WARNING, levels={"topicberg_local": logging.INFO})
+        yield None
 
 
 def _progress(console: Console) -> Progress:
@@ -76,11 +98,18 @@ def _progress(console: Console) -> Progress:
 
 
 def down() -> None:
-    """Stop the local stack; its data stays."""
+    """Stop the local stack and the runs that use it; its data stays.
+
+    It stays down until `topicberg up` or `topicberg ui`: no run starts it again.
+    """
+    from rich.console import Console
+
     require_local_stack()
     from topicberg_local import stack
 
-    echo("the stack is down" if stack.down(settings()) else "the stack was not running")
+    with _report(Console(stderr=True)) as report:
+        ran = stack.down(settings(), report)
+    echo("the stack is down" if ran else "the stack was not running")
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
@@ -90,7 +119,6 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = Fa
     not answer within five seconds), restarting (it ended by itself), stopping, stopped. Dagster is
     shown while `topicberg ui` runs.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from topicberg.endpoints import local_endpoints
@@ -129,7 +157,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = Fa
             )
         total = sum(s.memory for s in states)
         table.caption = f"{total / 2**20:,.0f} MB in all"
-        Console().print(table)
+        table_console().print(table)
         for s in states:
             if s.problem:
                 echo(f"{s.name} is {s.state}: {s.problem}", fg="red", err=True)
@@ -170,6 +198,8 @@ def logs(
 
 def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
     """Stop the stack and delete its state: topics, schemas, tables, run history."""
+    from rich.console import Console
+
     require_local_stack()
     from topicberg_local import stack
 
@@ -179,7 +209,8 @@ def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
         return
     if not yes:
         typer.confirm(f"Delete {config.state_dir} with every local topic and table?", abort=True)
-    stack.reset(config)
+    with _report(Console(stderr=True)) as report:
+        stack.reset(config, report)
     echo("the stack is down, its state is deleted")
 
 

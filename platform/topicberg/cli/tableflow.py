@@ -14,7 +14,7 @@ import typer
 
 from topicberg.checks.finding import from_ms, moment
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import cell, echo, echo_json, print_table, report_waiting
+from topicberg.cli.output import cell, console, echo, echo_json, print_table, report_waiting
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.security.logs import log_to_stderr
 from topicberg.wording import count
@@ -354,7 +354,6 @@ def maintain(
 
     Safe beside the engine and its own maintenance.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from topicberg.iceberg.maintenance import maintain as run
@@ -369,12 +368,11 @@ def maintain(
     for name in ("data_files", "delete_files", "bytes", "rows", "snapshots"):
         before, after = getattr(report.before, name), getattr(report.after, name)
         table.add_row(name.replace("_", " "), f"{before:,}", f"{after:,}")
-    console = Console()
-    console.print(table)
+    console().print(table)
     done = [f"{count:,} {change}" for change, count in report.counts.items() if count]
-    console.print(", ".join(done).replace("_", " ") or "nothing was due")
+    echo(", ".join(done).replace("_", " ") or "nothing was due")
     for step in report.postponed:
-        console.print(f"{step}: other commits came first, the next run does it")
+        echo(f"{step}: other commits came first, the next run does it")
 
 
 def status(
@@ -382,6 +380,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Show phase, error handling, counters and error of each topic."""
+    from topicberg.endpoints import runtime_file
     from topicberg.tableflow import control
     from topicberg.tableflow.status import read_status
 
@@ -401,6 +400,11 @@ def status(
         state.topic: state.shown_phase if state.topic in {*enabled, *wrong} else "DISABLED"
         for state in states
     }
+    stopped = config.deployment == "local" and not runtime_file(config).exists()
+    if stopped:  # each status is as the engine left it
+        phases = {
+            name: "STOPPED" if phase == "RUNNING" else phase for name, phase in phases.items()
+        }
     specs = [enabled[name] for name in names if name in enabled]
     schemas, unknown = _schemas(specs, config)
     waiting, not_compared = waiting_changes(specs, config)
@@ -457,6 +461,8 @@ def status(
     for schema in schemas:
         if schema.state != "equal":
             echo(f"{schema.topic}: {schema.what}\n  → {schema.remediation}", fg="yellow", err=True)
+    if stopped:
+        echo("the local stack is stopped: run `topicberg up` to start it", fg="yellow", err=True)
     report_waiting(waiting, not_compared)
     if unknown:
         echo(f"the schema files are not compared with the registry: {unknown}", err=True)

@@ -54,9 +54,9 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     from topicberg.dagster.home import dagster_home
 
     config = settings()
-    note_ui(config, f"http://127.0.0.1:{port}")
     if config.deployment == "local":
         start(config, Console(stderr=True))
+    note_ui(config, f"http://127.0.0.1:{port}")
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
     # On a busy laptop, Dagster's web server may need longer than the minute that Dagster allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
@@ -92,7 +92,11 @@ def run_dagster() -> None:
     from topicberg.alerts.dagster_ui import forget_ui
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        forget_ui(settings())
+        config = settings()
+        if forget_ui(config):
+            stack = " and the local stack" if config.deployment == "local" else ""
+            command = "; `topicberg down` ends both" if stack else ""
+            echo(f"Dagster ends; runs in progress{stack} go on{command}", err=True)
         raise KeyboardInterrupt
 
     # Dagster handles SIGTERM as it finds SIGINT handled. A terminal that is closed sends SIGHUP.

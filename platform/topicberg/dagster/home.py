@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from topicberg.files import replace_file
+from topicberg.files import update_file
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def dagster_home(config: Settings) -> Path:
     storage = instance["storage"].get("custom", {})
     if storage.get("class") == "SqliteStorage":
         storage["config"]["base_dir"] = str(home)
-    replace_file(home / "dagster.yaml", yaml.safe_dump(instance))  # starting runs read it
+    update_file(home / "dagster.yaml", yaml.safe_dump(instance))  # starting runs read it
     return home
 
 

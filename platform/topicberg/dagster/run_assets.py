@@ -30,3 +30,13 @@ def _keys(
             event = record.event_log_entry.dagster_event
             if event and event.asset_key:
                 yield event.asset_key
+
+
+def run_kind(run: dg.DagsterRun) -> str:
+    """Return what a run is one of: its job, the sensor that requested it, or its assets."""
+    if not run.job_name.startswith("__"):
+        return run.job_name
+    if sensor := run.tags.get("dagster/sensor_name"):
+        return f"{sensor} ({run.tags.get('topicberg/kind', 'run')})"
+    keys = sorted(key.to_user_string() for key in run.asset_selection or ())
+    return ", ".join(keys) or run.job_name

@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 import psutil
 import pytest
+from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.errors import DagsterInvariantViolationError
 from dagster._core.launcher import LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
@@ -23,8 +24,11 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from launched_jobs import long, short
 from waiting import wait_until
 
+from topicberg.dagster.ending import end_runs
 from topicberg.dagster.forking import LIBRARIES, ForkingRunLauncher
+from topicberg.dagster.home import dagster_home
 from topicberg.dagster.run_process import PROCESS
+from topicberg.settings import Settings
 
 STORAGE = {"module": "topicberg.dagster.storage", "class": "SqliteStorage"}
 LAUNCHER = {"module": "topicberg.dagster.launcher", "class": "ForkingRunLauncher"}
@@ -110,6 +114,41 @@ def test_the_next_daemon_knows_which_runs_go_on(instance: dg.DagsterInstance) ->
     assert health() == WorkerStatus.FAILED, "another process has the number now"
     at_work.kill()
     wait_until(until(instance, run_id, dg.DagsterRunStatus.FAILURE), 30)
+
+
+def queue(instance: dg.DagsterInstance, folder: str | None) -> str:
+    """Queue a run whose code is in a folder; None: in this checkout."""
+    origin = dg.reconstructable(short).get_python_origin()
+    repository = origin.repository_origin
+    if folder is not None:
+        pointer = ModuleCodePointer("jobs", "main", folder)
+        repository = repository._replace(code_pointer=pointer)
+        origin = origin._replace(repository_origin=repository)
+    server = GrpcServerCodeLocationOrigin("localhost", port=1, location_name="jobs")
+    run = instance.create_run_for_job(
+        short,
+        status=dg.DagsterRunStatus.QUEUED,
+        job_code_origin=origin,
+        remote_job_origin=RemoteRepositoryOrigin(server, "jobs").get_job_origin("short"),
+    )
+    return run.run_id
+
+
+def test_end_runs_cancels_what_waits_and_what_is_in_progress(tmp_path: Path) -> None:
+    config, reported = Settings(state_dir=tmp_path), list[str]()
+    end_runs(config, reported.extend)
+    assert (reported, [*tmp_path.iterdir()]) == ([], []), "Dagster never ran"
+    with dg.DagsterInstance.from_config(str(dagster_home(config))) as instance:
+        run_id = launch(instance, long)
+        wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
+        at_work = process(instance, run_id)
+        waiting, of_others = queue(instance, None), queue(instance, "/")
+        end_runs(config, reported.extend)
+        assert not at_work.is_running()
+        canceled = {status(instance, one) for one in (run_id, waiting)}
+        assert canceled == {dg.DagsterRunStatus.CANCELED}
+        assert status(instance, of_others) == dg.DagsterRunStatus.QUEUED
+    assert {*reported} == {f"the run {run_id[:8]} of long", f"the run {waiting[:8]} of short"}
 
 
 IMPORT = """

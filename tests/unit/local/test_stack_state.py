@@ -6,15 +6,28 @@ import json
 import os
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from topicberg.endpoints import bypass_proxy
-from topicberg.errors import StackError
+from topicberg.errors import StackError, StackNotRunningError
 from topicberg.settings import Settings
-from topicberg_local import health, iceberg_rest, kafka, ports, schema_registry, stack, state
+from topicberg_local import (
+    health,
+    iceberg_rest,
+    kafka,
+    ports,
+    schema_registry,
+    spark,
+    stack,
+    state,
+    supervisor,
+)
+from topicberg_local.progress import LogReport
 from topicberg_local.service import Context, Service
 
 
@@ -197,6 +210,49 @@ def test_status_of_what_never_ran(config: Settings) -> None:
     assert not config.state_dir.exists()
     assert stack.down(config) is False
     assert stack.reset(config) is False
+
+
+def test_run_after_down_starts_no_stack(context: Context) -> None:
+    config = context.config
+    state.save_ports(context)
+    assert stack.down(config) is False
+    with pytest.raises(StackNotRunningError, match="`topicberg down` has ended it") as caught:
+        stack.ensure_running(config)
+    assert "topicberg up" in str(caught.value.hint)
+    assert not supervisor.stack_processes(config.state_dir)
+
+
+@pytest.mark.parametrize("left", [None, ".topicberg/dagster"])
+def test_run_of_a_moved_project_starts_no_stack(tmp_path: Path, left: str | None) -> None:
+    root = tmp_path / "earlier"
+    if left:  # Dagster makes the folder of its storage
+        (root / left).mkdir(parents=True)
+    config = Settings(project_root=root, state_dir=root / ".topicberg")
+    with pytest.raises(StackNotRunningError, match="does not exist any more"):
+        stack.ensure_running(config)
+    assert not (config.state_dir / "credentials.json").exists()
+
+
+class Supervisor:
+    """All services run, whether or not they answer."""
+
+    def processes(self) -> dict[str, dict[str, object]]:
+        return {name: {"start": 1, "statename": "RUNNING"} for name in ("kafka", "spark")}
+
+
+def test_service_that_is_not_ready_is_named_and_the_others_stay(context: Context) -> None:
+    def healthy(_endpoints: object) -> None:
+        raise ConnectionError("no broker yet\nat a.b.C")
+
+    late, ready = kafka.service(context), spark.service(context)
+    services = [replace(late, healthy=healthy), replace(ready, healthy=lambda _: None)]
+    control: Any = Supervisor()
+    endpoints: Any = None
+    with pytest.raises(health.NotReadyError) as caught:
+        health.wait(context, services, endpoints, control, LogReport(), seconds=0.5)
+    assert caught.value.message.startswith("not ready after 0 s: kafka: no broker yet. The other")
+    assert "services (1) run" in caught.value.message
+    assert str(caught.value.hint).startswith("run `topicberg up` again")
 
 
 # --- the way there ---

@@ -31,6 +31,8 @@ INTERVAL_SECONDS = 15
 LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute
 later: they take a tenth of the time."""
+NUMBERS_SECONDS = 300
+"""How often the list in the UI is reported again while only numbers in it change."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
 
 
@@ -55,6 +57,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         from topicberg.alerts.active import active_alerts
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.dagster_ui import ui_url
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
         from topicberg.alerts.settings import alert_settings
@@ -66,7 +69,8 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
             return dg.SensorResult(skip_reason="the last evaluation took long")
         location = location_of_sensor(context)
         seen = observe(context.instance, context.repository_def, state, wrong, location)
-        state, faults = evaluate(state, seen, chosen.ui_url, address_of(RUNBOOK, chosen.ui_url))
+        ui = ui_url(config, chosen)
+        state, faults = evaluate(state, seen, ui, address_of(RUNBOOK, ui))
         decisions = read_decisions(config)
         state, problems = deliver(state, faults, channels(config, chosen), decisions)
         for problem in problems:
@@ -74,9 +78,10 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         others = stored_states(context.instance, config, location)
         states = [state, *(other for name, other in others.items() if name != SENSOR)]
         listed = active_alerts(states, decisions, datetime.now(UTC))
-        shown = _digest(listed)
+        shown = _digest(listed, began)
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
-        events = [alerts_event(config, listed)] if has_list and shown != state.shown else []
+        events = [alerts_event(config, listed)] if has_list and _is_news(state.shown, shown) else []
+        shown = shown if events else state.shown
         reported = ", ".join(sorted(state.alerts)) or "no active alerts"
         ended = time.time()
         rests_until = ended + REST_SECONDS if ended - began > LONG_SECONDS else None
@@ -90,11 +95,19 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     return alerts
 
 
-def _digest(alerts: Sequence[ActiveAlert]) -> str:
-    """Return what is the same for the same list."""
+def _digest(alerts: Sequence[ActiveAlert], now: float) -> str:
+    """Return what is the same for the same alerts, for the same list, and for some minutes."""
     from topicberg.alerts.active import markdown
 
-    return hashlib.sha256(markdown(alerts).encode()).hexdigest()[:16]
+    keys = repr([(active.alert.key, active.shown_status) for active in alerts])
+    digests = (hashlib.sha256(t.encode()).hexdigest()[:8] for t in (keys, markdown(alerts)))
+    return ":".join([*digests, f"{now // NUMBERS_SECONDS:.0f}"])
+
+
+def _is_news(shown: str, digest: str) -> bool:
+    """Return whether other alerts are active, or the numbers of those changed minutes ago."""
+    before, now = shown.split(":"), digest.split(":")
+    return before[0] != now[0] or (before[1:2] != now[1:2] and before[2:] != now[2:])
 
 
 def stored_states(

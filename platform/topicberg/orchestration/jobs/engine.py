@@ -37,6 +37,7 @@ def engine_sensor() -> dg.SensorDefinition:
         # They are read by the daemon only, and take a while to import.
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.dagster_ui import ui_url
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.restarts import read_restarts, restart_problem, with_restarts
         from topicberg.alerts.settings import alert_settings
@@ -53,7 +54,8 @@ def engine_sensor() -> dg.SensorDefinition:
             else:
                 message = with_restarts(why, restarts, now.timestamp())
                 alert = fault(ENGINE, message, now, how_to_restart(ENGINE))
-            link, runbook = chosen.ui_url, address_of(RUNBOOK, chosen.ui_url)
+            link = ui_url(settings(), chosen)
+            runbook = address_of(RUNBOOK, link)
             faults[alert.key] = alert.model_copy(update={"link": link, "runbook": runbook})
         decisions = read_decisions(settings())
         state, problems = deliver(state, faults, channels(settings(), chosen), decisions)

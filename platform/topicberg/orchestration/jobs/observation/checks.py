@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 
 from topicberg.alerts.observation import FailedCheck, StaleAsset
 from topicberg.checks.finding import Finding
@@ -32,7 +34,7 @@ def failed_checks(
     """Yield the checks whose last evaluation failed, or that fail by the engine's statuses."""
     keys = repository.asset_graph.asset_check_keys
     statuses = _statuses(config, specs)
-    current = _engine_findings(keys, statuses, now)
+    current = _engine_findings(repository.asset_graph, statuses, now)
     stored = last_evaluations(instance, keys)
     outdated = {
         f"{key.asset_key.to_user_string()}:{key.name}"
@@ -102,18 +104,19 @@ def _statuses(config: Settings, specs: Iterable[TopicSpec]) -> list[tuple[TopicS
 
 
 def _engine_findings(
-    keys: Set[dg.AssetCheckKey],
+    graph: BaseAssetGraph[Any],
     statuses: Iterable[tuple[TopicSpec, TopicStatus]],
     now: datetime,
 ) -> dict[dg.AssetCheckKey, Finding]:
-    """Return what the engine reports now, of the topics that have a check of it.
+    """Return what the engine reports now, of the topics that have a check of it, and of those that
+    the code location will have when it is loaded again.
 
     The stored results of that check are as old as the last run of the checks.
     """
     findings: dict[dg.AssetCheckKey, Finding] = {}
     for spec, status in statuses:
         key = _check_key(spec, ENGINE_CHECK)
-        if key in keys:
+        if key in graph.asset_check_keys or not graph.has(key.asset_key):
             findings[key] = check_engine(spec, status, now)
     return findings
 

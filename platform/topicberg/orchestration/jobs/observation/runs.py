@@ -10,7 +10,7 @@ import dagster as dg
 
 from topicberg.alerts.observation import ActiveRun, CheckRuns, EndedRun, QueuedRuns, StepError
 from topicberg.dagster.locations import location_of_run, location_tags
-from topicberg.dagster.run_assets import assets_of_run
+from topicberg.dagster.run_assets import assets_of_run, run_kind
 from topicberg.dagster.run_process import frozen_process
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import requested_range
@@ -109,7 +109,7 @@ def queued_runs(instance: dg.DagsterInstance, location: str | None) -> QueuedRun
     return QueuedRuns(
         count=instance.get_runs_count(queued),
         oldest=run.run_id,
-        oldest_kind=_kind(run),
+        oldest_kind=run_kind(run),
         since=oldest[0].create_timestamp,
     )
 
@@ -123,7 +123,7 @@ def active_runs(instance: dg.DagsterInstance) -> Iterator[ActiveRun]:
         run, began = record.dagster_run, record.start_time
         yield ActiveRun(
             id=run.run_id,
-            kind=_kind(run),
+            kind=run_kind(run),
             since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
             assets=tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
             frozen=frozen_process(run),
@@ -162,7 +162,7 @@ def _ended_run(
     ended = record.end_time
     return EndedRun(
         id=run.run_id,
-        kind=_kind(run),
+        kind=run_kind(run),
         succeeded=succeeded,
         retried=run.tags.get("dagster/will_retry") == "true",
         ended_at=datetime.fromtimestamp(ended, UTC) if ended else now,
@@ -220,16 +220,6 @@ def _events(
     records = instance.get_records_for_run(run_id, of_type=kind, limit=20).records
     events = (record.event_log_entry.dagster_event for record in records)
     return [event for event in events if event is not None]
-
-
-def _kind(run: dg.DagsterRun) -> str:
-    """Return what a run is one of: its job, the sensor that requested it, or its assets."""
-    if not run.job_name.startswith("__"):
-        return run.job_name
-    if sensor := run.tags.get("dagster/sensor_name"):
-        return f"{sensor} ({run.tags.get('topicberg/kind', 'run')})"
-    keys = sorted(key.to_user_string() for key in run.asset_selection or ())
-    return ", ".join(keys) or run.job_name
 
 
 def step_error(error: SerializableErrorInfo) -> StepError:
