@@ -15,6 +15,7 @@ import dagster as dg
 import psutil
 import pytest
 from dagster._core.errors import DagsterInvariantViolationError
+from dagster._core.events import EngineEventData
 from dagster._core.launcher import LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.test_utils import create_run_for_test
@@ -110,6 +111,28 @@ def test_the_next_daemon_knows_which_runs_go_on(instance: dg.DagsterInstance) ->
     assert health() == WorkerStatus.FAILED, "another process has the number now"
     at_work.kill()
     wait_until(until(instance, run_id, dg.DagsterRunStatus.FAILURE), 30)
+
+
+def test_run_of_a_command_is_watched_by_the_process_that_it_names(
+    instance: dg.DagsterInstance,
+) -> None:
+    """``dagster asset materialize`` beside ``topicberg ui``: no daemon launched its run."""
+    command = instance.create_run_for_job(long, status=dg.DagsterRunStatus.STARTED)
+
+    def health() -> WorkerStatus:
+        run = instance.get_run_by_id(command.run_id)
+        assert run is not None
+        return instance.run_launcher.check_run_worker_health(run).status
+
+    assert health() == WorkerStatus.RUNNING, "it has not named its process yet"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as at_work:
+        time.sleep(0.1)  # the event comes after the process
+        data = EngineEventData.in_process(at_work.pid)
+        instance.report_engine_event("Executing steps in process", command, data)
+        assert health() == WorkerStatus.RUNNING
+        at_work.kill()
+    assert health() == WorkerStatus.FAILED
+    assert not instance.run_launcher.terminate(command.run_id)
 
 
 IMPORT = """

@@ -126,7 +126,7 @@ def active_runs(instance: dg.DagsterInstance) -> Iterator[ActiveRun]:
             kind=_kind(run),
             since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
             assets=tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
-            frozen=frozen_process(run),
+            frozen=frozen_process(instance, run),
         )
 
 
