@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -49,7 +50,7 @@ class JobRequest(BaseModel):
 
     table: str
     """Name of the derived table or of the upsert view."""
-    window: Window | None
+    windows: list[Window] = []
     """None: it is an upsert view."""
     keep_expired: bool = False
     """See :func:`topicberg.transforms.derived.write_window`."""
@@ -66,7 +67,7 @@ class JobRequest(BaseModel):
     def of(
         cls,
         table: str,
-        window: Window | None,
+        windows: Sequence[Window],
         config: Settings,
         lake: LakeEndpoints,
         *,
@@ -74,7 +75,7 @@ class JobRequest(BaseModel):
     ) -> JobRequest:
         return cls(
             table=table,
-            window=window,
+            windows=[*windows],
             keep_expired=keep_expired,
             settings=config.model_dump(mode="json", exclude=_LOCAL_ONLY),
             has_spark=config.has_spark,

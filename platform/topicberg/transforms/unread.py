@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -27,8 +28,10 @@ from topicberg.transforms.windows import WINDOW, Window, computations, reached
 
 READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
-MAX_RANGES = 300
-"""The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well."""
+MAX_RANGES = 3000
+"""The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well.
+Late rows may be in any hours. A thousand ranges are 50 KB in each summary until they are computed.
+"""
 MAX_EXPIRED_RANGES = 30
 """The same, of hours past the data retention of a source: they are kept in case it gets longer."""
 _EPOCH = 2**40
@@ -101,9 +104,9 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class _Write:
-    """A window that was computed, and the states of the sources that were read for it."""
+    """Windows that were computed, and the states of the sources that were read for them."""
 
-    hours: Hours
+    windows: list[Hours]
     read: Mapping[str, Read]
     snapshots: Mapping[str, int | None]
 
@@ -136,7 +139,7 @@ def unread(
             ranges += _unread(anywhere, lambda hours, _: hours, epoch)
         for write in writes:
             if read := write.read.get(name):
-                ranges = _left(ranges, write.hours, read.clock)
+                ranges = _left(ranges, write.windows, read.clock)
         mark = Mark.of(source.table, source.table.current_snapshot())
         return Read(mark=mark, epoch=epoch, unread=ranges, new=before is None)
 
@@ -168,14 +171,14 @@ def computable(reads: Mapping[str, Read], first_hour: int) -> dict[str, Read]:
     }
 
 
-def after(read: Mapping[str, Read], window: Window) -> str:
-    """Return the property :data:`READ` of a snapshot that computes a window.
+def after(read: Mapping[str, Read], windows: Sequence[Window]) -> str:
+    """Return the property :data:`READ` of a snapshot that computes some windows.
 
-    :param read: before it, of the states that it computes the window from
+    :param read: before it, of the states that it computes the windows from
     """
-    found = {}
+    found, computed = {}, union(window.hours for window in windows)
     for name, each in read.items():
-        left = each.model_copy(update={"unread": _left(each.unread, window.hours, each.clock)})
+        left = each.model_copy(update={"unread": _left(each.unread, computed, each.clock)})
         found[name] = left.model_dump(mode="json")
     return json.dumps(found)
 
@@ -184,12 +187,13 @@ def _writes(target: Table) -> Iterator[_Write]:
     """Yield the computed windows, the newest one first."""
     for snapshot, snapshots in computations(target):
         facts = summary(snapshot)
-        if window := facts.get(WINDOW):
+        if windows := facts.get(WINDOW):
             read = {
                 name: Read.model_validate(each)
                 for name, each in json.loads(facts.get(READ, "{}")).items()
             }
-            yield _Write(Window.parse(window).hours, read, snapshots)
+            computed = union(window.hours for window in Window.parse_all(windows))
+            yield _Write(computed, read, snapshots)
 
 
 def _read(newest: _Write, name: str, source: Table) -> Read | None:
@@ -252,20 +256,27 @@ def _both(one: Unread, other: Unread) -> Unread:
     )
 
 
-def _left(ranges: Iterable[Unread], hours: Hours, clock: int) -> list[Unread]:
-    """Return what remains unread when some hours were computed from a state of the source."""
-    left = []
+def _left(ranges: Iterable[Unread], windows: Sequence[Hours], clock: int) -> list[Unread]:
+    """Return what remains unread when some hours were computed from a state of the source.
+
+    :param windows: the hours, ascending and apart
+    """
+    left, starts = [], [hours.start for hours in windows]
     for each in ranges:
-        start, stop = max(each.start, hours.start), min(each.stop, hours.stop)
-        if start >= stop or clock < each.first:
-            left.append(each)
-            continue
-        if each.start < start:
-            left.append(each._replace(stop=start))
-        if clock < each.last:
-            left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
-        if stop < each.stop:
-            left.append(each._replace(start=stop))
+        begin = each.start
+        for hours in windows[max(0, bisect_right(starts, each.start) - 1) :]:
+            if hours.start >= each.stop or clock < each.first:
+                break
+            start, stop = max(begin, hours.start), min(each.stop, hours.stop)
+            if start >= stop:
+                continue
+            if begin < start:
+                left.append(each._replace(start=begin, stop=start))
+            if clock < each.last:
+                left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
+            begin = stop
+        if begin < each.stop:
+            left.append(each._replace(start=begin))
     return left
 
 

@@ -54,14 +54,15 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     requested = [begin + timedelta(hours=number) for number in range(4)]
     computed: list[Window] = []
 
-    def write(_: Any, __: Any, ___: Any, window: Window) -> WrittenWindow:
+    def write(_: Any, __: Any, ___: Any, windows: list[Window]) -> WrittenWindow:
+        (window,) = windows
         computed.append(window)
-        return WrittenWindow(window, rows=1, rows_by_hour={window.hours.stop - 1: 1})
+        return WrittenWindow(windows, rows=1, rows_by_hour={window.hours.stop - 1: 1})
 
-    def write_window_on_emr(_: Any, name: str, window: Window, *__: Any) -> WrittenWindow:
+    def write_window_on_emr(_: Any, name: str, windows: list[Window], *__: Any) -> WrittenWindow:
         assert name == table.name
         plan, unused = derivation(declared, lake), cast("Any", None)
-        return transforms.write_window(unused, unused, plan, window, keep_expired=bool(tags))
+        return transforms.write_window(unused, unused, plan, *windows, keep_expired=bool(tags))
 
     monkeypatch.setattr(transforms, "_portions", lambda *given: [given[-1]])
     monkeypatch.setattr(transforms, "_write", write)
@@ -79,6 +80,7 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
         resources={
             "topicberg_lakehouse": lakehouse,
             "topicberg_spark": SimpleNamespace(spark_session=None),
+            "topicberg_snowflake": None,
         },
         tags=tags
         | {

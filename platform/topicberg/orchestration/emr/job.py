@@ -71,11 +71,10 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
     catalog = endpoints.catalog(config)
     if view is not None:
         head = refresh(spark, catalog, view).current_snapshot()
-        return WrittenWindow(None, snapshot_id=head.snapshot_id if head else None)
+        return WrittenWindow((), snapshot_id=head.snapshot_id if head else None)
     assert derived is not None  # noqa: S101  checked above
-    assert request.window is not None  # noqa: S101  see JobRequest
     plan, keep_expired = derivation(derived, lake), request.keep_expired
-    return write_window(spark, catalog, plan, request.window, keep_expired=keep_expired)
+    return write_window(spark, catalog, plan, *request.windows, keep_expired=keep_expired)
 
 
 def _tables() -> list[DerivedTable]:
