@@ -24,6 +24,7 @@ from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.partitions import (
     RANGE_END,
     RANGE_START,
+    SCATTERED,
     requested_windows,
     spans,
     time_partitions,
@@ -179,7 +180,7 @@ def test_scattered_hours_are_one_run_of_exactly_these(trades: Trades) -> None:
     trades.commit(*range(0, 600, 3))
     assert ALONE in trades.tick()
     request = next(each for each in trades.requests if tables(each) == ALONE)
-    assert RANGE_START not in request.tags
+    assert request.tags[RANGE_START] == request.tags[RANGE_END], "of which Dagster plans one"
     partitions = time_partitions(trades.lake.topics[0])
     windows = requested_windows(partitions, request.tags)
     assert sum(len(each.hours) for each in windows) == len(windows) == 200
@@ -210,7 +211,7 @@ def test_tick_requests_a_few_runs_and_the_next_ticks_the_others(trades: Trades) 
         requests = computations.requests(cursors)
         assert len(requests) == expected
         made += [str(each.run_key) for each in requests]
-        planned = [each for each in requests if RANGE_START in each.tags]
+        planned = [each for each in requests if SCATTERED not in each.tags]
         assert len(planned) <= 1, "of ten days, hourly, of two tables"
     assert len({key.partition(":")[0] for key in made}) == len(watched)
     postponed = [name for name, cursor in cursors.items() if cursor.signal is None]

@@ -40,7 +40,6 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata
 from topicberg.orchestration.assets.partitions import (
-    SCATTERED,
     TimePartitions,
     partition_keys,
     requested_windows,
@@ -427,7 +426,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 # Only they count as failed. The steps that follow are left out, but readers get the
                 # others.
                 if error.written.windows:
-                    _report_partitions(context, table, partitions, error.written, {})
+                    _report_partitions(context, table, partitions, error.written)
                     register(table, lakehouse)
                     refresh(table, lakehouse, topicberg_snowflake)
                 raise
@@ -445,7 +444,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             drawn = [each.back(before) for each in requested]
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
-            last = None if SCATTERED in context.run.tags else context.partition_keys[-1]
+            last = context.partition_keys[-1]
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=last)
         metadata = {
             # Every partition gets a copy of the metadata: no sample for a long backfill.
@@ -455,11 +454,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             **_lag(catalog, [each.identifier for each in parents.values()], written),
             "source_snapshots": {name: str(snapshot) for name, snapshot in written.sources.items()},
         }
-        if SCATTERED in context.run.tags:
-            _report_partitions(context, table, partitions, written, metadata)
-            return dg.MaterializeResult(metadata=metadata)
-        for key, rows in _rows_by_partition(partitions, written).items():
-            context.add_asset_metadata({"dagster/partition_row_count": rows}, partition_key=key)
+        _report_partitions(context, table, partitions, written, metadata)
         return dg.MaterializeResult(metadata=metadata)
 
     return compute
@@ -491,17 +486,21 @@ def _report_partitions(
     table: LakeTable,
     partitions: TimePartitions,
     written: WrittenWindow,
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report the partitions that were written one by one, instead of those of the run."""
+    """Report the partitions that were written.
+
+    :param metadata: of each; None: the step fails, else Dagster materializes those of the run
+    """
+    materialized = set() if metadata is None else {*context.partition_keys}
     for key, rows in _rows_by_partition(partitions, written).items():
-        context.log_event(
-            dg.AssetMaterialization(
-                table.key("iceberg"),
-                partition=key,
-                metadata={**metadata, "dagster/partition_row_count": rows},
-            )
-        )
+        count_of_rows = {"dagster/partition_row_count": rows}
+        if key in materialized:
+            context.add_asset_metadata(count_of_rows, partition_key=key)
+        else:
+            facts = {**(metadata or {}), **count_of_rows}
+            event = dg.AssetMaterialization(table.key("iceberg"), partition=key, metadata=facts)
+            context.log_event(event)
 
 
 def _job_run(

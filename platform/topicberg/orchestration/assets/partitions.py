@@ -22,8 +22,8 @@ RANGE_START, RANGE_END = (
 )
 """Tags of a run for several partitions."""
 SCATTERED = ".dagster/topicberg/partitions"
-"""Tag of a run for partitions of which Dagster plans nothing: see :func:`scattered`. The UI hides
-it. Postgres has an index on the values of tags, with room for 2,700 bytes."""
+"""Tag of a run for partitions of which Dagster knows only the last: see :func:`scattered`. The UI
+hides it. Postgres has an index on the values of tags, with room for 2,700 bytes."""
 _PARTITION = "dagster/partition"
 
 
@@ -102,8 +102,8 @@ def scattered(partitions: TimePartitions, spans: Sequence[Span]) -> str:
     """Return the tag :data:`SCATTERED` of a run that computes spans, which are apart.
 
     It has their first and last partition, then the hours of a span and those of the gap after it,
-    alternately. A run that has partitions for Dagster has consecutive ones, and making it writes an
-    event for each of them and each table: ten milliseconds each, within the tick that requests it.
+    alternately. For Dagster, a run has consecutive partitions, and making it writes an event for
+    each of them and each table: ten milliseconds each, within the tick that requests it.
     """
     start = _hour(partitions.start)
     bounds = [bound for s in spans for bound in (max(s.hours.start, start), s.hours.stop)]

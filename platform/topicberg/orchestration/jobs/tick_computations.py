@@ -105,9 +105,9 @@ def _computation(
     """
     partitions, first, last = watched[0].partitions, spans[0].first, spans[-1].last
     assert partitions is not None  # noqa: S101  it wants partitions
-    requested = {SCATTERED: scattered(partitions, spans)}
-    if is_planned:
-        requested = {RANGE_START: first, RANGE_END: last}
+    requested = {RANGE_START: first, RANGE_END: last}
+    if not is_planned:
+        requested = {RANGE_START: last, RANGE_END: last, SCATTERED: scattered(partitions, spans)}
     hours = [described_range(span.first, span.last) for span in spans]
     derived = list(dict.fromkeys(key for watch in watched for key in watch.derived))
     return dg.RunRequest(
