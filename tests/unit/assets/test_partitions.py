@@ -19,7 +19,7 @@ from topicberg.orchestration.assets.partitions import (
     partition_count,
     partition_key,
     partition_keys,
-    requested_range,
+    requested_ranges,
     requested_windows,
     scattered,
     spans,
@@ -134,7 +134,7 @@ def test_tag_of_scattered_partitions_has_exactly_their_windows(
     tags = {SCATTERED: scattered(kind, found)}
     windows = requested_windows(kind, tags)
     assert [each.hours for each in windows] == [span.hours for span in found]
-    assert requested_range(tags) == (found[0].first, found[-1].last)
+    assert requested_ranges(tags) == [(span.first, span.last) for span in found]
     keys = [key for window in windows for key in partition_keys(kind, [window.hours], moment)]
     assert len(keys) == sum(partition_count(kind, span) for span in found)
 

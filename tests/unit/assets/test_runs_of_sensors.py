@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +27,10 @@ from topicberg.orchestration.assets.partitions import (
     time_partitions,
 )
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND
+from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.emr import client
+from topicberg.orchestration.jobs.observation.runs import _ended_run
+from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions
@@ -44,6 +48,10 @@ class Deployment:
     readers: list[str] = field(default_factory=list)
     """Where the table was registered."""
 
+    def reached(self, system: str, table: LakeTable, *_: Any) -> dg.MaterializeResult:
+        self.readers.append(system)
+        return dg.MaterializeResult(asset_key=table.key(system))
+
     def run(
         self, assets: list[Any], tags: dict[str, str], instance: dg.DagsterInstance | None = None
     ) -> dg.ExecuteInProcessResult:
@@ -51,8 +59,8 @@ class Deployment:
         patch(transforms, "_portions", lambda *given: [given[-1]])
         patch(transforms, "_write", lambda _, __, ___, windows: self.write(windows))
         patch(derived_assets, "table_metadata", lambda *_, **__: {})
-        patch(derived_assets, "register", lambda *_: self.readers.append("glue"))
-        patch(derived_assets, "refresh", lambda *_: self.readers.append("snowflake"))
+        for name, system in (("register", "glue"), ("refresh", "snowflake")):
+            patch(derived_assets, name, partial(self.reached, system))
         patch(TableState, "of", lambda _: None)
         catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
         lakehouse = SimpleNamespace(
@@ -204,6 +212,12 @@ def test_partition_that_cannot_be_computed_fails_alone(monkeypatch: pytest.Monke
         assert statuses
         expected = dict.fromkeys(keys, AssetPartitionStatus.MATERIALIZED)
         assert statuses == expected | {keys[100]: AssetPartitionStatus.FAILED}
+        record = instance.get_run_record_by_id(result.run_id)
+        assert record
+        repository = dg.Definitions(assets[:1], resources=RESOURCES).get_repository_def()
+        ended = _ended_run(instance, repository, record, datetime.now(UTC))
+        assert ended.left == ((keys[100], keys[100]),), "what its alert waits for"
+        assert not ended.materialized
         (error,) = (each.step_failure_data.error for each in result.get_step_failure_events())
         assert error
         cause = error.cause or error

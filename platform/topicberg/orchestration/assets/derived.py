@@ -427,8 +427,11 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 # others.
                 if error.written.windows:
                     _report_partitions(context, table, partitions, error.written)
-                    register(table, lakehouse)
-                    refresh(table, lakehouse, topicberg_snowflake)
+                    in_glue = register(table, lakehouse)
+                    in_snowflake = refresh(table, lakehouse, topicberg_snowflake)
+                    for each in (in_glue, in_snowflake):
+                        event = dg.AssetMaterialization(each.asset_key, metadata=each.metadata)
+                        context.log_event(event)
                 raise
             if not written.windows:
                 context.log.info("its sources may have deleted the rows: its own stay as they are")
