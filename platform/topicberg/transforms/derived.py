@@ -118,16 +118,16 @@ class FailedPartitionsError(TopicbergError):
         """
         windows, (first, *_) = zip(*failed, strict=True)
         cause = with_service(without_jvm(first))
-        known = isinstance(cause, TopicbergError)
+        known = cause if isinstance(cause, TopicbergError) else None
         error = cls(
             f"table {derivation.name}: {count(len(windows), 'partition')} cannot be computed "
-            f"({described_windows(windows)}): {cause.message if known else _reason(cause)}; "
+            f"({described_windows(windows)}): {known.message if known else _reason(cause)}; "
             + ("all others are computed" if is_all else "no further one was tried"),
-            hint=(cause.hint if known else None)
+            hint=(known.hint if known else None)
             or "correct the function of the table, or the rows of its sources in these partitions, "
             "then materialize them",
         )
-        error.written, error.__cause__ = written, cause.__cause__ if known else cause
+        error.written, error.__cause__ = written, known.__cause__ if known else cause
         return error
 
 

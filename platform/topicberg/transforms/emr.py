@@ -21,7 +21,7 @@ from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, UNRESOLVED, classi
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
 from topicberg.spark import missing_module
-from topicberg.transforms.derived import WrittenWindow
+from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.windows import Window
 
 ICEBERG_JAR = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
@@ -118,7 +118,7 @@ class Failure(BaseModel):
 
 
 class JobReport(BaseModel):
-    """The result of a job run: a custom message of Pipes."""
+    """The result of a job run, a custom message of Pipes; both: some partitions failed."""
 
     written: WrittenWindow | None = None
     failure: Failure | None = None
@@ -184,7 +184,12 @@ def failed(
     hint = f"read its logs under {logs}"
     if report and report.failure:
         kind = _RETRYABLE.get(report.failure.kind or "", TopicbergError)
-        return kind(f"{subject} failed: {report.failure.message}", hint=hint)
+        message = f"{subject} failed: {report.failure.message}"
+        if report.written is None:
+            return kind(message, hint=hint)
+        error = FailedPartitionsError(message, hint=hint)
+        error.written = report.written
+        return error
     if state == "FAILED" and (module := missing_module(details)):
         return module_missing(module, f"{subject} failed")
     message = f"{subject} ended as {state}: {details or 'EMR Serverless gives no reason'}"

@@ -46,7 +46,7 @@ from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
-from topicberg.transforms.derived import WrittenWindow
+from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
 from topicberg_local.emulators.aws.shapes import check
@@ -328,6 +328,17 @@ def test_mistake_in_the_job_is_reported_at_once() -> None:
     ):
         computed(service)
     assert classify(caught.value) is None
+
+
+def test_partitions_that_failed_in_the_job_leave_the_others_written() -> None:
+    failure = Failure.of(TopicbergError("1 partition cannot be computed"))
+    report = JobReport(failure=failure, written=WRITTEN)
+    with (
+        serving(saying(report, ("FAILED", "exit 1"))) as service,
+        pytest.raises(FailedPartitionsError, match="1 partition cannot be computed") as caught,
+    ):
+        computed(service)
+    assert caught.value.written == WRITTEN
 
 
 def test_a_job_that_never_came_so_far() -> None:

@@ -427,11 +427,13 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 # others.
                 if error.written.windows:
                     _report_partitions(context, table, partitions, error.written)
-                    in_glue = register(table, lakehouse)
-                    in_snowflake = refresh(table, lakehouse, topicberg_snowflake)
-                    for each in (in_glue, in_snowflake):
-                        event = dg.AssetMaterialization(each.asset_key, metadata=each.metadata)
-                        context.log_event(event)
+                    registered = {
+                        "glue": register(table, lakehouse),
+                        "snowflake": refresh(table, lakehouse, topicberg_snowflake),
+                    }
+                    for system, result in registered.items():
+                        key, metadata = table.key(system), result.metadata
+                        context.log_event(dg.AssetMaterialization(key, metadata=metadata))
                 raise
             if not written.windows:
                 context.log.info("its sources may have deleted the rows: its own stay as they are")
