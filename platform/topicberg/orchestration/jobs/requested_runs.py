@@ -5,15 +5,14 @@ from __future__ import annotations
 from functools import cache, partial
 
 import dagster as dg
-from dagster._core.events import RunFailureReason
-from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG
 
 from topicberg.orchestration.assets.run_kinds import REGISTRATION
 from topicberg.orchestration.jobs.schedules import duration, run_with_key
 from topicberg.orchestration.jobs.snapshot_cursor import RunState, TableCursor
 from topicberg.orchestration.jobs.watches import TableWatch
 
-_STEP_FAILED = RunFailureReason.STEP_FAILURE.value
+_FAILURE_REASON, _STEP_FAILED = "dagster/failure_reason", "STEP_FAILURE"
+"""Dagster's tag of a failed run, and the value that says that one of its steps failed."""
 _FINISHED: dict[dg.DagsterRunStatus, RunState] = {
     dg.DagsterRunStatus.SUCCESS: "succeeded",
     dg.DagsterRunStatus.FAILURE: "failed",
@@ -33,7 +32,7 @@ class RequestedRuns:
         """Return how a run is."""
         run = self._run(run_key)
         state = _FINISHED.get(run.status, "active") if run else "missing"
-        if run and state == "failed" and run.tags.get(RUN_FAILURE_REASON_TAG) != _STEP_FAILED:
+        if run and state == "failed" and run.tags.get(_FAILURE_REASON) != _STEP_FAILED:
             return "killed"
         return state
 
