@@ -25,10 +25,11 @@ from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.transforms.derivation import Derivation, Source
-from topicberg.transforms.derived import write_window
+from topicberg.transforms.derived import FailedPartitionsError, write_window
 from topicberg.transforms.spark_tables import spark_name
+from topicberg.transforms.unread import unread
 from topicberg.transforms.upsert_view import UpsertView, refresh
-from topicberg.transforms.windows import Window, reached
+from topicberg.transforms.windows import WINDOW, Window, reached
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
@@ -322,3 +323,65 @@ def test_rows_by_hour_are_those_of_the_partitions(
     assert written.rows_by_hour == {first + hour: 2 for hour in range(hours)}
     later = write_window(spark, catalog, copied.derivation, window(10, 9 + hours))
     assert (later.rows, later.rows_by_hour) == (0, {})
+
+
+@pytest.mark.parametrize("lookback", [None, timedelta(hours=2)])
+def test_scattered_windows_are_one_commit_of_exactly_these(
+    spark: SparkSession, copied: Copied, lookback: timedelta | None
+) -> None:
+    """Late rows may be in any hours; with a lookback, of windows apart that read the same hours."""
+    catalog, source, plan = (
+        copied.catalog,
+        copied.source,
+        replace(copied.derivation, lookback=lookback),
+    )
+    hours = [START + timedelta(hours=hour) for hour in range(12)]
+    create_table(
+        spark, spark.createDataFrame([(at,) for at in hours], "at timestamp"), source, "at"
+    )
+    write_window(spark, catalog, plan, window(0, 11))
+    spark.createDataFrame([(at,) for at in hours], "at timestamp").writeTo(
+        spark_name(source)
+    ).append()
+    late = [window(1, 1), window(3, 3), window(6, 7), window(11, 11)]
+    written = write_window(spark, catalog, plan, *late)
+    assert (written.rows, [*written.windows]) == (10, late)
+    first = int(START.timestamp()) // 3600
+    assert written.rows_by_hour == {first + hour: 2 for hour in (1, 3, 6, 7, 11)}
+    found = rows(spark.table(spark_name(plan.target)).groupBy("at").count())
+    assert {row["at"]: row["count"] for row in found} == {
+        at: 2 if hour in (1, 3, 6, 7, 11) else 1 for hour, at in enumerate(hours)
+    }
+    target = catalog.load_table(plan.target)
+    assert sum(WINDOW in summary(each) for each in ancestry(target)) == 2
+    sources = plan.source_tables(lambda name: catalog.load_table(name))
+    (read,) = unread(target, "at", sources).values()
+    left = {hour for each in read.unread for hour in range(each.start - first, each.stop - first)}
+    reached_later = {1, 3, 6, 7, 11} if lookback is None else set()
+    assert left >= {0, 2, 4, 5, 8, 9, 10}
+    assert not left & reached_later
+
+
+def test_hour_that_cannot_be_computed_is_named_and_the_others_are(
+    spark: SparkSession, copied: Copied
+) -> None:
+    """In a worker of Spark, where one row of 100 hours is wrong."""
+
+    def inverse(at: datetime, number: int) -> float:
+        return 1 / number
+
+    catalog, source = copied.catalog, copied.source
+    inverted = F.udf(inverse, "double")
+    plan = replace(
+        copied.derivation, transform=lambda rows: rows.withColumn("n", inverted("at", "n"))
+    )
+    numbers = [(START + timedelta(hours=hour), hour - 70) for hour in range(100)]
+    frame = spark.createDataFrame(numbers, "at timestamp, n int")
+    create_table(spark, frame, source, "at")
+    with pytest.raises(FailedPartitionsError) as failed:
+        write_window(spark, catalog, plan, window(0, 99))
+    named = f"1 partition cannot be computed ({START + timedelta(hours=70):%F %H:%M} to 09:00)"
+    assert named in failed.value.message
+    assert "ZeroDivisionError: division by zero; all others" in failed.value.message
+    assert failed.value.written.rows == 99
+    assert spark.table(spark_name(plan.target)).count() == 99

@@ -157,10 +157,10 @@ class Derived:
 
 @dataclass
 class Computation:
-    """A window that is being computed: what was read, and the head of the target before."""
+    """Windows that are being computed: what was read, and the head of the target before."""
 
     derived: Derived
-    window: Window
+    windows: tuple[Window, ...]
     head: int | None
     properties: dict[str, str]
     heads: dict[str, int | None]
@@ -177,7 +177,7 @@ class Sensor:
 @dataclass
 class Run:
     sensor: Sensor
-    span: Span
+    spans: tuple[Span, ...]
     state: RunState = "active"
     computing: list[Computation] = field(default_factory=list)
 
@@ -429,19 +429,19 @@ class Lake:
                 end = hour + timedelta(hours=3)
                 yield at, number * 1000 + sum(at <= other < end for other, _ in others if other)
 
-    def begin(self, derived: Derived, window: Window) -> Computation:
+    def begin(self, derived: Derived, *windows: Window) -> Computation:
         plan, tags = derived.plan, ExitStack()
         try:
             target = self.catalog.load_table(plan.target)
         except NoSuchTableError:
             target = self.catalog.create_table(plan.target, SCHEMA, partition_spec=HOURLY)
         sources = {each.name: self.catalog.load_table(each.table) for each in plan.sources}
-        properties = summary_of(plan, target, sources, window, [])
+        properties = summary_of(plan, target, sources, windows, [])
         tags.enter_context(reading(sources.values(), plan.name))
         head = target.current_snapshot()
         return Computation(
             derived,
-            window,
+            windows,
             head.snapshot_id if head else None,
             properties,
             {n: h.snapshot_id if (h := t.current_snapshot()) else None for n, t in sources.items()},
@@ -451,13 +451,14 @@ class Lake:
 
     def finish(self, computation: Computation) -> bool:
         """False: another run computed some of the same hours meanwhile."""
-        plan, window = computation.derived.plan, computation.window
+        plan, windows = computation.derived.plan, computation.windows
         target = self.catalog.load_table(plan.target)
         for snapshot in ancestry(target):
             if snapshot.snapshot_id == computation.head:
                 break
             text = summary(snapshot).get(WINDOW)
-            if text and _meet(Window.parse(text), window):
+            parsed = Window.parse_all(text) if text else ()
+            if any(_meet(other, window) for other in parsed for window in windows):
                 computation.tags.close()
                 return False
         for source in plan.sources:
@@ -471,7 +472,7 @@ class Lake:
             everything.append(self.rows(source.table[1], head) if head else [])
         computation.tags.close()
         rows = []
-        for call in plan.calls(window):
+        for call in [call for window in windows for call in plan.calls(window)]:
             sources = [
                 [
                     row
@@ -483,15 +484,12 @@ class Lake:
             found = computation.derived.function(call, *sources)
             rows += [row for row in found if present(call, row)]
         data = pa.Table.from_pylist([{"at": at, "id": number} for at, number in rows], ARROW)
-        before_end = f"at < '{window.end.isoformat()}'"
-        inside = f"{before_end} OR at IS NULL"
-        if window.start is not None:
-            inside = f"at >= '{window.start.isoformat()}' AND {before_end}"
+        inside = " OR ".join(f"({_inside(window)})" for window in windows)
         target.overwrite(data, inside, snapshot_properties=computation.properties)
         return True
 
-    def compute(self, name: str, window: Window) -> None:
-        while not self.finish(self.begin(self.derived[name], window)):
+    def compute(self, name: str, *windows: Window) -> None:
+        while not self.finish(self.begin(self.derived[name], *windows)):
             pass
 
     # --- Dagster ---
@@ -512,10 +510,10 @@ class Lake:
         if crash or found.cursor == before:
             return False
         sensor.cursor = found.cursor.model_dump_json()
-        for key, span in found.runs.items():
+        for key, spans in found.runs.items():
             assert key not in self.runs, "Dagster launches no key twice"
             if launch:
-                self.runs[key] = Run(sensor, span)
+                self.runs[key] = Run(sensor, spans)
         return True
 
     def active(self) -> Iterator[Run]:
@@ -524,7 +522,8 @@ class Lake:
     def begin_run(self, run: Run) -> None:
         for target in run.sensor.watch.plans:
             derived = self.derived[target.target[1]]
-            run.computing.append(self.begin(derived, self.window(run.span)))
+            windows = [self.window(span) for span in run.spans]
+            run.computing.append(self.begin(derived, *windows))
 
     def end_run(self, run: Run, state: RunState = "succeeded") -> None:
         if state == "succeeded":
@@ -532,7 +531,7 @@ class Lake:
                 self.begin_run(run)
             for computation in run.computing:
                 if not self.finish(computation):
-                    self.compute(computation.derived.plan.target[1], computation.window)
+                    self.compute(computation.derived.plan.target[1], *computation.windows)
         run.state, run.computing = state, []
 
     def window(self, span: Span) -> Window:
@@ -600,6 +599,13 @@ class Lake:
         for name in ("a", "b", "l"):
             tags = [ref for ref in self.table(name).refs() if ref.startswith(PREFIX)]
             assert not tags, tags
+
+
+def _inside(window: Window) -> str:
+    before_end = f"at < '{window.end.isoformat()}'"
+    if window.start is None:
+        return f"{before_end} OR at IS NULL"
+    return f"at >= '{window.start.isoformat()}' AND {before_end}"
 
 
 def _meet(one: Window, other: Window) -> bool:
@@ -683,7 +689,7 @@ def step(lake: Lake, random: Random) -> str:
             detail = sensor
         case "begin" | "succeed" | "fail" if runs:
             run = random.choice(runs)
-            detail = f"{run.sensor.watch.name} {run.span.first}..{run.span.last}"
+            detail = f"{run.sensor.watch.name} {run.spans[0].first}..{run.spans[-1].last}"
             if what == "begin":
                 if not run.computing:
                     lake.begin_run(run)

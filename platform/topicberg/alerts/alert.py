@@ -84,20 +84,25 @@ class Work(BaseModel, frozen=True):
     """Key of the alert that reports it."""
     assets: frozenset[str] = frozenset()
     """Empty: the next run of its kind does it."""
-    first: str = ""
-    last: str = ""
-    """Its partitions, whose keys sort as text; empty: it has none."""
+    partitions: tuple[tuple[str, str], ...] = ()
+    """First and last of each range of its partitions: keys that sort as text. Empty: none."""
     failed_at: datetime | None = None
     """When its run failed; None: it has not failed, or an earlier version wrote it."""
 
     def after(self, done: Work) -> Work | None:
         """Return what is left of it to do after another run; None: nothing."""
-        if self.first and not done.first <= self.first <= self.last <= done.last:
-            return self
+        partitions = tuple(
+            (first, last)
+            for first, last in self.partitions
+            if not any(begin <= first <= last <= end for begin, end in done.partitions)
+        )
+        assets = self.assets - done.assets
+        if partitions:
+            is_done = self.assets and not assets
+            return self.model_copy(update={"partitions": partitions}) if is_done else self
         if not self.assets:
             return None if self.kind == done.kind else self
-        left = self.assets - done.assets
-        return self.model_copy(update={"assets": left}) if left else None
+        return self.model_copy(update={"assets": assets}) if assets else None
 
 
 class AlertState(BaseModel):

@@ -223,7 +223,7 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
 
 def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
     """Return what is left of the work of a failed run, some of which was done without a run."""
-    if work.first or not work.assets:
+    if work.partitions or not work.assets:
         return work
     times = seen.materialized
     failed_at = work.failed_at or alert.since
@@ -237,14 +237,12 @@ def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
         Work(
             kind=kind if run.succeeded else "",
             assets=run.planned if run.succeeded else run.materialized,
-            first=run.first,
-            last=run.last,
+            partitions=run.partitions,
         ),
         Work(
             kind=kind,
             assets=run.planned - run.materialized,
-            first=run.first,
-            last=run.last,
+            partitions=run.left,
             failed_at=run.ended_at,
         ),
     )

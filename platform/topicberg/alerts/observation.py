@@ -90,9 +90,10 @@ class EndedRun:
     planned: frozenset[str]
     materialized: frozenset[str]
     """The planned assets that it has materialized or observed."""
-    first: str = ""
-    last: str = ""
-    """Its partitions; empty: it has none."""
+    partitions: tuple[tuple[str, str], ...] = ()
+    """First and last of each range of its partitions: keys that sort as text. Empty: none."""
+    left: tuple[tuple[str, str], ...] = ()
+    """Those of the assets that it has not materialized."""
     errors: tuple[StepError, ...] = ()
 
 

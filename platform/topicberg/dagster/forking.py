@@ -37,7 +37,7 @@ from dagster._utils import get_run_crash_explanation
 
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.compatibility import require_attributes, require_parameters
-from topicberg.dagster.run_process import PROCESS, process_of
+from topicberg.dagster.run_process import PROCESS, is_executed, process_of
 
 LIBRARIES = (
     "avro.schema",
@@ -88,7 +88,7 @@ class ForkingRunLauncher(DefaultRunLauncher):
         """Report the failure of a run whose process ended without reporting a result."""
         process.join()  # also returns if the fork server that reports the end has ended
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or process_of(run):
+        if run is None or run.is_finished or process_of(self._instance, run):
             return
         who = f"The process of run {run_id}"
         why = get_run_crash_explanation(prefix=who, exit_code=process.exitcode or 0)
@@ -105,7 +105,7 @@ class ForkingRunLauncher(DefaultRunLauncher):
         if GRPC_INFO_TAG in run.tags:
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         self._instance.report_run_canceling(run)
-        process = process_of(run)
+        process = process_of(self._instance, run)
         if process is None:
             self._instance.report_run_canceled(run, "Its process has ended.")
             return False
@@ -117,7 +117,8 @@ class ForkingRunLauncher(DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        if GRPC_INFO_TAG in run.tags or process_of(run):  # the former's server reports its end
+        # The server that launched the former reports its end.
+        if GRPC_INFO_TAG in run.tags or is_executed(self._instance, run):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process has ended")
 

@@ -1,8 +1,8 @@
-"""The assets that events of a run are about."""
+"""The assets and partitions that events of a run are about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 
 import dagster as dg
 
@@ -14,14 +14,24 @@ def assets_of_run(
     instance: dg.DagsterInstance, run_id: str, events: set[dg.DagsterEventType]
 ) -> frozenset[dg.AssetKey]:
     """Return the assets of a run's events of some types."""
-    if hasattr(instance, "get_asset_keys_for_run"):  # reads no event
-        return frozenset(instance.get_asset_keys_for_run(run_id, events))
-    return frozenset(_keys(instance, run_id, events))  # in Dagster 1.12
+    return frozenset(partitions_of_run(instance, run_id, events))
+
+
+def partitions_of_run(
+    instance: dg.DagsterInstance, run_id: str, events: set[dg.DagsterEventType]
+) -> Mapping[dg.AssetKey, Set[str | None]]:
+    """Return asset → the partitions of its events of some types; None: one without partition."""
+    if hasattr(instance, "get_asset_partitions_for_run"):  # reads no event
+        return instance.get_asset_partitions_for_run(run_id, events)
+    partitions: dict[dg.AssetKey, set[str | None]] = {}  # in Dagster 1.12
+    for key, partition in _keys(instance, run_id, events):
+        partitions.setdefault(key, set()).add(partition)
+    return partitions
 
 
 def _keys(
     instance: dg.DagsterInstance, run_id: str, events: set[dg.DagsterEventType]
-) -> Iterator[dg.AssetKey]:
+) -> Iterator[tuple[dg.AssetKey, str | None]]:
     cursor, more = None, True
     while more:
         page = instance.get_records_for_run(run_id, cursor=cursor, of_type=events, limit=_EVENTS)
@@ -29,7 +39,7 @@ def _keys(
         for record in page.records:
             event = record.event_log_entry.dagster_event
             if event and event.asset_key:
-                yield event.asset_key
+                yield event.asset_key, event.partition
 
 
 def run_kind(run: dg.DagsterRun) -> str:

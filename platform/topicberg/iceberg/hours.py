@@ -71,6 +71,16 @@ def without(ranges: Iterable[Hours], removed: Hours) -> list[Hours]:
     return union(part for part in before + after if part)
 
 
+def common(ranges: Iterable[Hours], others: Iterable[Hours]) -> list[Hours]:
+    """Return the hours that are in both, in as few ranges as possible."""
+    found, first, second = list[Hours](), union(ranges), union(others)
+    while first and second:
+        hours = Hours(max(first[0].start, second[0].start), min(first[0].stop, second[0].stop))
+        found += [hours] if hours else []
+        (first if first[0].stop < second[0].stop else second).pop(0)
+    return found
+
+
 class FileHours:
     """The hours of one column in the files of a table."""
 

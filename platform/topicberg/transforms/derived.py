@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,14 +32,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors import CommitConflictError, TopicbergError, first_line
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.iceberg.tables import find_table
 from topicberg.project_code import OF_DRIVER
-from topicberg.retry import conflicts, retry_conflicts
+from topicberg.retry import (
+    classify,
+    conflicts,
+    is_refused,
+    retry_conflicts,
+    with_service,
+    without_jvm,
+)
 from topicberg.spark import missing_module, quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing
@@ -53,22 +61,26 @@ from topicberg.transforms.target import (
 )
 from topicberg.transforms.unread import READ, after, unread
 from topicberg.transforms.versions import computed_by, outdated, recorded
-from topicberg.transforms.windows import WINDOW, Window
+from topicberg.transforms.windows import WINDOW, Window, described_windows, joined, within
+from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
+_RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 ATTEMPTS = 5
+MAX_FAILED = 5
+"""Partitions that cannot be computed, after which no other one is tried."""
 
 
 @dataclass(frozen=True)
 class WrittenWindow:
-    """A window that was written.
+    """Windows that were written.
 
-    ``window``: what is left of the requested one; None: all of it is past a retention.
+    ``windows``: what is left of the requested ones; none: all of them are past a retention.
     ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
     that was read. There is no snapshot if no source has one yet; nothing was written then.
     """
 
-    window: Window | None
+    windows: Sequence[Window]
     rows: int = 0
     rows_by_hour: Mapping[int, int] = field(default_factory=dict)
     snapshot_id: int | None = None
@@ -78,6 +90,7 @@ class WrittenWindow:
         """Return both as one, of which the other was written later."""
         return replace(
             other,
+            windows=(*self.windows, *other.windows),
             rows=self.rows + other.rows,
             rows_by_hour=Counter(self.rows_by_hour) + Counter(other.rows_by_hour),
             snapshot_id=other.snapshot_id or self.snapshot_id,
@@ -85,39 +98,92 @@ class WrittenWindow:
         )
 
 
+class FailedPartitionsError(TopicbergError):
+    """Partitions cannot be computed; ``written``: the others, which are."""
+
+    written: WrittenWindow
+
+    @classmethod
+    def of(
+        cls,
+        derivation: Derivation,
+        written: WrittenWindow,
+        failed: Sequence[tuple[Window, Exception]],
+        *,
+        is_all: bool,
+    ) -> FailedPartitionsError:
+        """Return the error of some partitions.
+
+        :param is_all: all others were tried
+        """
+        windows, (first, *_) = zip(*failed, strict=True)
+        cause = with_service(without_jvm(first))
+        known = cause if isinstance(cause, TopicbergError) else None
+        error = cls(
+            f"table {derivation.name}: {count(len(windows), 'partition')} cannot be computed "
+            f"({described_windows(windows)}): {known.message if known else _reason(cause)}; "
+            + ("all others are computed" if is_all else "no further one was tried"),
+            hint=(known.hint if known else None)
+            or "correct the function of the table, or the rows of its sources in these partitions, "
+            "then materialize them",
+        )
+        error.written, error.__cause__ = written, known.__cause__ if known else cause
+        return error
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error says: of one in a worker of Spark, the last line of its trace."""
+    text = str(error).partition("JVM stacktrace:")[0]
+    raised = _RAISED.findall(text) if type(error).__module__.startswith("pyspark") else []
+    return str(raised[-1]) if raised else f"{type(error).__name__}: {first_line(error)}"
+
+
 def write_window(
     spark: SparkSession,
     catalog: Catalog,
     derivation: Derivation,
-    window: Window,
-    *,
+    *windows: Window,
     keep_expired: bool = False,
 ) -> WrittenWindow:
-    """Compute a window from the heads of the sources and replace it in the target.
+    """Compute windows from the heads of the sources and replace them in the target.
 
-    A long window is replaced in several commits, of whole partitions each. Of the first partition,
-    which has everything before it, hours past the data retention of a source stay as they are.
+    Long or many windows are replaced in several commits, of whole partitions each. Of the first
+    partition, which has everything before it, hours past the data retention of a source stay as
+    they are. Where the rows of a partition cannot be computed, all others are.
 
+    :param windows: ascending and apart
     :param keep_expired: other hours past the retention stay as well: no user requested them
+    :raises FailedPartitionsError: partitions cannot be computed, and the others are
     :raises TopicbergError: a source does not exist, or the function lost the time column or returns
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    left = _without_expired(catalog, derivation, window, keep_expired=keep_expired)
-    if left is None:
-        return WrittenWindow(None)
-    first, *others = _portions(catalog, derivation, left)
-    try:
-        written = _write(spark, catalog, derivation, first)
-        for portion in others:
+    parts = (
+        _without_expired(catalog, derivation, window, keep_expired=keep_expired)
+        for window in windows
+    )
+    left = [window for window in parts if window]
+    written, failed = WrittenWindow(()), list[tuple[Window, Exception]]()
+    portions = _portions(catalog, derivation, left) if left else []
+    while portions:
+        portion = portions.pop(0)
+        try:
             written = written.followed_by(_write(spark, catalog, derivation, portion))
-    except TopicbergError:
-        raise
-    except Exception as error:
-        if module := missing_module(str(error)):
-            raise lacking(f"table {derivation.name}", module) from error
-        raise
-    return replace(written, window=left)
+        except Exception as error:
+            if module := missing_module(str(error)):
+                raise lacking(f"table {derivation.name}", module) from error
+            if classify(error) is not None or is_refused(error):  # whatever the partitions are
+                raise
+            smaller = _halves(derivation, portion)
+            portions[:0] = smaller
+            failed += [] if smaller else [(portion[0], error)]
+            if len(failed) == MAX_FAILED:
+                break
+    if failed and not written.windows and isinstance(failed[0][1], TopicbergError):
+        raise failed[0][1]
+    if failed:
+        raise FailedPartitionsError.of(derivation, written, failed, is_all=not portions)
+    return replace(written, windows=left)
 
 
 def lacking(subject: str, module: str) -> TopicbergError:
@@ -169,23 +235,37 @@ def _without_expired(
     return Window(start, window.end) if start < window.end else None
 
 
-def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:
-    """Return the parts of a window that are computed by a job of Spark each."""
-    calls = derivation.calls(window)
-    if len(calls) <= AT_ONCE:
-        return [window]
+def _portions(
+    catalog: Catalog, derivation: Derivation, windows: Sequence[Window]
+) -> list[list[Window]]:
+    """Return the parts of windows that are computed by a job of Spark each."""
+    calls = [(window, derivation.calls(window)) for window in windows]
+    if sum(len(of_window) for _, of_window in calls) <= AT_ONCE:
+        return [[*windows]]
     source_hours = _held(derivation, _load(catalog, derivation))
-    portions, start, number = list[Window](), window.start, 0
-    for call in calls:
-        if number == AT_ONCE:
-            portions.append(Window(start, call.start or call.end))
-            start, number = call.start, 0
-        number += _is_read(derivation, source_hours, call)
-    return [*portions, Window(start, window.end)]
+    portions, number = [list[Window]()], 0
+    for window, of_window in calls:
+        start = window.start
+        for call in of_window:
+            if number == AT_ONCE:
+                if start != call.start:
+                    portions[-1].append(Window(start, call.start or call.end))
+                portions.append([])
+                start, number = call.start, 0
+            number += _is_read(derivation, source_hours, call)
+        portions[-1].append(Window(start, window.end))
+    return portions
+
+
+def _halves(derivation: Derivation, windows: Sequence[Window]) -> list[list[Window]]:
+    """Return the partitions of windows in two parts; of a single one, none."""
+    parts = [part for each in windows for part in each.cut(derivation.hours, derivation.first)]
+    middle = len(parts) // 2
+    return [joined(parts[:middle]), joined(parts[middle:])] if middle else []
 
 
 def _write(
-    spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
+    spark: SparkSession, catalog: Catalog, derivation: Derivation, windows: Sequence[Window]
 ) -> WrittenWindow:
     partition = derivation.target_time, derivation.partitioned_by
 
@@ -200,31 +280,32 @@ def _write(
         ):
             tagged = beside.submit(tags.enter_context, reading(sources.values(), derivation.name))
             try:
-                computed, columns = _computed(spark, derivation, sources, window)
+                computed, columns = _computed(spark, derivation, sources, windows)
             finally:
                 tagged.result()  # where a source's snapshot is expired, this error is the reason
             table = ensure_table(
                 catalog, derivation.target, columns, partition, derivation.format_version, before
             )
             if not any(map(head_id, sources.values())) and not has_rows(table):
-                return WrittenWindow(window)
+                return WrittenWindow(windows)
             names = [field.name for field in table.schema().fields]
             unused = [name for name in names if name not in columns.names]
-            summary_ = summary_of(derivation, table, sources, window, unused)
+            summary_ = summary_of(derivation, table, sources, windows, unused)
             properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
             try:
-                _overwrite(spark, table, derivation, window, computed, properties)
+                _overwrite(spark, table, derivation, windows, computed, properties)
             except Exception as error:
                 if refused := REFUSED.search(str(error)):
                     raise misplaced(derivation, *refused.groups()) from error
                 raise
             beside.submit(tags.close)
-            written = _written(derivation, window, table, sources, properties[WRITE_ID])
+            written = _written(derivation, windows, table, sources, properties[WRITE_ID])
             _drop_unused(derivation, table, unused)
             return written
 
     exhausted = CommitConflictError(
-        f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
+        f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of "
+        f"{described_windows(windows)}",
         hint="materialize the partitions again when the other run has ended",
     )
     return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
@@ -232,7 +313,7 @@ def _write(
 
 def _written(
     derivation: Derivation,
-    window: Window,
+    windows: Sequence[Window],
     table: Table,
     sources: Mapping[str, Table],
     write_id: str,
@@ -247,12 +328,13 @@ def _written(
         if summary(candidate).get(WRITE_ID) == write_id
     )
     rows = int(summary(snapshot).get("added-records", 0))
-    if len(window.hours) == 1:  # then no partition is shorter
-        by_hour = {window.hours.start: rows} if rows else {}
+    hours = [window.hours for window in windows]
+    if sum(map(len, hours)) == 1:  # then no partition is shorter
+        by_hour = {hours[0].start: rows} if rows else {}
     else:
         by_hour = added_rows(table, snapshot, derivation.target_time)
     return WrittenWindow(
-        window,
+        windows,
         rows=rows,
         rows_by_hour=by_hour,
         snapshot_id=snapshot.snapshot_id,
@@ -282,10 +364,10 @@ def summary_of(
     derivation: Derivation,
     target: Table,
     sources: Mapping[str, Table],
-    window: Window,
+    windows: Sequence[Window],
     unused: Sequence[str],
 ) -> dict[str, str]:
-    """Return the summary properties of a snapshot that computes a window of the sources' heads.
+    """Return the summary properties of a snapshot that computes windows of the sources' heads.
 
     :param unused: columns of the target that the function does not return
     """
@@ -295,12 +377,12 @@ def summary_of(
     version = derivation.version
     versions, first = dict[str, str](), derivation.first_partition
     if version:
-        versions = recorded(computed_by(target), version, window, unused, first)
+        versions = recorded(computed_by(target), version, windows, unused, first)
     return {
         **versions,
         SOURCE_SNAPSHOTS: json.dumps({name: head_id(table) for name, table in sources.items()}),
-        WINDOW: str(window),
-        READ: after(read, window),
+        WINDOW: ",".join(map(str, windows)),
+        READ: after(read, windows),
     }
 
 
@@ -321,13 +403,17 @@ def _load(catalog: Catalog, derivation: Derivation) -> dict[str, Table]:
 
 
 def _computed(
-    spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table], window: Window
+    spark: SparkSession,
+    derivation: Derivation,
+    sources: Mapping[str, Table],
+    windows: Sequence[Window],
 ) -> tuple[DataFrame, pa.Schema]:
-    """Return the rows of a window, and the columns that the function returns.
+    """Return the rows of windows, and the columns that the function returns.
 
     :raises TopicbergError: no run would look for some of the rows where they are
     """
-    calls, parts = derivation.calls(window), [*derivation.partitions(window)]
+    calls = [call for window in windows for call in derivation.calls(window)]
+    parts = [part for window in windows for part in derivation.partitions(window)]
     if len(parts) > 1:
         source_hours = _held(derivation, sources)
         calls = [call for call in calls if _is_read(derivation, source_hours, call)] or calls[-1:]
@@ -347,7 +433,11 @@ def _computed(
             )
         )
 
-    results = [result(partial(derivation.read, window=call)) for call in calls]
+    groups = dict[object, list[Window]]()
+    for call in calls:  # those that read the same have one result
+        reads = [derivation.read(source, call) for source in derivation.sources]
+        groups.setdefault((*reads,) if derivation.reads_around else call, []).append(call)
+    results = [result(partial(derivation.read, window=first)) for first, *_ in groups.values()]
     schema, time = results[0].schema, derivation.target_time  # a request to Spark
     if time not in schema.names:
         raise TopicbergError(
@@ -355,12 +445,12 @@ def _computed(
             hint=f"name the event-time column: the function returns {', '.join(schema.names)}",
         )
     kind = schema[time].dataType
-    pairs = [*zip(results, calls, strict=True)]
+    pairs = [*zip(results, groups.values(), strict=True)]
     if derivation.reads_around:
         check_places(derivation, result, kind, parts)
-        rows = [each.filter(part.condition(time, kind)) for each, part in pairs]
+        rows = [each.filter(within(parts, time, kind)) for each, parts in pairs]
     else:
-        rows = [refusing(each, time, kind, part) for each, part in pairs]
+        rows = [refusing(each, time, kind, part) for each, (part,) in pairs]
     columns = optional(described(results[0], derivation.descriptions))
     return reduce(lambda combined, other: combined.unionByName(other), rows), columns
 
@@ -392,11 +482,11 @@ def _overwrite(
     spark: SparkSession,
     table: Table,
     derivation: Derivation,
-    window: Window,
+    windows: Sequence[Window],
     computed: DataFrame,
     properties: dict[str, str],
 ) -> None:
-    """:param computed: the rows of the window"""
+    """:param computed: the rows of the windows"""
     time, target = derivation.target_time, spark_name(derivation.target)
     # Other columns are of an earlier version of the function.
     names = [field.name for field in table.schema().fields]
@@ -413,7 +503,7 @@ def _overwrite(
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  see ensure_table
     writer = serializable(frame.writeTo(target), head.snapshot_id, properties)
-    writer.overwrite(window.condition(time, time_type(table, time)))
+    writer.overwrite(within(windows, time, time_type(table, time)))
 
 
 def _rows(source: Source, frame: DataFrame, table: Table, window: Window | None) -> DataFrame:

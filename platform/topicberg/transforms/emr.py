@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -20,7 +21,7 @@ from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, UNRESOLVED, classi
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
 from topicberg.spark import missing_module
-from topicberg.transforms.derived import WrittenWindow
+from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.windows import Window
 
 NAME_LENGTH = 256
@@ -45,7 +46,7 @@ class JobRequest(BaseModel):
 
     table: str
     """Name of the derived table or of the upsert view."""
-    window: Window | None
+    windows: list[Window] = []
     """None: it is an upsert view."""
     keep_expired: bool = False
     """See :func:`topicberg.transforms.derived.write_window`."""
@@ -62,7 +63,7 @@ class JobRequest(BaseModel):
     def of(
         cls,
         table: str,
-        window: Window | None,
+        windows: Sequence[Window],
         config: Settings,
         lake: LakeEndpoints,
         *,
@@ -70,7 +71,7 @@ class JobRequest(BaseModel):
     ) -> JobRequest:
         return cls(
             table=table,
-            window=window,
+            windows=[*windows],
             keep_expired=keep_expired,
             settings=config.model_dump(mode="json", exclude=_LOCAL_ONLY),
             has_spark=config.has_spark,
@@ -113,7 +114,7 @@ class Failure(BaseModel):
 
 
 class JobReport(BaseModel):
-    """The result of a job run: a custom message of Pipes."""
+    """The result of a job run, a custom message of Pipes; both: some partitions failed."""
 
     written: WrittenWindow | None = None
     failure: Failure | None = None
@@ -182,7 +183,12 @@ def failed(
     hint = f"read its logs under {logs}"
     if report and report.failure:
         kind = _RETRYABLE.get(report.failure.kind or "", TopicbergError)
-        return kind(f"{subject} failed: {report.failure.message}", hint=hint)
+        message = f"{subject} failed: {report.failure.message}"
+        if report.written is None:
+            return kind(message, hint=hint)
+        error = FailedPartitionsError(message, hint=hint)
+        error.written = report.written
+        return error
     if state == "FAILED" and (module := missing_module(details)):
         return module_missing(module, f"{subject} failed")
     message = f"{subject} ended as {state}: {details or 'EMR Serverless gives no reason'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
@@ -13,7 +13,7 @@ from topicberg.endpoints import CATALOG
 from topicberg.iceberg.tables import attached_catalog
 from topicberg.spark import quote
 from topicberg.transforms.derivation import TableName
-from topicberg.transforms.windows import Window
+from topicberg.transforms.windows import Window, within
 
 
 def spark_name(table: TableName) -> str:
@@ -27,13 +27,13 @@ def name_in_spark(table: Table) -> str:
 
 
 def read_window(
-    spark: SparkSession, table: TableName, time: str, window: Window | None
+    spark: SparkSession, table: TableName, time: str, windows: Sequence[Window]
 ) -> DataFrame:
-    """Return the rows of a table in a window of its event time, as of now; no window: all rows."""
+    """Return the rows of a table in windows of its event time, as of now; no window: all rows."""
     frame = spark.read.table(spark_name(table))
-    if window is None:
+    if not windows:
         return frame
-    return frame.filter(window.condition(time, frame.schema[time].dataType))
+    return frame.filter(within(windows, time, frame.schema[time].dataType))
 
 
 def rows_at_head(spark: SparkSession, table: Table) -> DataFrame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,8 +29,10 @@ from topicberg.transforms.windows import FOREVER, WINDOW, Window, computations, 
 
 READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
-MAX_RANGES = 300
-"""The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well."""
+MAX_RANGES = 3000
+"""The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well.
+Late rows may be in any hours. A thousand ranges are 50 KB in each summary until they are computed.
+"""
 MAX_EXPIRED_RANGES = 30
 """The same, of hours past the data retention of a source: they are kept in case it gets longer."""
 _EPOCH = 2**40
@@ -72,9 +75,9 @@ class Read(BaseModel):
         """Orders what was read: sequence numbers do not, after a rollback."""
         return self.epoch * _EPOCH + self.mark.sequence
 
-    def without(self, hours: Hours, clock: int) -> Read:
+    def without(self, windows: Sequence[Hours], clock: int) -> Read:
         """Return what remains unread when some hours were computed from a state of the source."""
-        left = {name: _left(getattr(self, name), hours, clock) for name in ("unread", "late")}
+        left = {name: _left(getattr(self, name), windows, clock) for name in ("unread", "late")}
         return self.model_copy(update=left)
 
 
@@ -111,9 +114,9 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class _Write:
-    """A window that was computed, and the states of the sources that were read for it."""
+    """Windows that were computed, and the states of the sources that were read for them."""
 
-    hours: Hours
+    windows: list[Hours]
     read: Mapping[str, Read]
     snapshots: Mapping[str, int | None]
 
@@ -153,7 +156,7 @@ def unread(
         read = read.model_copy(update={"mark": mark, "epoch": epoch, **ranges})
         for write in writes:
             if other := write.read.get(name):
-                read = read.without(write.hours, other.clock)
+                read = read.without(write.windows, other.clock)
         return read
 
     reads: dict[str, Read] = {}
@@ -185,12 +188,13 @@ def computable(reads: Mapping[str, Read], first_hour: int) -> dict[str, Read]:
     }
 
 
-def after(read: Mapping[str, Read], window: Window) -> str:
-    """Return the property :data:`READ` of a snapshot that computes a window.
+def after(read: Mapping[str, Read], windows: Sequence[Window]) -> str:
+    """Return the property :data:`READ` of a snapshot that computes some windows.
 
-    :param read: before it, of the states that it computes the window from
+    :param read: before it, of the states that it computes the windows from
     """
-    left = {name: each.without(window.hours, each.clock) for name, each in read.items()}
+    computed = union(window.hours for window in windows)
+    left = {name: each.without(computed, each.clock) for name, each in read.items()}
     return json.dumps({name: each.model_dump(mode="json") for name, each in left.items()})
 
 
@@ -225,12 +229,13 @@ def _writes(target: Table) -> Iterator[_Write]:
     """Yield the computed windows, the newest one first."""
     for snapshot, snapshots in computations(target):
         facts = summary(snapshot)
-        if window := facts.get(WINDOW):
+        if windows := facts.get(WINDOW):
             read = {
                 name: Read.model_validate(each)
                 for name, each in json.loads(facts.get(READ, "{}")).items()
             }
-            yield _Write(Window.parse(window).hours, read, snapshots)
+            computed = union(window.hours for window in Window.parse_all(windows))
+            yield _Write(computed, read, snapshots)
 
 
 def _read(newest: _Write, name: str, source: Table) -> Read | None:
@@ -324,20 +329,27 @@ def _both(one: Unread, other: Unread) -> Unread:
     )
 
 
-def _left(ranges: Iterable[Unread], hours: Hours, clock: int) -> list[Unread]:
-    """Return what remains unread when some hours were computed from a state of the source."""
-    left = []
+def _left(ranges: Iterable[Unread], windows: Sequence[Hours], clock: int) -> list[Unread]:
+    """Return what remains unread when some hours were computed from a state of the source.
+
+    :param windows: the hours, ascending and apart
+    """
+    left, starts = [], [hours.start for hours in windows]
     for each in ranges:
-        start, stop = max(each.start, hours.start), min(each.stop, hours.stop)
-        if start >= stop or clock < each.first:
-            left.append(each)
-            continue
-        if each.start < start:
-            left.append(each._replace(stop=start))
-        if clock < each.last:
-            left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
-        if stop < each.stop:
-            left.append(each._replace(start=stop))
+        begin = each.start
+        for hours in windows[max(0, bisect_right(starts, each.start) - 1) :]:
+            if hours.start >= each.stop or clock < each.first:
+                break
+            start, stop = max(begin, hours.start), min(each.stop, hours.stop)
+            if start >= stop:
+                continue
+            if begin < start:
+                left.append(each._replace(start=begin, stop=start))
+            if clock < each.last:
+                left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
+            begin = stop
+        if begin < each.stop:
+            left.append(each._replace(start=begin))
     return left
 
 

@@ -82,11 +82,11 @@ def unused_columns(table: Table | None) -> list[str]:
 def recorded(
     before: Versions,
     version: str,
-    window: Window,
+    windows: Sequence[Window],
     unused: Sequence[str],
     first: Hours | None = None,
 ) -> dict[str, str]:
-    """Return the properties of a snapshot that computes a window.
+    """Return the properties of a snapshot that computes some windows.
 
     :param before: the versions before it
     :param unused: columns of the table that the function does not return
@@ -94,24 +94,25 @@ def recorded(
     """
     base = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
     versions = base
-    for hours, name in _parts(window.hours, version, first):
+    for hours, name in _parts(windows, version, first):
         versions = _overlaid(versions, hours, name)
     properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions, version))}
-    if first and window.start is None:
+    if first and windows[0].start is None:
         properties[FIRST_PARTITION] = json.dumps([first.start, first.stop])
     return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
 
 
-def _parts(hours: Hours, version: str, first: Hours | None) -> list[tuple[Hours, str]]:
-    """Return the parts of a computed window, and the version of each."""
-    if first is None or hours.start > BEFORE_EVERYTHING:
-        return [(hours, version)]
-    stop = min(first.stop, hours.stop)
-    parts = (
-        (Hours(hours.start, stop), f"{version}@{first.start}"),
-        (Hours(stop, hours.stop), version),
-    )
-    return [(part, name) for part, name in parts if part]
+def _parts(windows: Sequence[Window], version: str, first: Hours | None) -> list[tuple[Hours, str]]:
+    """Return the parts of computed windows, and the version of each."""
+    parts = list[tuple[Hours, str]]()
+    for hours in (window.hours for window in windows):
+        start = hours.start
+        if first is not None and start == BEFORE_EVERYTHING:
+            start = min(first.stop, hours.stop)
+            parts.append((Hours(hours.start, start), f"{version}@{first.start}"))
+        if start < hours.stop:
+            parts.append((Hours(start, hours.stop), version))
+    return parts
 
 
 def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]:
@@ -121,11 +122,11 @@ def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]
     """
     for snapshot, _ in computations(table):
         facts = summary(snapshot)
-        if (version := facts.get(VERSION)) and (window := facts.get(WINDOW)):
+        if (version := facts.get(VERSION)) and (windows := facts.get(WINDOW)):
             versions = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
             given = json.loads(facts.get(FIRST_PARTITION, "null"))
             first = Hours(*given) if given else None
-            yield _parts(Window.parse(window).hours, version, first), versions
+            yield _parts(Window.parse_all(windows), version, first), versions
 
 
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:

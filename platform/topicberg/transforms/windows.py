@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from math import ceil
+from operator import or_
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -17,10 +19,13 @@ from pyspark.sql.types import DataType
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.spark import quote
+from topicberg.wording import listed
 
 WINDOW = "topicberg.window"
+"""Snapshot summary: the windows that it computed, see :meth:`Window.parse_all`."""
 FOREVER = timedelta.max
 """A lookback over everything before, or a lookahead over everything after."""
+MAX_DESCRIBED = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -99,8 +104,24 @@ class Window:
         start = int(self.start.timestamp()) // 3600 if self.start else BEFORE_EVERYTHING
         return Hours(start, int(self.end.timestamp()) // 3600)
 
+    @property
+    def described(self) -> str:
+        """The window for people: ``2026-03-01 03:00 to 04:00``."""
+        if self.start is None:
+            return f"before {self.end:%F %H:%M}"
+        is_one_day = self.start.date() == self.end.date()
+        return f"{self.start:%F %H:%M} to {self.end:{'%H:%M' if is_one_day else '%F %H:%M'}}"
+
     def __str__(self) -> str:
         return f"{self.start.isoformat() if self.start else ''}/{self.end.isoformat()}"
+
+    @staticmethod
+    def parse_all(text: str) -> list[Window]:
+        """Parse the text of windows that were computed together: their texts, with commas.
+
+        :raises ValueError: one is not a window
+        """
+        return [Window.parse(each) for each in text.split(",")]
 
     @staticmethod
     def parse(text: str) -> Window:
@@ -110,6 +131,27 @@ class Window:
         """
         start, _, end = text.partition("/")
         return Window(datetime.fromisoformat(start) if start else None, datetime.fromisoformat(end))
+
+
+def described_windows(windows: Sequence[Window]) -> str:
+    """Return windows for people: the first ones."""
+    return listed([window.described for window in windows], MAX_DESCRIBED)
+
+
+def joined(windows: Iterable[Window]) -> list[Window]:
+    """Return windows that are in order, as one where one begins with the end of another."""
+    found = list[Window]()
+    for window in windows:
+        if found and found[-1].end == window.start:
+            found[-1] = Window(found[-1].start, window.end)
+        else:
+            found.append(window)
+    return found
+
+
+def within(windows: Iterable[Window], column: str, kind: DataType) -> Column:
+    """Return the condition of rows in any of some windows, see :meth:`Window.condition`."""
+    return reduce(or_, (window.condition(column, kind) for window in windows))
 
 
 def computations(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:

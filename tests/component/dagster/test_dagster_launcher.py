@@ -16,6 +16,7 @@ import psutil
 import pytest
 from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.errors import DagsterInvariantViolationError
+from dagster._core.events import EngineEventData
 from dagster._core.launcher import LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.test_utils import create_run_for_test
@@ -149,6 +150,28 @@ def test_end_runs_cancels_what_waits_and_what_is_in_progress(tmp_path: Path) -> 
         assert canceled == {dg.DagsterRunStatus.CANCELED}
         assert status(instance, of_others) == dg.DagsterRunStatus.QUEUED
     assert {*reported} == {f"the run {run_id[:8]} of long", f"the run {waiting[:8]} of short"}
+
+
+def test_run_of_a_command_is_watched_by_the_process_that_it_names(
+    instance: dg.DagsterInstance,
+) -> None:
+    """``dagster asset materialize`` beside ``topicberg ui``: no daemon launched its run."""
+    command = instance.create_run_for_job(long, status=dg.DagsterRunStatus.STARTED)
+
+    def health() -> WorkerStatus:
+        run = instance.get_run_by_id(command.run_id)
+        assert run is not None
+        return instance.run_launcher.check_run_worker_health(run).status
+
+    assert health() == WorkerStatus.RUNNING, "it has not named its process yet"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as at_work:
+        time.sleep(0.1)  # the event comes after the process
+        data = EngineEventData.in_process(at_work.pid)
+        instance.report_engine_event("Executing steps in process", command, data)
+        assert health() == WorkerStatus.RUNNING
+        at_work.kill()
+    assert health() == WorkerStatus.FAILED
+    assert not instance.run_launcher.terminate(command.run_id)
 
 
 IMPORT = """

@@ -130,3 +130,24 @@ def test_tags_of_killed_readers_go_after_a_day(lake: Lake) -> None:
     lake.maintain("a")
     assert [*lake.table("a").refs()] == ["main"]
     assert len(list(lake.table("a").metadata.snapshots)) == 1
+
+
+def test_failed_run_is_requested_again_for_what_it_left(catalog: SqlCatalog) -> None:
+    """If it left nothing, for its last partition: what follows from the tables may be missing."""
+    lake = Lake(catalog, partitioned=True)
+    lake.append("b", 0)
+    lake.append("l", 0)
+    lake.settle()
+    lake.append("a", *range(0, HOURS + 1, 2))
+    lake.tick("a")
+    for left in (2, 0):
+        (run,) = lake.active()
+        for target in run.sensor.watch.plans:
+            windows = [lake.window(span) for span in run.spans[left:]]
+            assert lake.finish(lake.begin(lake.derived[target.target[1]], *windows))
+        run.state = "failed"
+        lake.tick("a")
+        (again,) = lake.active()
+        assert again.spans == (run.spans[:left] or run.spans[-1:])
+    lake.settle()
+    lake.verify()

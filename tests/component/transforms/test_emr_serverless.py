@@ -47,7 +47,7 @@ from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
-from topicberg.transforms.derived import WrittenWindow
+from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
 from topicberg_local.emulators.aws.shapes import check
@@ -55,7 +55,7 @@ from topicberg_local.emulators.aws.shapes import check
 PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 WINDOW = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))
 WRITTEN = WrittenWindow(
-    window=Window(None, WINDOW.end),
+    windows=[Window(None, WINDOW.end)],
     rows=3,
     rows_by_hour={490898: 3},
     snapshot_id=2**62,
@@ -213,10 +213,10 @@ def test_job_request_contains_no_secret() -> None:
     lake = LakeEndpoints(
         iceberg_rest="http://rest", s3="http://s3", s3_secret_key=SecretStr("not-shown")
     )
-    request = JobRequest.of("t", WINDOW, CONFIG, lake).model_dump(mode="json")
+    request = JobRequest.of("t", [WINDOW], CONFIG, lake).model_dump(mode="json")
     assert "not-shown" not in f"{request}{start_job_run('t', emr(), CONFIG, lake)}"
     back = JobRequest.model_validate(request)
-    assert back.window == WINDOW
+    assert back.windows == [WINDOW]
     assert back.lake.s3 == "http://s3"
     assert back.config().aws_account_id == CONFIG.aws_account_id
 
@@ -245,7 +245,9 @@ def computed(service: EmrServerless, **more: str) -> WrittenWindow:
     @dg.asset(partitions_def=PARTITIONS, code_version="1")
     def table(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         written.append(
-            write_window_on_emr(context, "flagged", WINDOW, emr(**more), CONFIG, endpoints(service))
+            write_window_on_emr(
+                context, "flagged", [WINDOW], emr(**more), CONFIG, endpoints(service)
+            )
         )
 
         return dg.MaterializeResult()
@@ -273,7 +275,7 @@ def saying(report: JobReport, *states: tuple[str, str]) -> Callable[[dict[str, A
                 PipesDefaultContextLoader(),
                 PipesS3MessageWriter(s3),
             )
-            assert JobRequest.model_validate(pipes.extras).window == WINDOW
+            assert JobRequest.model_validate(pipes.extras).windows == [WINDOW]
             assert pipes.code_version == "1"
             pipes.report_custom_message(report.model_dump(mode="json"))
             pipes.close()
@@ -302,9 +304,9 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_uri_without_a_folder() -> None:
-    report = JobReport(written=WrittenWindow(None))
+    report = JobReport(written=WrittenWindow([]))
     with serving(saying(report, ("SUCCESS", ""))) as service:
-        assert computed(service, LOG_URI="s3://logs") == WrittenWindow(None)
+        assert computed(service, LOG_URI="s3://logs") == WrittenWindow([])
         assert all(path.startswith("/logs/pipes/") for path in service.objects)
 
 
@@ -312,11 +314,11 @@ def test_report_of_a_version_that_does_not_say_the_window_is_refused() -> None:
     """Rows that were written would be taken for a window that is past a retention."""
     report = JobReport(written=WRITTEN)
     document = report.model_dump(mode="json")
-    del document["written"]["window"]
+    del document["written"]["windows"]
     earlier = SimpleNamespace(model_dump=lambda mode: document)
     with (
         serving(saying(cast("JobReport", earlier), ("SUCCESS", ""))) as service,
-        pytest.raises(TopicbergError, match=r"not Dagster's: .* lacks written\.window") as caught,
+        pytest.raises(TopicbergError, match=r"not Dagster's: .* lacks written\.windows") as caught,
     ):
         computed(service)
     assert "topicberg deploy create" in (caught.value.hint or "")
@@ -343,6 +345,17 @@ def test_mistake_in_the_job_is_reported_at_once() -> None:
     ):
         computed(service)
     assert classify(caught.value) is None
+
+
+def test_partitions_that_failed_in_the_job_leave_the_others_written() -> None:
+    failure = Failure.of(TopicbergError("1 partition cannot be computed"))
+    report = JobReport(failure=failure, written=WRITTEN)
+    with (
+        serving(saying(report, ("FAILED", "exit 1"))) as service,
+        pytest.raises(FailedPartitionsError, match="1 partition cannot be computed") as caught,
+    ):
+        computed(service)
+    assert caught.value.written == WRITTEN
 
 
 def test_a_job_that_never_came_so_far() -> None:
@@ -412,7 +425,7 @@ def test_success_without_a_word_is_none() -> None:
 
 @pytest.mark.parametrize("table", ["flagged_stock_trades", "no_such_table"])
 def test_a_job_of_other_code_computes_nothing(table: str) -> None:
-    extras = JobRequest.of(table, WINDOW, CONFIG, GLUE).model_dump(mode="json")
+    extras = JobRequest.of(table, [WINDOW], CONFIG, GLUE).model_dump(mode="json")
     pipes: Any = SimpleNamespace(extras=extras, code_version="of another commit")
     with pytest.raises(TopicbergError, match=f"table {table}: the code of .* is not Dagster's"):
         job._compute(pipes)
@@ -443,9 +456,9 @@ def test_job_computes_tables_of_the_requesters_prefix(
     monkeypatch.setattr(LakeEndpoints, "catalog", lambda *_: None)
     lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
     derived = lake.derived_by_name.get(table)
-    window = WINDOW if derived else None
+    windows = [WINDOW] if derived else []
     version = code_version(derived, lake) if derived else None
-    extras = JobRequest.of(table, window, config, GLUE).model_dump(mode="json")
+    extras = JobRequest.of(table, windows, config, GLUE).model_dump(mode="json")
     pipes: Any = SimpleNamespace(extras=extras, code_version=version)
     job._compute(pipes)
     plan = asked["plan"]
@@ -462,7 +475,7 @@ def test_login_to_the_topics_catalog_is_of_the_jobs_environment(
         {"uri": "https://open/api", "client_id": "c", "client_secret": "not-shown"}
     ).login("tableflow", vends=True)
     lake = GLUE.model_copy(update={"topics_rest": "https://open/api", "topics_login": login})
-    sent = JobRequest.of("t", WINDOW, CONFIG, lake).model_dump(mode="json")
+    sent = JobRequest.of("t", [WINDOW], CONFIG, lake).model_dump(mode="json")
     assert "not-shown" not in str(sent)
     back = JobRequest.model_validate(sent)
     with pytest.raises(TopicbergError, match="TOPICBERG_CATALOG"):

@@ -105,7 +105,7 @@ def test_failed_run_is_resolved_by_a_materialization_without_a_run() -> None:
     earlier, later = NOW - timedelta(minutes=1), NOW + timedelta(minutes=1)
     assert len(faults(replace(QUIET, materialized={"iceberg/orders": earlier}), state)) == 1
     assert faults(replace(QUIET, materialized={"iceberg/orders": later}), state) == []
-    hour = replace(run("a.B: one"), first="2026-01-01-00", last="2026-01-01-00")
+    hour = replace(run("a.B: one"), partitions=(key := (("2026-01-01-00",) * 2,)), left=key)
     state, now = evaluate(AlertState(), replace(QUIET, runs=[hour]), "http://ui")
     state = state.model_copy(update={"alerts": now})
     seen = replace(QUIET, materialized={"iceberg/orders": later})
@@ -115,7 +115,7 @@ def test_failed_run_is_resolved_by_a_materialization_without_a_run() -> None:
 def test_many_failed_runs_keep_a_bounded_state() -> None:
     days = [f"2026-01-{day:02}" for day in range(1, 29)]
     runs = [
-        replace(run("a.B: one"), first=f"{day}-{hour:02}", last=f"{day}-{hour:02}")
+        replace(run("a.B: one"), partitions=(key := ((f"{day}-{hour:02}",) * 2,)), left=key)
         for day in days
         for hour in range(24)
     ]

@@ -13,15 +13,20 @@ from topicberg.iceberg.hours import EVERYTHING
 from topicberg.orchestration.assets.partitions import (
     RANGE_END,
     RANGE_START,
+    SCATTERED,
     TimePartitions,
     described_range,
+    partition_count,
     partition_key,
     partition_keys,
-    requested_window,
+    requested_ranges,
+    requested_windows,
+    scattered,
     spans,
     time_partitions,
     window,
 )
+from topicberg.orchestration.jobs.snapshot_cursor import MAX_RANGES
 from topicberg.topics import TopicSpec
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -108,14 +113,39 @@ def test_spans_hold_the_hours_that_exist(
     late = {key for key in existing if _begin(kind, key) < first_hour}
     assert not late & set(chosen)
     wanted = set(partition_keys(kind, hours, moment))
-    assert set(chosen) >= wanted & set(existing) - late
-    assert set(partition_keys(kind, left, moment)) >= wanted - set(existing)
+    rest = set(partition_keys(kind, left, moment))
+    assert set(chosen) <= wanted, "and no hours between them"
+    assert (set(chosen) | (rest & set(existing))) - late == wanted & set(existing) - late
+    assert rest >= wanted - set(existing)
     if limit > len(hours):
         assert set(chosen) == wanted & set(existing) - late
     for span in found:
         window = kind.time_window_for_partition_key(span.last)
         assert span.hours.stop == int(window.end.timestamp()) // 3600
         assert span.hours.start <= _begin(kind, span.first)
+
+
+@given(some_hours.filter(any), st.sampled_from(["hourly", "daily"]))
+def test_tag_of_scattered_partitions_has_exactly_their_windows(
+    hours: list[range], granularity: str
+) -> None:
+    kind, moment = partitions(granularity), datetime.fromtimestamp((START + 200) * 3600, UTC)
+    found, _ = spans(kind, hours, moment, 100)
+    tags = {SCATTERED: scattered(kind, found)}
+    windows = requested_windows(kind, tags)
+    assert [each.hours for each in windows] == [span.hours for span in found]
+    assert requested_ranges(tags) == [(span.first, span.last) for span in found]
+    keys = [key for window in windows for key in partition_keys(kind, [window.hours], moment)]
+    assert len(keys) == sum(partition_count(kind, span) for span in found)
+
+
+def test_tag_of_the_most_scattered_partitions_fits_into_an_index_of_postgres() -> None:
+    hourly = partitions("hourly")
+    hours = [range(START + 9000 * n, START + 9000 * n + 1) for n in range(MAX_RANGES)]
+    later = datetime.fromtimestamp((START + 9000 * MAX_RANGES) * 3600, UTC)
+    found, _ = spans(hourly, hours, later, MAX_RANGES)
+    assert len(found) == MAX_RANGES
+    assert len(scattered(hourly, found)) < 2700
 
 
 def _begin(kind: TimePartitions, key: str) -> int:
@@ -149,5 +179,5 @@ def test_window_before_the_first_partition_is_refused(
 ) -> None:
     tags = dict(zip((RANGE_START, RANGE_END), range_, strict=True))
     with pytest.raises(TopicbergError, match=r"no partition of 2025-12-3.*everything") as refused:
-        requested_window(partitions(granularity), tags)
+        requested_windows(partitions(granularity), tags)
     assert refused.value.hint == f"compute the partition `{first}`"

@@ -87,7 +87,7 @@ class Pair:
             snapshot_properties={
                 SOURCE_SNAPSHOTS: json.dumps({NAME: head}),
                 WINDOW: str(window(first, last)),
-                READ: after(read, window(first, last)),
+                READ: after(read, [window(first, last)]),
             },
         )
 

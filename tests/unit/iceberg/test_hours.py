@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
-from topicberg.iceberg.hours import EVERYTHING, NO_TIME, Hours, coarse, union, without
+from topicberg.iceberg.hours import EVERYTHING, NO_TIME, Hours, coarse, common, union, without
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.snapshots import affected_hours, held_hours
 from topicberg.tableflow.table import bounds_kept, keep_bounds
@@ -121,6 +121,8 @@ def test_ranges_are_sets_of_hours(ranges: list[Hours], limit: int, start: int, w
     assert hours_of(coarse(ranges, limit)) >= hours_of(ranges)
     assert len(coarse(ranges, limit)) <= limit
     removed = Hours(start, start + width)
+    assert hours_of(common(ranges, [removed])) == hours_of(ranges) & {*removed}
+    assert common(ranges, ranges) == union(ranges)
     assert hours_of(without(ranges, removed)) == hours_of(ranges) - set(removed)
 
 

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 import pyarrow as pa
 import pytest
 from dagster import DagsterEventType
+from dagster._core.events import JobFailureData, RunFailureReason
 from memory_instance import memory_instance
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, TimestamptzType
 from snapshot_daemon import serve_catalog
 
 from definitions import defs
 from topicberg.orchestration.assets import Lake, find_derived
-from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
+from topicberg.orchestration.assets.partitions import (
+    RANGE_END,
+    RANGE_START,
+    SCATTERED,
+    requested_windows,
+    spans,
+    time_partitions,
+)
+from topicberg.orchestration.jobs.changes import Tick
 from topicberg.orchestration.jobs.pipelines import COMPUTE
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.sensors import LOOKING_BACK_SECONDS, snapshot_sensor
+from topicberg.orchestration.jobs.snapshot_cursor import TableCursor, request
+from topicberg.orchestration.jobs.snapshot_store import Cursors
+from topicberg.orchestration.jobs.tick_computations import Computations
+from topicberg.orchestration.jobs.watches import HOURS, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 from topicberg.topics import load_topic
@@ -31,6 +46,7 @@ MOVING = "flagged_stock_trades"
 """Reads the hour before a trade; the other tables of the topic do not."""
 ALONE = {"stock_trades_with_totals", "stock_total_trades"}
 SCHEMA = Schema(NestedField(1, TIME, TimestamptzType(), required=False))
+HOURLY = PartitionSpec(PartitionField(1, 1000, HourTransform(), "hour"))
 
 
 @dataclass
@@ -51,7 +67,7 @@ class Trades:
         self.sensor = snapshot_sensor(self.lake, Registrar(lambda _: []))
         identifier = self.lake.topics[0].table_identifier(settings())
         self.catalog.create_namespace(identifier[0])
-        self.table = self.catalog.create_table(identifier, SCHEMA)
+        self.table = self.catalog.create_table(identifier, SCHEMA, partition_spec=HOURLY)
 
     def commit(self, *hours_ago: int) -> None:
         now = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
@@ -81,10 +97,13 @@ class Trades:
         ]
         return [tables(each) for each in asked]
 
-    def end(self, how: DagsterEventType = DagsterEventType.RUN_SUCCESS) -> None:
-        """Let all runs that were requested end."""
+    def end(self, reason: RunFailureReason | None = None) -> None:
+        """Let all runs that were requested end; ``reason``: they fail."""
+        how, data = DagsterEventType.RUN_SUCCESS, None
+        if reason:
+            how, data = DagsterEventType.RUN_FAILURE, JobFailureData(None, failure_reason=reason)
         for run in self.runs:
-            event = dg.DagsterEvent(how.value, run.job_name)
+            event = dg.DagsterEvent(how.value, run.job_name, event_specific_data=data)
             self.instance.report_dagster_event(event, run.run_id)
         self.runs = []
 
@@ -135,7 +154,7 @@ def test_after_a_failed_run_tables_share_none(trades: Trades) -> None:
     trades.tick()
     trades.commit(0)
     assert trades.tick() == [{MOVING, *ALONE}]
-    trades.end(DagsterEventType.RUN_FAILURE)
+    trades.end(RunFailureReason.STEP_FAILURE)
     trades.now += LOOKING_BACK_SECONDS
     assert sorted(trades.tick(), key=len) == [{MOVING}, ALONE]
     trades.end()
@@ -143,3 +162,57 @@ def test_after_a_failed_run_tables_share_none(trades: Trades) -> None:
     trades.tick()
     trades.commit(0)
     assert trades.tick() == [{MOVING, *ALONE}]
+
+
+def test_killed_run_is_requested_again_for_all_its_tables(trades: Trades) -> None:
+    """The process was killed; only a table that ends it again and again is found by itself."""
+    trades.tick()
+    trades.commit(0)
+    for tables_of_runs in ([{MOVING, *ALONE}], [{MOVING, *ALONE}], [ALONE, {MOVING}]):
+        assert sorted(trades.tick(), key=len, reverse=True) == tables_of_runs
+        assert trades.requests[-1].tags["dagster/max_retries"] == "0", "Dagster starts it no more"
+        trades.end(RunFailureReason.UNKNOWN)
+        trades.now += LOOKING_BACK_SECONDS
+
+
+def test_scattered_hours_are_one_run_of_exactly_these(trades: Trades) -> None:
+    trades.tick()
+    trades.commit(*range(0, 600, 3))
+    assert ALONE in trades.tick()
+    request = next(each for each in trades.requests if tables(each) == ALONE)
+    assert request.tags[RANGE_START] == request.tags[RANGE_END], "of which Dagster plans one"
+    partitions = time_partitions(trades.lake.topics[0])
+    windows = requested_windows(partitions, request.tags)
+    assert sum(len(each.hours) for each in windows) == len(windows) == 200
+    assert request.tags[HOURS].endswith(" and 195 more")
+
+
+def test_tick_requests_a_few_runs_and_the_next_ticks_the_others(trades: Trades) -> None:
+    """Dagster makes them before the next tick, and writes an event for each planned partition."""
+    (watch,) = (each for each in watches(trades.lake) if each.reported)
+    partitions, now = time_partitions(trades.lake.topics[0]), datetime.now(UTC)
+    hour = int(now.timestamp()) // 3600
+    watched = {name: replace(watch, name=name) for name in map("t{}".format, range(7))}
+    cursors = Cursors(
+        {
+            name: TableCursor(life="l", signal="1", pending=[(hour - 400 - n, hour - 30 * n)])
+            for n, name in enumerate(watched)
+        }
+    )
+    made = list[str]()
+    for expected in (4, 3, 0):
+        computations = Computations()
+        for name, each in watched.items():
+            cursor, runs = request(
+                cursors[name], lambda hours: spans(partitions, hours, now, 9), name
+            )
+            computations.add(each, Tick(cursor, [], runs))
+            cursors.note(name, cursor)
+        requests = computations.requests(cursors)
+        assert len(requests) == expected
+        made += [str(each.run_key) for each in requests]
+        planned = [each for each in requests if SCATTERED not in each.tags]
+        assert len(planned) <= 1, "of ten days, hourly, of two tables"
+    assert len({key.partition(":")[0] for key in made}) == len(watched)
+    postponed = [name for name, cursor in cursors.items() if cursor.signal is None]
+    assert len(postponed) == 3, "the next tick looks at them again"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topicberg.iceberg.changes import Mark
@@ -20,6 +20,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     TableCursor,
     observe,
     observe_metadata,
+    postpone,
     register,
     request,
     settle,
@@ -102,12 +103,12 @@ class World:
         self.reported += range(start + 1, len(self.snapshots) + 1)
         self.cursor = cursor.model_dump_json()
         assert not runs or (cursor.request and [*cursor.request.ranges] == [*runs])
-        for key, span in runs.items():
+        for key, chosen in runs.items():
             if key not in self.runs:  # Dagster skips a run key that it has seen
                 under_way = {run for run, state in self.runs.items() if state == "active"}
                 assert not under_way & set(self.covers) - set(runs)
                 self.runs[key] = "active"
-                self.covers[key] = covered([span]), len(self.snapshots)
+                self.covers[key] = covered(chosen), len(self.snapshots)
         self.registrations += registration is not None
         for key in registration.ranges if registration else ():
             assert not {run for run in self.registered if self.runs.get(run) == "active"}
@@ -181,10 +182,7 @@ def test_partitions_wait_while_a_run_is_under_way() -> None:
     assert len(world.covers) == 1
     world.finish("succeeded")
     world.tick()
-    assert [sorted(covered) for covered, _ in list(world.covers.values())[1:]] == [
-        [1, 2],
-        [5],
-    ]
+    assert [sorted(covered) for covered, _ in list(world.covers.values())[1:]] == [[1, 2, 5]]
 
 
 def test_a_failed_run_is_repeated_and_then_awaits_the_next_snapshot() -> None:
@@ -215,15 +213,27 @@ def test_compaction_refreshes_the_registrations_alone() -> None:
     cursor, runs = request(observe(NEW, mark(7), ()), plan(), "t")
     assert not runs
     cursor, wanted = ask(cursor, "first")
-    assert wanted == ComputationRequest(ranges={"first": (0, 0)})
+    assert wanted == ComputationRequest(ranges={"first": []})
     assert cursor.registration == wanted
 
 
-def test_scattered_partitions_are_few_runs() -> None:
-    scattered = range(0, HOURS, 2)
-    _, runs = request(observe(NEW, mark(1), ranges(scattered)), plan(), "t")
-    assert len(runs) == MAX_RANGES
-    assert set(scattered) <= covered(runs.values())
+@given(st.sets(st.integers(0, 3000), min_size=1, max_size=900))
+@settings(max_examples=20)
+def test_scattered_partitions_are_few_runs_that_compute_no_others(scattered: set[int]) -> None:
+    """Also those that a tick had no room to request are requested by the next."""
+    cursor, computed, requests = observe(NEW, mark(1), ranges(scattered)), list[int](), 0
+    while cursor.pending:
+        cursor, runs = request(cursor, plan(4000), "t")
+        postponed, again = request(postpone(cursor), plan(4000), "t")
+        assert (*again.values(),) == (*runs.values(),)
+        assert not again.keys() & runs.keys()
+        cursor, runs = postponed, again
+        (chosen,) = runs.values()
+        computed += sorted(covered(chosen))
+        cursor = settle(cursor, dict.fromkeys(runs, "succeeded"))
+        requests += 1
+    assert computed == sorted(scattered)
+    assert requests <= len(scattered) // MAX_RANGES + 1
 
 
 def test_run_keys_after_a_reset_are_new_ones() -> None:
@@ -300,5 +310,5 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     cursor = settle(cursor, states)
     cursor, computing = request(cursor, plan(), "t")
     assert computing, "what was touched meanwhile is computed all the same"
-    assert covered(computing.values()) == {0}
+    assert covered(*computing.values()) == {0}
     assert ask(cursor, "third")[1], "what failed is tried again"

@@ -262,5 +262,5 @@ def test_sensor_with_a_cursor_of_the_earlier_version_requests_new_hours_only(
         cursor = position.changed.get(watch.name)
         if cursor is not None:
             tick = advance(cursor, {}, catalog.load_table(watch.origin.identifier), watch, catalog)
-            requested += [(span.first, span.last) for span in tick.runs.values()]
+            requested += [(span.first, span.last) for spans in tick.runs.values() for span in spans]
     assert requested == [(first, first)]

@@ -171,6 +171,25 @@ def test_examples(path: Path) -> None:
                 TopicSpec.model_validate(document)
 
 
+def test_sensor_of_ones_own_sees_all_hours_of_a_run() -> None:
+    page = PROJECT_ROOT / "docs" / "checks.md"
+    (example,) = (text for _, text in blocks(page) if "after_large_orders" in text)
+    names: dict[str, Any] = {"dg": dg}
+    exec(example, names)  # noqa: S102  it is the page of this repository
+    key, hours = (
+        dg.AssetKey(["iceberg", "large_orders"]),
+        [f"2026-01-0{n}-05:00" for n in (3, 1, 2)],
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        for hour in hours:
+            instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=hour))
+        context = dg.build_sensor_context(instance)
+        (request,) = (tick := names["after_large_orders"](context)).run_requests
+        assert request.run_config["ops"]["sales_report"]["config"] == {"hours": sorted(hours)}
+        later = dg.build_sensor_context(instance, cursor=tick.cursor)
+        assert isinstance(names["after_large_orders"](later), dg.SkipReason)
+
+
 def test_every_page_is_in_the_index() -> None:
     index = PROJECT_ROOT / "docs" / "README.md"
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))

@@ -249,16 +249,16 @@ def test_write_window_leaves_out_expired_hours_that_no_user_requested(
     window = Window(begin, begin + timedelta(hours=hours))
     computed: list[Window] = []
 
-    def write(_: Any, __: Any, ___: Any, part: Window) -> WrittenWindow:
-        computed.append(part)
-        return WrittenWindow(None)
+    def write(_: Any, __: Any, ___: Any, parts: list[Window]) -> WrittenWindow:
+        computed.extend(parts)
+        return WrittenWindow(parts)
 
     monkeypatch.setattr(derived, "_portions", lambda *given: [given[-1]])
     monkeypatch.setattr(derived, "_write", write)
-    left = derived.write_window(unused, glue, plan, window, keep_expired=keep_expired).window
+    windows = derived.write_window(unused, glue, plan, window, keep_expired=keep_expired).windows
     if expected is None:
-        assert left is None
+        assert not windows
         assert not computed
     else:
-        assert left == Window(begin + timedelta(hours=expected), window.end)
-        assert computed == [left]
+        assert windows == [Window(begin + timedelta(hours=expected), window.end)]
+        assert computed == windows

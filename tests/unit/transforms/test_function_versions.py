@@ -52,7 +52,7 @@ def version_at(versions: Versions, hour: int) -> str:
 def test_recorded_versions_are_those_of_the_last_run(runs: list[tuple[int, int, str]]) -> None:
     versions, expected = Versions(), dict[int, str]()
     for first, number, version in runs:
-        before = recorded(versions, version, window(first, first + number), [])
+        before = recorded(versions, version, [window(first, first + number)], [])
         versions = [(start, name) for start, name in json.loads(before[COMPUTED_BY])]
         base = expected or dict.fromkeys(range(40), version)
         expected = base | dict.fromkeys(range(first, first + number), version)
@@ -67,7 +67,9 @@ def test_recorded_versions_of_very_many_ranges_are_never_called_newer() -> None:
     random, versions, expected = Random(1), Versions(), dict[int, str]()
     for number in range(2 * MAX_RANGES):
         version = random.choice("abc")
-        text = recorded(versions, version, window(number * 3 + 1, number * 3 + 2), [])[COMPUTED_BY]
+        text = recorded(versions, version, [window(number * 3 + 1, number * 3 + 2)], [])[
+            COMPUTED_BY
+        ]
         versions = [(start, name) for start, name in json.loads(text)]
         expected[number * 3 + 1] = version
     assert len(versions) <= MAX_RANGES
@@ -78,7 +80,7 @@ def test_late_rows_in_hours_of_an_earlier_version_of_topicberg_leave_nothing_out
     versions: Versions = [(BEFORE_EVERYTHING, "code")]
     for number in range(400):
         late = window(number * 3 + 1, number * 3 + 2)
-        text = recorded(versions, "code.digest", late, [])[COMPUTED_BY]
+        text = recorded(versions, "code.digest", [late], [])[COMPUTED_BY]
         versions = [(start, name) for start, name in json.loads(text)]
     assert len(versions) <= MAX_RANGES
     assert outdated(versions, "code.digest") == []
@@ -108,7 +110,9 @@ def compute(tables: tuple[Table, Table], version: str, first: int, stop: int, **
     source, target = tables
     given = window(first, stop)
     unused = [] if "old" in row else ["old"]
-    properties = summary_of(plan(version), target.refresh(), {"shop.orders": source}, given, unused)
+    properties = summary_of(
+        plan(version), target.refresh(), {"shop.orders": source}, [given], unused
+    )
     rows = [{"at": START + timedelta(hours=n), **row} for n in range(first, stop)]
     names = [field for field in COLUMNS if field.name in target.schema().column_names]
     before = START + timedelta(hours=first)
@@ -180,7 +184,7 @@ def test_versions_of_concurrent_runs_are_all_known(tables: tuple[Table, Table]) 
     """A run knows the versions of before it began; what others wrote meanwhile is in theirs."""
     source, target = tables
     compute(tables, "a", 0, 4, id=1, old=1)
-    begun = summary_of(plan("b"), target.refresh(), {"shop.orders": source}, window(2, 3), [])
+    begun = summary_of(plan("b"), target.refresh(), {"shop.orders": source}, [window(2, 3)], [])
     compute(tables, "b", 1, 2, id=1, old=1)
     target.refresh().append(COLUMNS.empty_table(), snapshot_properties=begun)
     versions = computed_by(target.refresh())
@@ -195,7 +199,7 @@ def test_first_partition_that_begins_earlier_is_outdated(tables: tuple[Table, Ta
     for start, expected in ((FIRST, []), (FIRST + 2, []), (FIRST - 2, [FIRST + 1])):
         old = outdated(versions, "a", Hours(start, start + 1))
         assert [hours.stop for hours in old] == expected
-    begun = summary_of(plan("b"), tables[1], {"shop.orders": tables[0]}, window(0, 4), [])
+    begun = summary_of(plan("b"), tables[1], {"shop.orders": tables[0]}, [window(0, 4)], [])
     tables[1].append(COLUMNS.empty_table(), snapshot_properties=begun)
     assert version_at(computed_by(tables[1].refresh()), 0) == f"b@{FIRST}"
 

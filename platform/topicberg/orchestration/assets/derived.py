@@ -17,7 +17,7 @@ import inspect
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -36,25 +36,25 @@ from topicberg.clients.lineage import (
     reported,
     run_id,
 )
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata
 from topicberg.orchestration.assets.partitions import (
     TimePartitions,
     partition_keys,
+    requested_windows,
     time_partitions,
-    window,
 )
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
-from topicberg.orchestration.assets.tables import LakeTable
-from topicberg.orchestration.resources import Lakehouse, Spark
+from topicberg.orchestration.assets.tables import LakeTable, refresh, register
+from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
-from topicberg.transforms.derived import WrittenWindow, write_window
+from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow, write_window
 from topicberg.transforms.spark_tables import read_window
 from topicberg.transforms.windows import FOREVER, Window
 from topicberg.wording import count
@@ -452,11 +452,19 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
     )
     @retried()
     def compute(
-        context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse, topicberg_spark: Spark
+        context: dg.AssetExecutionContext,
+        topicberg_lakehouse: Lakehouse,
+        topicberg_spark: Spark,
+        topicberg_snowflake: Snowflake,
     ) -> dg.MaterializeResult:
         lakehouse, began = topicberg_lakehouse, time.monotonic()
-        time_window = context.partition_time_window
-        requested = window(partitions, time_window.start, time_window.end)
+        requested = requested_windows(partitions, context.run.tags)
+        if not requested:
+            raise TopicbergError(
+                f"table {table.name}: the run has no partitions",
+                hint="choose partitions: `topicberg sync` or Dagster's UI request those that are "
+                "missing",
+            )
         catalog = lakehouse.catalog()
         for name, origin in parents.items():
             if not catalog.table_exists(origin.identifier):
@@ -467,58 +475,98 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
             # The run may have waited, or other tables of it have sources that keep their rows
             # longer: either leaves out what is past a retention when it begins.
-            if emr := emr_settings():
-                # Not above: dagster-aws takes as long to import as all else of a run.
-                from topicberg.orchestration.emr.client import write_window_on_emr
-
-                written = write_window_on_emr(
-                    context, derived.name, requested, emr, lakehouse.config, lakehouse.endpoints()
-                )
-            else:
-                spark = topicberg_spark.spark_session
-                of_sensor = is_computation_of_sensor(context.run.tags)
-                written = write_window(spark, catalog, plan, requested, keep_expired=of_sensor)
-            if written.window is None:
+            try:
+                written = _compute(context, derived, plan, requested, lakehouse, topicberg_spark)
+            except FailedPartitionsError as error:
+                # Only they count as failed. The steps that follow are left out, but readers get the
+                # others.
+                if error.written.windows:
+                    _report_partitions(context, table, partitions, error.written)
+                    registered = {
+                        "glue": register(table, lakehouse),
+                        "snowflake": refresh(table, lakehouse, topicberg_snowflake),
+                    }
+                    for system, result in registered.items():
+                        key, metadata = table.key(system), result.metadata
+                        context.log_event(dg.AssetMaterialization(key, metadata=metadata))
+                raise
+            if not written.windows:
                 context.log.info("its sources may have deleted the rows: its own stay as they are")
                 return dg.MaterializeResult(metadata={"rows_written": 0})
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
-        rows = _rows_by_partition(partitions, written)
-        keys = context.partition_keys
         has_spark = bool(lakehouse.endpoints().spark_connect)
         duration = round(time.monotonic() - began, 3)
         if derived.chart and written.rows and has_spark:
             # One for all: each partition would store it.
-            drawn = requested.back(CHART_PARTITIONS * timedelta(hours=plan.hours))
+            before = CHART_PARTITIONS * timedelta(hours=plan.hours)
+            drawn = [each.back(before) for each in requested]
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
-            context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
-        for key in partition_keys(partitions, [written.window.hours], datetime.now(UTC)):
-            context.add_asset_metadata(
-                {"dagster/partition_row_count": rows[key]}, partition_key=key
-            )
-        # Every partition gets a copy of the metadata: no sample for a long backfill.
-        metadata = table_metadata(target, sample=len(keys) <= DAY)
-        return dg.MaterializeResult(
-            metadata={
-                **metadata,
-                "rows_written": written.rows,
-                "duration_seconds": duration,
-                **_lag(catalog, [each.identifier for each in parents.values()], written),
-                "source_snapshots": {
-                    name: str(snapshot) for name, snapshot in written.sources.items()
-                },
-            }
-        )
+            last = context.partition_keys[-1]
+            context.add_asset_metadata({"chart": markdown(figure)}, partition_key=last)
+        metadata = {
+            # Every partition gets a copy of the metadata: no sample for a long backfill.
+            **table_metadata(target, sample=sum(len(each.hours) for each in requested) <= DAY),
+            "rows_written": written.rows,
+            "duration_seconds": duration,
+            **_lag(catalog, [each.identifier for each in parents.values()], written),
+            "source_snapshots": {name: str(snapshot) for name, snapshot in written.sources.items()},
+        }
+        _report_partitions(context, table, partitions, written, metadata)
+        return dg.MaterializeResult(metadata=metadata)
 
     return compute
+
+
+def _compute(
+    context: dg.AssetExecutionContext,
+    derived: DerivedTable,
+    plan: Derivation,
+    windows: Sequence[Window],
+    lakehouse: Lakehouse,
+    spark: Spark,
+) -> WrittenWindow:
+    """Compute windows, here or on EMR Serverless; see :func:`write_window`."""
+    if emr := emr_settings():
+        # Not above: dagster-aws takes as long to import as all else of a run.
+        from topicberg.orchestration.emr.client import write_window_on_emr
+
+        return write_window_on_emr(
+            context, derived.name, windows, emr, lakehouse.config, lakehouse.endpoints()
+        )
+    of_sensor = is_computation_of_sensor(context.run.tags)
+    session, catalog = spark.spark_session, lakehouse.catalog()
+    return write_window(session, catalog, plan, *windows, keep_expired=of_sensor)
+
+
+def _report_partitions(
+    context: dg.AssetExecutionContext,
+    table: LakeTable,
+    partitions: TimePartitions,
+    written: WrittenWindow,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Report the partitions that were written.
+
+    :param metadata: of each; None: the step fails, else Dagster materializes those of the run
+    """
+    materialized = set() if metadata is None else {*context.partition_keys}
+    for key, rows in _rows_by_partition(partitions, written).items():
+        count_of_rows = {"dagster/partition_row_count": rows}
+        if key in materialized:
+            context.add_asset_metadata(count_of_rows, partition_key=key)
+        else:
+            facts = {**(metadata or {}), **count_of_rows}
+            event = dg.AssetMaterialization(table.key("iceberg"), partition=key, metadata=facts)
+            context.log_event(event)
 
 
 def _job_run(
     context: dg.AssetExecutionContext,
     derived: DerivedTable,
-    requested: Window,
+    requested: Sequence[Window],
     parents: Mapping[str, LakeTable],
     catalog: "Catalog",
 ) -> JobRun:
@@ -544,7 +592,7 @@ def _job_run(
         inputs=tuple(states.values()),
         origins={column: origins(of) for column, of in derived.lineage.items()},
         parent=(context.run.run_id, context.run.job_name),
-        window=(requested.start, requested.end) if requested.start else None,
+        window=(start, requested[-1].end) if (start := requested[0].start) else None,
     )
 
 
@@ -565,7 +613,9 @@ def _lag(
 
 
 def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
-    rows = Counter[str]()
+    """Return the rows of all partitions that were written."""
+    hours = [each.hours for each in written.windows]
+    rows = Counter(dict.fromkeys(partition_keys(partitions, hours, datetime.now(UTC)), 0))
     for hour, added in written.rows_by_hour.items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
             rows[key] += added

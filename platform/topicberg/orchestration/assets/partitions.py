@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
+from itertools import accumulate, pairwise
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
 
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, coarse, union, without
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union, without
 from topicberg.topics import TopicSpec
 from topicberg.transforms.windows import Window
 
@@ -20,7 +21,11 @@ RANGE_START, RANGE_END = (
     "dagster/asset_partition_range_end",
 )
 """Tags of a run for several partitions."""
+SCATTERED = ".dagster/topicberg/partitions"
+"""Tag of a run for partitions of which Dagster knows only the last: see :func:`scattered`. The UI
+hides it. Postgres has an index on the values of tags, with room for 2,700 bytes."""
 _PARTITION = "dagster/partition"
+_HOUR = "%Y-%m-%d-%H:%M"
 
 
 def time_partitions(spec: TopicSpec) -> TimePartitions:
@@ -58,11 +63,19 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
     return Window(None if start == first else start, end)
 
 
-def requested_range(tags: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the first and last partition that the tags of a run request; None: it has none."""
-    first = tags.get(RANGE_START) or tags.get(_PARTITION)
-    last = tags.get(RANGE_END) or first
-    return (first, last) if first and last else None
+def requested_ranges(tags: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return first and last partition of each range that the tags of a run request."""
+    if text := tags.get(SCATTERED):
+        first, lengths = text.split()
+        is_day = len(first) <= len("2026-03-01")
+        form, last = ("%Y-%m-%d", timedelta(days=1)) if is_day else (_HOUR, timedelta(hours=1))
+        hours = accumulate(map(int, lengths.split(",")), initial=0)
+        moments = [datetime.strptime(first, form) + timedelta(hours=each) for each in hours]
+        pairs = zip(moments[::2], moments[1::2], strict=True)
+        return [(f"{start:{form}}", f"{end - last:{form}}") for start, end in pairs]
+    begin = tags.get(RANGE_START) or tags.get(_PARTITION)
+    end = tags.get(RANGE_END) or begin
+    return [(begin, end)] if begin and end else []
 
 
 def described_range(first: str, last: str) -> str:
@@ -72,19 +85,29 @@ def described_range(first: str, last: str) -> str:
     """
     if len(first) <= len("2026-03-01"):
         return first if first == last else f"{first} to {last}"
-    begin, end = (datetime.strptime(key, "%Y-%m-%d-%H:%M") for key in (first, last))
+    begin, end = (datetime.strptime(key, _HOUR) for key in (first, last))
     is_one_day, end = begin.date() == end.date(), end + timedelta(hours=1)
     return f"{begin:%F %H:%M} to {end:{'%H:%M' if is_one_day else '%F %H:%M'}}"
 
 
-def requested_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
-    """The window of the same partitions."""
-    requested = requested_range(tags)
-    if requested is None:
-        return None
-    first, last = requested
-    start = partitions.time_window_for_partition_key(first).start
-    return window(partitions, start, partitions.time_window_for_partition_key(last).end)
+def requested_windows(partitions: TimePartitions, tags: Mapping[str, str]) -> list[Window]:
+    """The windows of the partitions that the tags of a run request; none: it has no partitions."""
+    of_key = partitions.time_window_for_partition_key
+    ranges = requested_ranges(tags)
+    return [window(partitions, of_key(first).start, of_key(last).end) for first, last in ranges]
+
+
+def scattered(partitions: TimePartitions, spans: Sequence[Span]) -> str:
+    """Return the tag :data:`SCATTERED` of a run that computes spans, which are apart.
+
+    It has the first partition, then the hours of a span and those of the gap after it, alternately.
+    For Dagster, a run has consecutive partitions, and making it writes an event for
+    each of them and each table: ten milliseconds each, within the tick that requests it.
+    """
+    start = _hour(partitions.start)
+    bounds = [bound for s in spans for bound in (max(s.hours.start, start), s.hours.stop)]
+    lengths = ",".join(str(end - begin) for begin, end in pairwise(bounds))
+    return f"{spans[0].first} {lengths}"
 
 
 def partition_key(partitions: TimePartitions, moment: datetime) -> str:
@@ -116,7 +139,7 @@ def spans(
     What lies before the first partition belongs to it. What lies more than :data:`HORIZON` ahead is
     left to a backfill: such times come from a wrong clock.
 
-    :param limit: so many spans at most; the narrowest gaps between them are filled
+    :param limit: so many spans at most; the hours of the others are left
     :param first_hour: partitions that begin earlier are left out
     """
     hours, width = union(hours), _width(partitions)
@@ -128,8 +151,15 @@ def spans(
     begin = max(start, first_hour)
     begin = start + -(-(begin - start) // width) * width
     wanted = (Hours(max(each.start, begin), each.stop) for each in _whole(partitions, hours, end))
-    ranges = coarse((each for each in wanted if each), limit)
-    return [_span(partitions, each) for each in ranges], future
+    ranges = union(each for each in wanted if each)
+    found = [_span(partitions, each) for each in ranges[:limit]]
+    return found, union([*ranges[limit:], *future])
+
+
+def partition_count(partitions: TimePartitions, span: Span) -> int:
+    """Return how many partitions a span has."""
+    start = max(span.hours.start, _hour(partitions.start))
+    return (span.hours.stop - start) // _width(partitions)
 
 
 def _span(partitions: TimePartitions, hours: Hours) -> Span:

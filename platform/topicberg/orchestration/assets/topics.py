@@ -175,7 +175,7 @@ def upsert_view_asset(
             from topicberg.orchestration.emr.client import write_window_on_emr
 
             write_window_on_emr(
-                context, view.name, None, emr, lakehouse.config, lakehouse.endpoints()
+                context, view.name, (), emr, lakehouse.config, lakehouse.endpoints()
             )
             iceberg = lakehouse.catalog().load_table(view.identifier)
         else:

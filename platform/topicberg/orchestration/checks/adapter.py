@@ -17,7 +17,7 @@ from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding
 from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, with_parameters
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.assets.partitions import requested_window, time_partitions
+from topicberg.orchestration.assets.partitions import requested_windows, time_partitions
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.assets.tables import LakeTable, pool_of
@@ -162,7 +162,7 @@ def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetC
     def checked(
         context: dg.AssetCheckExecutionContext, topicberg_spark: Spark
     ) -> dg.AssetCheckResult:
-        requested = requested_window(partitions, context.run.tags)
+        requested = requested_windows(partitions, context.run.tags)
         return function(
             read_window(
                 topicberg_spark.spark_session, table.identifier, derived.time_column, requested

@@ -9,7 +9,7 @@ seconds, whether the log has arrived by then or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -38,15 +38,15 @@ ENDED_BADLY = ("FAILED", "CANCELLING", "CANCELLED")
 def write_window_on_emr(
     context: dg.AssetExecutionContext,
     table: str,
-    window: Window | None,
+    windows: Sequence[Window],
     emr: EmrSettings,
     config: Settings,
     endpoints: Endpoints,
 ) -> WrittenWindow:
-    """Compute a window like :func:`topicberg.transforms.derived.write_window`, on EMR Serverless.
+    """Compute windows like :func:`topicberg.transforms.derived.write_window`, on EMR Serverless.
 
     :param table: name of the derived table, or of an upsert view
-    :param window: None: an upsert view has none
+    :param windows: an upsert view has none
     :raises TopicbergError: the run failed, was cancelled, or did not report what it wrote
     """
     client = endpoints.boto3("emr-serverless", config)
@@ -59,7 +59,7 @@ def write_window_on_emr(
             start_job_run_params=start_job_run(table, emr, config, endpoints),
             extras=JobRequest.of(
                 table,
-                window,
+                windows,
                 config,
                 endpoints,
                 keep_expired=is_computation_of_sensor(context.run.tags),

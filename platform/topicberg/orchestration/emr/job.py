@@ -20,7 +20,7 @@ from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.project_code import packages, pickle_by_value
 from topicberg.spark import CONNECT_MODE
 from topicberg.topics import check_topics
-from topicberg.transforms.derived import WrittenWindow, write_window
+from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow, write_window
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, module_missing
 from topicberg.transforms.upsert_view import refresh
 
@@ -34,7 +34,8 @@ def main() -> None:
         try:
             report = JobReport(written=_compute(pipes))
         except Exception as error:
-            report = JobReport(failure=Failure.of(error))
+            written = error.written if isinstance(error, FailedPartitionsError) else None
+            report = JobReport(failure=Failure.of(error), written=written)
             pipes.report_custom_message(report.model_dump(mode="json"))
             raise
         pipes.report_custom_message(report.model_dump(mode="json"))
@@ -71,11 +72,10 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
     catalog = endpoints.catalog(config)
     if view is not None:
         head = refresh(spark, catalog, view).current_snapshot()
-        return WrittenWindow(None, snapshot_id=head.snapshot_id if head else None)
+        return WrittenWindow((), snapshot_id=head.snapshot_id if head else None)
     assert derived is not None  # noqa: S101  checked above
-    assert request.window is not None  # noqa: S101  see JobRequest
     plan, keep_expired = derivation(derived, lake), request.keep_expired
-    return write_window(spark, catalog, plan, request.window, keep_expired=keep_expired)
+    return write_window(spark, catalog, plan, *request.windows, keep_expired=keep_expired)
 
 
 def _tables() -> list[DerivedTable]:

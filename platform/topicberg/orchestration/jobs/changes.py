@@ -15,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, common, union
 from topicberg.iceberg.snapshots import affected_hours, changes_rows, changes_since, report
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets.metadata import (
@@ -24,9 +24,10 @@ from topicberg.orchestration.assets.metadata import (
     skipped_metadata,
     snapshot_metadata,
 )
-from topicberg.orchestration.assets.partitions import Span, spans
+from topicberg.orchestration.assets.partitions import Span, partition_count, spans
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.jobs.snapshot_cursor import (
+    MAX_ATTEMPTS,
     MAX_RANGES,
     RunState,
     TableCursor,
@@ -41,17 +42,22 @@ from topicberg.transforms.unread import computable, held, unread
 
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick continues."""
-BATCH_SECONDS = 20.0
-"""So does one that takes longer: Dagster gives a tick a minute, and then keeps nothing of it."""
+BATCH_SECONDS = 10.0
+"""So does one that takes longer: other tables are to be registered within their usual time."""
+MANY_PARTITIONS = 48
+"""Of more, those are requested that the derived tables have not read: reading what they have takes
+longer than computing a few again."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """What comes of a tick; ``runs``: those that compute partitions, by their keys."""
+    """What comes of a tick; ``runs``: the partitions that a run computes, by its key."""
 
     cursor: TableCursor
     events: list[AssetMaterialization | AssetObservation]
-    runs: dict[str, Span]
+    runs: dict[str, tuple[Span, ...]]
+    alone: bool = False
+    """The run is for this table only: what failed for it would fail the others again and again."""
 
 
 def advance(
@@ -60,7 +66,7 @@ def advance(
     iceberg: IcebergTable,
     watch: TableWatch,
     catalog: Catalog,
-    joins: Set[Span] | None = None,
+    joins: Set[tuple[Span, ...]] | None = None,
 ) -> Tick:
     """Do a tick, but for what concerns Dagster.
 
@@ -79,18 +85,36 @@ def advance(
             cursor = cursor.replace(dirty=False)
     if computed:
         cursor = recall(cursor, _unread_hours(cursor, watch, catalog))
-    now = datetime.now(UTC)
+    now, alone = datetime.now(UTC), _fails_alone(cursor, before, states)
 
     def plan(hours: list[Hours]) -> tuple[list[Span], list[Hours]]:
         if watch.partitions is None:
             return [], []
-        runs, left = spans(watch.partitions, hours, now, MAX_RANGES, watch.first_hour(now))
-        if joins is not None and (cursor.failures or not joins >= {*runs}):
+        first = watch.first_hour(now)
+        runs, left = spans(watch.partitions, hours, now, MAX_RANGES, first)
+        partitions = sum(partition_count(watch.partitions, span) for span in runs)
+        if partitions > MANY_PARTITIONS or (runs and cursor.failures):
+            hours = common(hours, _all_unread_hours(watch, catalog))
+            # All is computed that a run failed for: what follows from it may be missing.
+            again = runs[-1:] if cursor.failures else []
+            runs, left = spans(watch.partitions, hours, now, MAX_RANGES, first)
+            runs = runs or again
+        if joins is not None and runs and (alone or tuple(runs) not in joins):
             return [], hours
         return runs, left
 
     cursor, runs = request(cursor, plan, watch.name)
-    return Tick(cursor, events, runs)
+    return Tick(cursor, events, runs, alone)
+
+
+def _fails_alone(cursor: TableCursor, before: TableCursor, states: Mapping[str, RunState]) -> bool:
+    """Return whether a table shares no run, because the last one failed.
+
+    A process that was killed is no table's fault, unless it was the last attempt but one.
+    """
+    ended = before.request.ranges if before.request else {}
+    killed = bool(ended) and all(states[key] == "killed" for key in ended)
+    return cursor.failures >= (MAX_ATTEMPTS - 1 if killed else 1)
 
 
 def _look(
@@ -174,6 +198,17 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
             ranges = computable(read, first_hour)[name].unread
             known = (each for each in ranges if seen and each.sequence <= seen.sequence)
             yield from (Hours(each.start, each.stop) for each in known)
+
+
+def _all_unread_hours(watch: TableWatch, catalog: Catalog) -> list[Hours]:
+    """Return what the tables that are computed together have not read of any of their sources."""
+    now, hours = datetime.now(UTC), list[Hours]()
+    for plan in watch.plans:
+        sources, first = plan.source_tables(partial(find_table, catalog)), plan.first_hour(now)
+        read = unread(find_table(catalog, plan.target), plan.target_time, sources, first)
+        for source in computable(read, first).values():
+            hours += (Hours(each.start, each.stop) for each in source.unread)
+    return union(hours)
 
 
 def _event(

@@ -11,10 +11,12 @@ from topicberg.orchestration.jobs.schedules import duration, run_with_key
 from topicberg.orchestration.jobs.snapshot_cursor import RunState, TableCursor
 from topicberg.orchestration.jobs.watches import TableWatch
 
+_FAILURE_REASON, _STEP_FAILED = "dagster/failure_reason", "STEP_FAILURE"
+"""Dagster's tag of a failed run, and the value that says that one of its steps failed."""
 _FINISHED: dict[dg.DagsterRunStatus, RunState] = {
     dg.DagsterRunStatus.SUCCESS: "succeeded",
     dg.DagsterRunStatus.FAILURE: "failed",
-    dg.DagsterRunStatus.CANCELED: "failed",
+    dg.DagsterRunStatus.CANCELED: "killed",
     dg.DagsterRunStatus.NOT_STARTED: "missing",
 }
 
@@ -29,7 +31,10 @@ class RequestedRuns:
     def state(self, run_key: str) -> RunState:
         """Return how a run is."""
         run = self._run(run_key)
-        return _FINISHED.get(run.status, "active") if run else "missing"
+        state = _FINISHED.get(run.status, "active") if run else "missing"
+        if run and state == "failed" and run.tags.get(_FAILURE_REASON) != _STEP_FAILED:
+            return "killed"
+        return state
 
     def states(self, watch: TableWatch, cursor: TableCursor) -> dict[str, RunState]:
         """Return how the runs are that were requested for a table, by their keys.
@@ -41,7 +46,12 @@ class RequestedRuns:
             for key in wanted.ranges if wanted else ():
                 state, run = self.state(key), self._run(key)
                 registers = key.startswith(f"{REGISTRATION}:")
-                if run and state == "failed" and registers and self._has_registered(watch, run):
+                if (
+                    run
+                    and state in ("failed", "killed")
+                    and registers
+                    and self._has_registered(watch, run)
+                ):
                     state = "succeeded"
                 states[key] = state
         return states

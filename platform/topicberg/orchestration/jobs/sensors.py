@@ -165,11 +165,11 @@ class _Evaluation:
         joining = self.computations.joining(self.watched.values())
         others = [watch for watch in joining if watch.name not in looked_at]
         self._look_at(others, now, began, self.computations.spans())
-        requests = self.computations.requests(self.cursors)
+        computations = self.computations.requests(self.cursors)
         registrations = Registrations(self.watched, self.cursors, self.position, self.runs)
         self.events += registrations.move_pointers(self.registrar, self.context.log, now)
-        for run in (registrations.registration_run(), registrations.check_run(now)):
-            requests += [run] if run else []
+        runs = registrations.registration_run(), *computations, registrations.check_run(now)
+        requests = [run for run in runs if run]
         for name, error in self.problems.items():
             self.context.log.error(f"{name}: {safe(error)}")
         idle = not (self.cursors.changed or self.events or requests)
@@ -196,7 +196,7 @@ class _Evaluation:
         watched: Sequence[TableWatch],
         now: float,
         began: float,
-        joins: Mapping[str, Set[Span]] | None = None,
+        joins: Mapping[str, Set[tuple[Span, ...]]] | None = None,
     ) -> None:
         """Look at some tables, as far as there is time.
 
@@ -240,7 +240,7 @@ class _Evaluation:
         watch: TableWatch,
         before: tuple[TableCursor, Mapping[str, RunState]],
         now: float,
-        joins: Set[Span] | None,
+        joins: Set[tuple[Span, ...]] | None,
     ) -> Tick | Exception | None:
         """Return what happened to a table, or what is wrong with it; None: it does not exist.
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
@@ -30,20 +31,22 @@ from topicberg.iceberg.hours import Hours, coarse, union
 from topicberg.orchestration.assets.partitions import Span
 
 MAX_ATTEMPTS = 3
-MAX_RANGES = 10
-"""Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
-MAX_PENDING = 1000
+MAX_RANGES = 250
+"""Ranges of partitions of one request, as many as the tag of a run can name; the next request has
+the others."""
+MAX_PENDING = 5000
 """Ranges of hours that a cursor remembers: of more, the narrowest gaps as well."""
 
-RunState = Literal["active", "succeeded", "failed", "missing"]
+RunState = Literal["active", "succeeded", "failed", "killed", "missing"]
+"""``failed``: one of its steps did; ``killed``: it ended otherwise, which is no table's fault."""
 Range = tuple[int, int]
 """First hour, and the end: the hours of :data:`topicberg.iceberg.hours.Hours`, as JSON has them."""
 
 
 class ComputationRequest(BaseModel):
-    """Runs that were requested together; ``ranges``: run key → hours."""
+    """A run that was requested; ``ranges``: run key → hours."""
 
-    ranges: dict[str, Range]
+    ranges: dict[str, list[Range]]
 
 
 class TableCursor(BaseModel):
@@ -99,7 +102,7 @@ def settle(cursor: TableCursor, states: Mapping[str, RunState]) -> TableCursor:
         failed = [key for key in request.ranges if states[key] != "succeeded"]
         cursor = cursor.replace(
             request=None,
-            pending=_merged(cursor.pending, (request.ranges[key] for key in failed)),
+            pending=_merged(cursor.pending, *(request.ranges[key] for key in failed)),
             failures=cursor.failures + 1 if failed else 0,
         )
     return settle_registration(cursor, states)
@@ -170,11 +173,11 @@ def observe_metadata(
 
 def request(
     cursor: TableCursor, plan: Callable[[list[Hours]], tuple[list[Span], list[Hours]]], key: str
-) -> tuple[TableCursor, dict[str, Span]]:
-    """Return the runs that compute what is pending now, by their keys.
+) -> tuple[TableCursor, dict[str, tuple[Span, ...]]]:
+    """Return the run that computes what is pending now, by its key.
 
-    :param plan: the runs that compute hours, and what is left of the hours
-    :param key: begins the run keys, e.g. the table's name
+    :param plan: the partitions that hold hours, and what is left of the hours
+    :param key: begins the run key, e.g. the table's name
     """
     if cursor.request or not cursor.pending or cursor.failures >= MAX_ATTEMPTS:
         return cursor, {}
@@ -184,11 +187,20 @@ def request(
         return cursor, {}
     # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
     prefix = f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
-    runs = {f"{prefix}:{span.first}..{span.last}": span for span in spans}
-    wanted = ComputationRequest(
-        ranges={key: (span.hours.start, span.hours.stop) for key, span in runs.items()}
-    )
-    return cursor.replace(request=wanted, requests=cursor.requests + 1), runs
+    run_key = f"{prefix}:{spans[0].first}..{spans[-1].last}"
+    ranges = [(span.hours.start, span.hours.stop) for span in spans]
+    wanted = ComputationRequest(ranges={run_key: ranges})
+    return cursor.replace(request=wanted, requests=cursor.requests + 1), {run_key: tuple(spans)}
+
+
+def postpone(cursor: TableCursor) -> TableCursor:
+    """Take note that a tick did not make the run that it was about to request.
+
+    The next tick looks at the table again.
+    """
+    assert cursor.request is not None  # noqa: S101  it was just requested
+    pending = _merged(cursor.pending, *cursor.request.ranges.values())
+    return cursor.replace(request=None, pending=pending, signal=None)
 
 
 def share(cursor: TableCursor, key: str, shared: str) -> TableCursor:
@@ -211,7 +223,7 @@ def wants_registration(cursor: TableCursor) -> bool:
 
 def register(cursor: TableCursor, run_key: str) -> TableCursor:
     """Take note of the run that registers the table, with others."""
-    wanted = ComputationRequest(ranges={run_key: (0, 0)})
+    wanted = ComputationRequest(ranges={run_key: []})
     return cursor.replace(registration=wanted, dirty=False, unchecked=False)
 
 
@@ -235,6 +247,6 @@ def wants_move(cursor: TableCursor) -> bool:
     return wants_registration(cursor) and not is_moved(cursor) and not failed
 
 
-def _merged(first: Iterable[Range], second: Iterable[Range]) -> list[Range]:
-    hours = union(Hours(*each) for each in (*first, *second))
+def _merged(*ranges: Iterable[Range]) -> list[Range]:
+    hours = union(Hours(*each) for each in chain(*ranges))
     return [(each.start, each.stop) for each in coarse(hours, MAX_PENDING)]

@@ -11,7 +11,7 @@ import dagster as dg
 
 from topicberg.dagster import BACKGROUND
 from topicberg.errors import safe
-from topicberg.orchestration.assets.run_kinds import KIND, REGISTRATION
+from topicberg.orchestration.assets.run_kinds import KIND, NOT_RETRIED, REGISTRATION
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.requested_runs import RequestedRuns
@@ -91,7 +91,7 @@ class Registrations:
         for watch in chosen:
             self._cursors.note(watch.name, register(self._cursors[watch.name], run_key))
         self.position = self.position.model_copy(update={"registrations": number + 1})
-        return _request(run_key, chosen, keys, {"dagster/priority": "2"})
+        return _request(run_key, chosen, keys, {"dagster/priority": "3", **NOT_RETRIED})
 
     def check_run(self, now: float) -> dg.RunRequest | None:
         """Return the run that checks what ticks registered; None: it is not time for one."""

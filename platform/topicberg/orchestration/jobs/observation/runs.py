@@ -10,10 +10,10 @@ import dagster as dg
 
 from topicberg.alerts.observation import ActiveRun, CheckRuns, EndedRun, QueuedRuns, StepError
 from topicberg.dagster.locations import location_of_run, location_tags
-from topicberg.dagster.run_assets import assets_of_run, run_kind
+from topicberg.dagster.run_assets import assets_of_run, partitions_of_run, run_kind
 from topicberg.dagster.run_process import frozen_process
 from topicberg.endpoints import runtime_file
-from topicberg.orchestration.assets.partitions import requested_range
+from topicberg.orchestration.assets.partitions import SCATTERED, requested_ranges
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.settings import Settings
@@ -27,6 +27,8 @@ MAX_ACTIVE = 50
 """Runs in progress that are looked at, the oldest first."""
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
+MAX_LEFT = 50
+"""Partitions that a failed run has left, of which an alert remembers each."""
 EVERYTHING_BEFORE = "0"
 """Begins the range of a run that computes the first partition: sorts before all keys."""
 _SCHEDULE = schedule_name(CHECK)
@@ -68,7 +70,7 @@ def ended_runs(
 
 def materialized_at(instance: dg.DagsterInstance, state: AlertState) -> dict[str, datetime]:
     """Return when the assets that failed runs have left were materialized last."""
-    names = {asset for work in state.pending if not work.first for asset in work.assets}
+    names = {asset for work in state.pending if not work.partitions for asset in work.assets}
     keys = [dg.AssetKey.from_user_string(name) for name in sorted(names)]
     times: dict[str, datetime] = {}
     for record in instance.get_asset_records(keys) if keys else ():
@@ -126,7 +128,7 @@ def active_runs(instance: dg.DagsterInstance) -> Iterator[ActiveRun]:
             kind=run_kind(run),
             since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
             assets=tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
-            frozen=frozen_process(run),
+            frozen=frozen_process(instance, run),
         )
 
 
@@ -154,11 +156,19 @@ def _ended_run(
     run, kinds = record.dagster_run, dg.DagsterEventType
     succeeded = run.status == dg.DagsterRunStatus.SUCCESS
     planned = _assets_of(instance, run, {kinds.ASSET_MATERIALIZATION_PLANNED})
-    materialized = planned
+    materialized, partitions = planned, _covered(repository, run, planned)
+    left = partitions
     if not succeeded:
         events = {kinds.ASSET_MATERIALIZATION, kinds.ASSET_OBSERVATION}
-        materialized = planned & _assets_of(instance, run, events)
-    first, last = _covered(repository, run, planned)
+        failures = _events(instance, run.run_id, kinds.STEP_FAILURE)
+        # A step that failed has materialized some of its partitions at most.
+        failed = {
+            asset
+            for asset in planned
+            if asset.replace("/", "__") in {event.step_key for event in failures}
+        }
+        materialized = planned & _assets_of(instance, run, events) - failed
+        left = _left(instance, run, planned - materialized, partitions)
     ended = record.end_time
     return EndedRun(
         id=run.run_id,
@@ -168,27 +178,50 @@ def _ended_run(
         ended_at=datetime.fromtimestamp(ended, UTC) if ended else now,
         planned=planned,
         materialized=materialized,
-        first=first,
-        last=last,
+        partitions=partitions,
+        left=left,
         errors=() if succeeded else tuple(_errors(instance, run.run_id)),
     )
 
 
+def _left(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    assets: frozenset[str],
+    partitions: tuple[tuple[str, str], ...],
+) -> tuple[tuple[str, str], ...]:
+    """Return the partitions of a failed run that it has not materialized, if they are few.
+
+    :param assets: those that it has left
+    :param partitions: all that it has
+    """
+    kinds, is_scattered = dg.DagsterEventType, SCATTERED in run.tags
+    planned = partitions_of_run(instance, run.run_id, {kinds.ASSET_MATERIALIZATION_PLANNED})
+    done = partitions_of_run(instance, run.run_id, {kinds.ASSET_MATERIALIZATION})
+    single = {first for first, last in partitions if first == last}
+    left = set[tuple[str, str]](each for each in partitions if is_scattered and each[0] != each[1])
+    for key, keys in planned.items():
+        if key.to_user_string() in assets and None not in keys:
+            wanted = single if is_scattered else keys
+            left |= {(each, each) for each in wanted - done.get(key, set()) if each}
+    return tuple(sorted(left)) if 0 < len(left) <= MAX_LEFT else partitions
+
+
 def _covered(
     repository: dg.RepositoryDefinition, run: dg.DagsterRun, assets: frozenset[str]
-) -> tuple[str, str]:
-    """Return the first and last partition of a run, as keys that sort as text.
+) -> tuple[tuple[str, str], ...]:
+    """Return the partitions of a run: first and last of each range, as keys that sort as text.
 
     The first partition of a table has everything before it, also the partitions that the table
     had before ``derived_partitions.start`` became later.
     """
-    first, last = requested_range(run.tags) or ("", "")
+    ranges = requested_ranges(run.tags)
     graph = repository.asset_graph
-    keys = map(dg.AssetKey.from_user_string, assets if first else ())
+    keys = map(dg.AssetKey.from_user_string, assets if ranges else ())
     kinds = (graph.get(key).partitions_def for key in keys if graph.has(key))
     times = (each for each in kinds if isinstance(each, dg.TimeWindowPartitionsDefinition))
-    begins = any(first == each.start.strftime(each.fmt) for each in times)
-    return EVERYTHING_BEFORE if begins else first, last
+    begins = {each.start.strftime(each.fmt) for each in times}
+    return tuple((EVERYTHING_BEFORE if key in begins else key, last) for key, last in ranges)
 
 
 def _assets_of(
