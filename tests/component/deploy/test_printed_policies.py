@@ -241,6 +241,8 @@ def cloud(folder: Path, **changes: str) -> Iterator[Cloud]:
 SERVICES = ("_S3", "_EMR_SERVERLESS", "_ATHENA")
 RECORDED: dict[str, dict[str, dict[str, list[str]]]] = {}
 """Name of a deployment → its calls."""
+ELSEWHERE = {"plan": {"glue:GetTable": ["catalog", "database", "table"]}}
+"""Calls in ``test_deploy_whole.py``: of a topic whose table Snowflake does not have yet."""
 
 
 def drift(aws: Cloud) -> None:
@@ -374,7 +376,7 @@ def test_calls_are_those_that_were_recorded() -> None:
     if len(RECORDED) < 4:
         pytest.skip("not all deployments were made")
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for calls in RECORDED.values():
+    for calls in (*RECORDED.values(), ELSEWHERE):
         for purpose, actions in calls.items():
             for action, kinds in actions.items():
                 found[purpose][action] |= {*kinds}
