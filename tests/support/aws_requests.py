@@ -27,12 +27,23 @@ S3_ACTIONS = {
 NO_POLICY_DENIES = {"GetCallerIdentity"}
 
 
+def _keys(params: dict[str, Any]) -> dict[str, str]:
+    """Return the condition keys of IAM that a request itself has.
+
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
+    """
+    keys = {"iam:policyarn": "PolicyArn", "iam:permissionsboundary": "PermissionsBoundary"}
+    return {key: params[name] for key, name in keys.items() if params.get(name)}
+
+
 class Watch:
     """The requests of the clients that it was given, in the terms of IAM."""
 
     def __init__(self, account: str, region: str) -> None:
         self.account, self.region = account, region
         self.requests: list[Request] = []
+        self.paths: dict[str, str] = {}
+        """Name of a role → its path, which only the request that creates it has."""
 
     def client(self, client: Any) -> None:
         client.meta.events.register("provide-client-params", self._seen)
@@ -45,15 +56,16 @@ class Watch:
     def _seen(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         service, operation = model.service_model.service_name, model.name
         if operation not in NO_POLICY_DENIES:
-            self.requests += self._of(service, operation, params)
+            self.requests += self.needs(service, operation, params)
 
-    def _of(self, service: str, operation: str, params: dict[str, Any]) -> Iterator[Request]:
+    def needs(self, service: str, operation: str, params: dict[str, Any]) -> Iterator[Request]:
+        """Yield the permissions that an operation needs."""
         resources = getattr(self, f"_{service.replace('-', '_')}")
         if service == "s3":
             yield from self._s3(operation, params)
             return
         for resource in resources(operation, params):
-            yield Request(f"{service}:{operation}", resource)
+            yield Request(f"{service}:{operation}", resource, _keys(params))
             if (params.get("Tags") or params.get("tags")) and operation.startswith("Create"):
                 if service == "iam":
                     tagging = f"iam:Tag{operation.removeprefix('Create')}"
@@ -76,8 +88,10 @@ class Watch:
 
     def _iam(self, operation: str, params: dict[str, Any]) -> list[str]:
         begin, path = f"arn:aws:iam::{self.account}", params.get("Path", "/")
+        if "PolicySourceArn" in params:
+            return [params["PolicySourceArn"]]
         if "RoleName" in params:
-            return [f"{begin}:role{path}{params['RoleName']}"]
+            return [f"{begin}:role{self.paths.get(params['RoleName'], path)}{params['RoleName']}"]
         return [params.get("PolicyArn") or f"{begin}:policy{path}{params['PolicyName']}"]
 
     def _glue(self, operation: str, params: dict[str, Any]) -> list[str]:
@@ -91,7 +105,14 @@ class Watch:
             return found
         found.append(self._arn("glue", f"database/{database}"))
         tables = [*params.get("TablesToDelete", [])]
-        tables += [params["Name"]] if operation == "GetTable" else []
+        if operation in ("GetTable", "DeleteTable"):
+            tables.append(params["Name"])
+        elif operation in ("CreateTable", "UpdateTable"):
+            tables.append(params["TableInput"]["Name"])
+        elif operation in ("GetTables", "DeleteDatabase"):
+            tables.append("*")
+        if operation == "DeleteDatabase":  # what is deleted includes all that is in it
+            found.append(self._arn("glue", f"userDefinedFunction/{database}/*"))
         return [*found, *(self._arn("glue", f"table/{database}/{one}") for one in tables)]
 
     def _secretsmanager(self, operation: str, params: dict[str, Any]) -> list[str]:

@@ -78,6 +78,8 @@ class EmrServerless:
 
     execute: Callable[[dict[str, Any]], Job]
     url: str = ""
+    application: str | None = APPLICATION
+    """The only one; None: any."""
     dashboards: bool = True
     """Whether the caller may ask for the address of Spark's UI."""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -102,13 +104,13 @@ class EmrServerless:
         raise RefusedError(404, "UnknownOperationException", path)
 
     def _start_job_run(self, applicationId: str, **request: Any) -> dict[str, Any]:
-        if applicationId != APPLICATION:
+        if self.application not in (None, applicationId):
             raise RefusedError(404, "ResourceNotFoundException", "no such application")
         run, missing = f"00job{len(self._jobs)}", missing_jars(request)
         failed = ("FAILED", f"java.nio.file.NoSuchFileException: {', '.join(missing)}")
         job = Scripted([("RUNNING", ""), failed]) if missing else self.execute(request)
         self._jobs[run] = job, request
-        return {"applicationId": APPLICATION, "jobRunId": run, "arn": arn(run)}
+        return {"applicationId": applicationId, "jobRunId": run, "arn": arn(run)}
 
     def _get_job_run(self, applicationId: str, jobRunId: str) -> dict[str, Any]:
         job, request = self._jobs[jobRunId]
@@ -205,9 +207,14 @@ def arn(run: str) -> str:
 
 
 @contextmanager
-def serving(execute: Callable[[dict[str, Any]], Job]) -> Iterator[EmrServerless]:
-    """The service on a port of its own."""
-    service = EmrServerless(execute)
+def serving(
+    execute: Callable[[dict[str, Any]], Job], application: str | None = APPLICATION
+) -> Iterator[EmrServerless]:
+    """The service on a port of its own.
+
+    :param application: the only one; None: any
+    """
+    service = EmrServerless(execute, application=application)
 
     class Handler(BaseHTTPRequestHandler):
         def do(self) -> None:

@@ -185,25 +185,33 @@ class Vendors:
 
     @cached_property
     def glue(self) -> GlueCatalog:
-        """An engine's way into the lake."""
-        # Without a region, PyIceberg requests that of each bucket from AWS.
-        places: Any = {"glue.endpoint": self.aws, "s3.endpoint": self.aws, "s3.region": REGION}
+        """An engine's way into the lake; in a governed account, that of Tableflow's role."""
         if self.governed:
-            places |= self._tableflow_keys(self.governed)
-        return GlueCatalog("glue", **places)
+            role = self.open()[0].names.tableflow_role
+            return self.glue_as(self.client("iam").get_role(RoleName=role)["Role"]["Arn"])
+        return GlueCatalog("glue", **self._places())
 
-    def _tableflow_keys(self, account: StrictAccount) -> dict[str, str]:
-        """Whoever materializes needs the grants of Tableflow's role."""
-        role = self.open()[0].names.tableflow_role
-        account.roles[role] = self.client("iam").get_role(RoleName=role)["Role"]["Arn"]
-        keys = account.session(role).get_credentials()
-        return {
+    def _places(self) -> dict[str, Any]:
+        # Without a region, PyIceberg requests that of each bucket from AWS.
+        return {"glue.endpoint": self.aws, "s3.endpoint": self.aws, "s3.region": REGION}
+
+    def glue_as(self, role: str) -> GlueCatalog:
+        """The lake as a role of a governed account sees it, which needs its grants.
+
+        :param role: its ARN
+        """
+        account, name = self.governed, role.rpartition("/")[2]
+        assert account
+        account.roles[name] = role
+        keys = account.session(name).get_credentials()
+        places = self._places() | {
             "glue.endpoint": account.url,
             "glue.region": REGION,
             "glue.access-key-id": keys.access_key,
             "glue.secret-access-key": keys.secret_key,
             "glue.session-token": keys.token,
         }
+        return GlueCatalog("glue", **places)
 
     def left(self) -> set[str]:
         """What the vendors still have, but for what was there at the start."""

@@ -133,6 +133,13 @@ def bootstrap_ci(
     config = settings()
     number = account or str(_client(config, profile, "sts").get_caller_identity()["Account"])
     where = Deployed(config, number, tuple(load_topics(config)), tuple(secrets or ()))
+    if config.iam_permissions_boundary_arn is None:
+        echo(
+            "warning: without TOPICBERG_IAM_PERMISSIONS_BOUNDARY_ARN, the role that deploys is an "
+            "administrator of the account, since it writes and attaches policies",
+            fg="yellow",
+            err=True,
+        )
     echo_json(ci.identities(of, where))
 
 

@@ -231,7 +231,11 @@ def create(
         raise
     list_grants(context)
     if not no_compute and not target and context.config.deployment == "cloud":
-        compute_in_cloud(context)
+        try:
+            compute_in_cloud(context)
+        except TopicbergError:
+            list_waiting(context)
+            raise
     if not no_compute and not target and context.config.deployment == "local":
         compute_derived(context)
         if context.waiting:  # the computation also creates tables of topics without records
@@ -436,6 +440,7 @@ def _open(
     if not generators:
         config = config.model_copy(update={"generators": False})
     context = open_context(config, flags)
+    context.only_plans = before == "plan"
     check(context, before)
     return context, resources(context.config, context.specs)
 

@@ -45,7 +45,7 @@ def compute_derived(context: DeployContext) -> None:
 def compute_in_cloud(context: DeployContext) -> None:
     """Compute the tables derived from topics that have records, where Dagster would.
 
-    What fails does not undo the deployment: Dagster computes the same later.
+    :raises TopicbergError: a table could not be computed; everything else is created
     """
     from topicberg.deploy.transient import of_vendor
     from topicberg.settings import settings
@@ -71,7 +71,11 @@ def compute_in_cloud(context: DeployContext) -> None:
     except Exception as error:
         if not (isinstance(error, TopicbergError) or of_vendor(error)):
             raise
-        echo(f"warning: the derived tables are not complete: {error}", fg="yellow", err=True)
-        echo(f"everything else is created. {later}")
-        return
+        reason, hint = str(error), None
+        if isinstance(error, TopicbergError):
+            reason, hint = error.message, error.hint
+        raise TopicbergError(
+            f"the platform is created, but its derived tables are not complete: {reason}",
+            hint=hint or "run the command again, which computes them again",
+        ) from error
     echo(f"computed and registered in Snowflake: {', '.join(computed) or 'no table yet'}")

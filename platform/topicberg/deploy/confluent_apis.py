@@ -13,6 +13,8 @@ from topicberg.deploy.settings import DeploySettings
 ENVIRONMENT = "confluent/environment"
 CLUSTER = "confluent/cluster"
 REGISTRY = "confluent/schema_registry"
+READER = "reader"
+"""Folder of the secrets with keys that may only read: `plan` uses no others."""
 
 
 class ConfluentApis:

@@ -12,13 +12,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
+
 from topicberg.clients.secrets import Secrets
 from topicberg.deploy.aws_account import AwsAccount
 from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
 from topicberg.deploy.record import CreationRecord, Pages
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, check_specs, load
-from topicberg.deploy.transient import broken
+from topicberg.deploy.transient import broken, code
 from topicberg.naming import Names
 from topicberg.settings import Settings, with_choices
 from topicberg.topics import TopicSpec, load_topics
@@ -54,6 +56,8 @@ class DeployContext:
     config: Settings
     deploy: DeploySettings
     specs: list[TopicSpec]
+    only_plans: bool = False
+    """Nothing is changed, so secrets that may not be read are left out."""
     purge_secrets: bool = False
     """Deleting a secret leaves no way back."""
     sleep: Callable[[float], None] = time.sleep
@@ -148,6 +152,17 @@ class DeployContext:
     def secrets(self) -> Secrets:
         key = self.config.secrets_kms_key_arn
         return Secrets(self.aws.client("secretsmanager"), self.aws.tags, key)
+
+    def read_secret(self, name: str, version: str | None = None) -> dict[str, str] | None:
+        """Return the values of a version of a secret, by default the current one; None: who plans
+        may not read them.
+        """
+        try:
+            return self.secrets.read(name, version) or {}
+        except ClientError as error:
+            if self.only_plans and code(error).startswith("AccessDenied"):
+                return None
+            raise
 
     @contextmanager
     def snowflake(self) -> Iterator[SnowflakeSession]:

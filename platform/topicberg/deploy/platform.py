@@ -27,7 +27,7 @@ from topicberg.deploy.confluent.kafka import Acl, KafkaTopic, RegistrySubject
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
-from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, REGISTRY
+from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, READER, REGISTRY
 from topicberg.deploy.resource import Resource
 from topicberg.deploy.snowflake.integrations import (
     Integration,
@@ -61,6 +61,7 @@ ACCOUNTS = {
     "app_producer": "writes to the topics",
     "app_connector": "writes what the source connectors make",
     "schema_registry": "reads and registers schemas",
+    "app_reader": "reads what a plan compares, and no records",
 }
 """Service account → what it is for."""
 SUBJECTS = "/subject=*"
@@ -127,6 +128,11 @@ def _organization(names: Names, config: Settings) -> Iterator[Resource]:
     ):
         yield _acl(name, role, operation, of, OWN_PREFIX, prefixed=True)
     yield _acl("topic_configs", "app_producer", "DESCRIBE_CONFIGS", "TOPIC", "*")
+    # A plan, which pull requests start, reads no key that may change something.
+    yield _acl("reader_cluster", "app_reader", "DESCRIBE", "CLUSTER", "kafka-cluster")
+    yield _acl("reader_topics", "app_reader", "DESCRIBE_CONFIGS", "TOPIC", "*")
+    yield _binding("reader_tables", "app_reader", "Operator", CLUSTER)
+    yield _binding("reader_subjects", "app_reader", "DeveloperRead", REGISTRY, pattern=SUBJECTS)
 
 
 def _acl(
@@ -168,6 +174,13 @@ def _keys(names: Names) -> Iterator[Resource]:
     needs = (REGISTRY, binding("subjects_read"), binding("subjects_write"))
     yield key("schema_registry", "schema_registry", "schema_registry", path, *needs)
     yield key("tableflow", "app_manager", "tableflow", "tableflow", CLUSTER, admin)
+    kinds: tuple[tuple[KeyKind, str, str], ...] = (
+        ("kafka", CLUSTER, CLUSTER),
+        ("schema_registry", REGISTRY, binding("reader_subjects")),
+        ("tableflow", CLUSTER, binding("reader_tables")),
+    )
+    for of, on, right in kinds:
+        yield key(f"reader_{of}", "app_reader", of, f"{READER}/{of}", on, right)
 
 
 def _aws(names: Names, config: Settings) -> Iterator[Resource]:

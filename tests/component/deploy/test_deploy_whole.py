@@ -87,7 +87,9 @@ class Deployment:
         specs, secrets = tuple(context.specs), (ADMIN_SECRET,)
         of = Deployed(context.config, self.watch.account, specs, secrets)
         found = Policies(tuple(policy(purpose, of)["Statement"]))
-        requests = {(one.action, one.resource): one for one in self.watch.take()}.values()
+        requests = [*{(one.action, one.resource): one for one in self.watch.take()}.values()]
+        if purpose == "plan":  # what it may not read is left out: `test_printed_policies.py`
+            requests = [one for one in requests if one.action != "secretsmanager:GetSecretValue"]
         assert not {f"{purpose}: {one}" for one in requests if found.denial(one)}
         others = [one for one in requests if "demo" in one.resource]
         assert others
@@ -355,7 +357,7 @@ def test_queries_run_with_a_role_that_only_reads(
 
 
 def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
-    assert complete.rotate() == 6
+    assert complete.rotate() == 9
     assert complete.plan() == {}
     assert complete.context
     context = complete.context
@@ -416,7 +418,8 @@ def older(deployment: Deployment) -> None:
             engine.remove(one, context, context.need(one.key))
         elif isinstance(one, Policy):
             document = one.grants(context)
-            text = json.dumps(document).replace(context.aws.derived_bucket, "x").replace(":*", ":x")
+            text = json.dumps(document).replace(context.aws.derived_bucket, "x")
+            text = text.replace(":catalog", ":x")
             context.aws.client("iam").create_policy_version(
                 PolicyArn=context.need(one.key).id, PolicyDocument=text, SetAsDefault=True
             )

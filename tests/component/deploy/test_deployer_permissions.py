@@ -123,7 +123,8 @@ def test_denial_that_depends_on_what_is_not_known_is_a_warning(
 def test_roles_without_the_demanded_boundary_are_reported(account: Account) -> None:
     boundary = f"arn:aws:iam::{ACCOUNT}:policy/limits"
     condition = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
-    found = without(statements(account.context(ROLE)), "iam:CreateRole")
+    context = account.context(ROLE, iam_permissions_boundary_arn=boundary)
+    found = without(statements(context), "iam:CreateRole")
     create = {"Effect": "Allow", "Action": "iam:CreateRole", "Resource": "*"}
     account.allow(ROLE, *found, {**create, "Condition": condition})
     assert lacking(account, iam_permissions_boundary_arn=boundary) == ""

@@ -228,9 +228,10 @@ GROUP = '''
 '''
 
 
-def test_recipe_of_a_cloud_resource_is_deployed_in_three_files(library: LibraryCopy) -> None:
+def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCopy) -> None:
     library.add("deploy/aws/groups.py", GROUP)
     platform, permissions = "deploy/platform.py", "deploy/aws/permissions.py"
+    calls = "deploy/aws/calls.json"
     library.change(
         platform,
         "from topicberg.deploy.aws.iam import (\n",
@@ -241,16 +242,16 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_three_files(library: LibraryC
         '    yield Bucket("aws/bucket"',
         '    yield Group("aws/group", names.of("readers"))\n    yield Bucket("aws/bucket"',
     )
-    for before, actions in (
-        ('["ssm:GetParametersByPath"], [parameters, *of.record]),', '"iam:GetGroup"'),
-        (
-            '["ssm:PutParameter", "ssm:DeleteParameter"], of.record[-1:]),',
-            '"iam:CreateGroup", "iam:DeleteGroup"',
-        ),
-    ):
-        groups = f'allow([{actions}], of.iam("group", names.of("readers"))),'
-        library.change(permissions, before, f"{before}\n        {groups}")
-    assert len(library.touched) <= 3
+    library.change(
+        permissions,
+        '            "policy": self.policies,',
+        '            "policy": self.policies,\n'
+        '            "group": self.iam("group", names.of("readers")),',
+    )
+    for purpose, actions in (("plan", ["Get"]), ("deploy", ["Get", "Create", "Delete"])):
+        added = "".join(f'  "iam:{action}Group": ["group"],\n' for action in actions)
+        library.change(calls, f' "{purpose}": {{\n', f' "{purpose}": {{\n{added}')
+    assert len(library.touched) <= 4
     library.run("""
         import os
         import tempfile

@@ -97,9 +97,14 @@ def test_policies_are_as_short_as_aws_demands(purpose: Any) -> None:
 
 
 def test_login_of_a_purpose_is_read_and_no_other_secret() -> None:
-    first = policy("plan", deployed())["Statement"][0]
+    (read,) = (
+        statement["Resource"]
+        for statement in policy("plan", deployed())["Statement"]
+        if "secretsmanager:GetSecretValue" in statement["Action"]
+    )
     begin = f"arn:aws:secretsmanager:us-east-1:{ACCOUNT}:secret:"
-    assert first["Resource"] == [f"{begin}{name}-??????" for name in SECRETS]
+    names = (*SECRETS, "/confluent_cloud_resource/demo/reader/*")
+    assert read == [f"{begin}{name}-??????" for name in names]
 
 
 def test_sessions_last_as_long_as_the_jobs_of_the_workflows() -> None:
@@ -122,6 +127,7 @@ def test_command_prints_documents_that_aws_takes() -> None:
     command = ["deploy", "bootstrap-ci", "o/r", "--owner-id", "1", "--repository-id", "2"]
     result = CliRunner().invoke(app, [*command, "--account", ACCOUNT, "--secret", "login"])
     assert result.exit_code == 0, result.output
+    assert "is an administrator of the account" in result.stderr
     found = json.loads(result.stdout)
     assert found.keys() == ENVIRONMENTS.keys()
     documents = [one for each in found.values() for one in (each["trust"], *each["policies"])]

@@ -136,8 +136,8 @@ READS_KEY, WRITES_KEY = ("kms:Decrypt",), ("kms:Decrypt", "kms:GenerateDataKey")
 def tableflow_policy(context: DeployContext) -> Document:
     """What Tableflow does: write tables, and register them in the cluster's Glue database.
 
-    In all of Glue, as in Confluent's own example: Glue's list calls are refused as a whole when one
-    database is not permitted, and a refused catalog integration does not try again.
+    Catalog, database and tables suffice for its sync: an account reports it that grants these alone
+    (`gogetjax/tableflow-demo` on GitHub, ``terraform/aws/iam-writer.tf``).
     """
     bucket = f"arn:aws:s3:::{context.aws.bucket}"
     on_bucket = ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"]
@@ -154,7 +154,7 @@ def tableflow_policy(context: DeployContext) -> Document:
     return document(
         allow(on_bucket, bucket),
         allow(on_objects, f"{bucket}/*"),
-        allow(in_glue, f"arn:aws:glue:{context.config.aws_region}:{context.aws.account}:*"),
+        *allow_glue(context, in_glue, context.namespace),
         *key_use(context.config, WRITES_KEY),
     )
 
@@ -382,13 +382,15 @@ class Role(Resource):
     def desired(self, context: DeployContext) -> Fields:
         if self.given is not None:
             return {}
+        boundary = context.config.iam_permissions_boundary_arn
         return {
             "trust": self.trust(context),
             "policies": self._policies(context),
             "inline_policies": [],
             "tags": context.aws.tags,
             "path": context.config.iam_path,
-            "boundary": context.config.iam_permissions_boundary_arn,
+            # Only an administrator takes one away, so none is not compared.
+            **({"boundary": boundary} if boundary else {}),
         }
 
     def create(self, context: DeployContext) -> None:
@@ -408,6 +410,9 @@ class Role(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         iam = context.aws.client("iam")
+        if "boundary" in changes:  # before what is allowed only to a role that has it
+            boundary = changes["boundary"][1]
+            iam.put_role_permissions_boundary(RoleName=self.name, PermissionsBoundary=boundary)
         if "trust" in changes:
             trust = json.dumps(changes["trust"][1])
             iam.update_assume_role_policy(RoleName=self.name, PolicyDocument=trust)
@@ -418,10 +423,6 @@ class Role(Resource):
             iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
         if "tags" in changes:
             iam.tag_role(RoleName=self.name, Tags=tags(context))
-        if boundary := changes.get("boundary", (None, None))[1]:
-            iam.put_role_permissions_boundary(RoleName=self.name, PermissionsBoundary=boundary)
-        elif "boundary" in changes:
-            iam.delete_role_permissions_boundary(RoleName=self.name)
         for name in changes.get("inline_policies", ([], []))[0]:
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
 

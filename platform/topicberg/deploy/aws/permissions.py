@@ -1,18 +1,29 @@
 """What the users of ``topicberg deploy`` need in AWS, as policy documents: one for each purpose.
 
+``calls.json`` has the actions of all requests of each purpose, with what each is about. It is
+recorded: the tests create, change, rotate and delete whole deployments, with derived tables on EMR
+Serverless, in emulators that allow what these policies do and nothing else. The policies, and what
+`deploy` asks IAM before it creates anything, come from this file alone.
+
 Names that contain the account's number or the cluster's id are patterns, since a policy is written
-before the first deployment. Source: AWS's Service Authorization Reference, for the operations that
-the resources of this package call.
+before the first deployment.
+
+https://docs.aws.amazon.com/service-authorization/latest/reference/
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, document, key_use
+from topicberg.deploy.confluent_apis import READER
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.settings.aws import derived_from
@@ -20,13 +31,15 @@ from topicberg.topics import TopicSpec
 
 Purpose = Literal["plan", "deploy", "rotate"]
 """Of a user: to plan, to create and delete, to rotate keys."""
+CALLS = Path(__file__).with_name("calls.json")
 CLUSTER_IDS = "lkc-*"
 """The Glue database of the topics' tables is named by the cluster's id."""
 _SERVICE_LINKED = "ops.emr-serverless.amazonaws.com"
-_BUCKET_SETTINGS = (
-    *("EncryptionConfiguration", "BucketPublicAccessBlock", "BucketPolicy", "BucketVersioning"),
-    *("LifecycleConfiguration", "BucketTagging"),
-)
+_READS = ("Get", "List", "Describe")
+_GIVEN = {"table_bucket": "existing_buckets", "table_object": "existing_buckets"}
+"""What another administrator manages → the setting that says so: it is only read."""
+_LIMITED = ("iam:CreateRole", "iam:PutRolePermissionsBoundary", "iam:AttachRolePolicy")
+"""Actions that could widen what a role may do: with a boundary, only of roles that have it."""
 
 
 @dataclass(frozen=True)
@@ -54,245 +67,147 @@ class Deployed:
 
     @property
     def buckets(self) -> list[str]:
+        """Those of the tables, and at the end the one for computing."""
         config, given = self.config, self.config.model_fields_set
         topics = config.bucket if "bucket" in given else f"{config.bucket}-{self.account}"
         derived = config.derived_bucket if "derived_bucket" in given else derived_from(topics)
         found = [topics, derived, f"{topics[:55]}-compute"]
         return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(found)]
 
-    @property
-    def own_buckets(self) -> list[str]:
-        """Those that no other administrator manages."""
-        return self.buckets[-1:] if self.config.existing_buckets else self.buckets
-
     def secret_arns(self, *names: str) -> list[str]:
         """Return patterns of secrets: AWS appends six characters to a name."""
         return [self.arn("secretsmanager", f"secret:{name}-??????") for name in names]
 
     @property
-    def own_secrets(self) -> list[str]:
-        paths = (self.names.confluent_secret("*"), self.names.snowflake_secret)
-        return self.secret_arns(*paths)
+    def policies(self) -> list[str]:
+        """The policies; a long one is split into several, with a number at the end."""
+        names = self.names
+        own = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
+        return self.iam("policy", *own, *(f"{name}_*" for name in own))
 
-    @property
-    def lock(self) -> str:
-        return self.arn("ssm", f"parameter{self.names.lock}")
+    def resources(self) -> dict[str, list[str]]:
+        """Return what the calls are about, by the names in the file; the first that fits counts.
 
-    @property
-    def record(self) -> list[str]:
-        """The path of the record of what `deploy` created, and its parameters."""
-        path = self.arn("ssm", f"parameter{self.names.record}")
-        return [path, f"{path}/*"]
+        What is passed to EMR Serverless is only the last one.
+        """
+        names, config, buckets = self.names, self.config, self.buckets
+        topics = config.tableflow_namespace or CLUSTER_IDS
+        derived = [*map(names.namespace, pipelines(self.specs))]
+        roles = (names.tableflow_role, names.snowflake_role, names.emr_role)
+        given = (config.tableflow_role_arn, config.snowflake_role_arn, config.emr_role_arn)
+        secrets = (names.confluent_secret("*"), names.snowflake_secret)
 
-    @property
-    def glue(self) -> list[str]:
-        topics = self.config.tableflow_namespace or CLUSTER_IDS
-        databases = (topics, *map(self.names.namespace, pipelines(self.specs)))
-        found = [self.arn("glue", "catalog")]
-        for name in databases:
-            found += [self.arn("glue", f"database/{name}"), self.arn("glue", f"table/{name}/*")]
-        return found
+        def ssm(*paths: str) -> list[str]:
+            return [self.arn("ssm", f"parameter{path}") for path in paths]
+
+        def glue(*resources: str) -> list[str]:
+            return [self.arn("glue", resource) for resource in resources]
+
+        def emr(path: str) -> list[str]:
+            return [self.arn("emr-serverless", path)]
+
+        return {
+            "compute_bucket": buckets[-1:],
+            "compute_object": [f"{buckets[-1]}/*"],
+            "table_bucket": buckets[:-1],
+            "table_object": [f"{bucket}/*" for bucket in buckets[:-1]],
+            "given_role": [arn for arn in given if arn],
+            # Those that it created before another one was given are still deleted.
+            "role": self.iam("role", *roles),
+            "ci_role": self.iam("role", ci_role(self, "deploy")),
+            "policy": self.policies,
+            "catalog": glue("catalog"),
+            "database": glue(*(f"database/{name}" for name in (topics, *derived))),
+            "table": glue(*(f"table/{name}/*" for name in (topics, *derived))),
+            "function": glue(*(f"userDefinedFunction/{name}/*" for name in (topics, *derived))),
+            "reader_secret": self.secret_arns(names.confluent_secret(f"{READER}/*")),
+            "secret": self.secret_arns(*secrets),
+            "login": self.secret_arns(*self.secrets),
+            "lock": ssm(names.lock),
+            "deployment": ssm(names.deployment),
+            "record": ssm(names.record, f"{names.record}/*"),
+            "parameter": ssm(names.confluent_secret("*")),
+            "application": emr("/applications/*"),
+            "applications": emr("/*"),
+            "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
+            "any": ["*"],
+            "passed_role": [config.emr_role_arn or self.iam("role", names.emr_role)[0]],
+        }
+
+
+@cache
+def recorded_calls() -> Mapping[str, Mapping[str, list[str]]]:
+    """Return purpose → action → names of what it is about, as recorded."""
+    return dict(json.loads(CALLS.read_text()))
 
 
 def policy(purpose: Purpose, of: Deployed) -> Document:
     """Return what the user of a purpose may do, and nothing else."""
-    if purpose == "rotate":
-        return document(*_rotating(of))
-    if purpose == "deploy":
-        return document(*_reading(of), *_changing(of))
-    return document(*_reading(of), *key_use(of.config, READS_KEY, ("glue", "secretsmanager")))
+    services, uses = {
+        "plan": (("glue", "secretsmanager"), READS_KEY),
+        "deploy": (("s3", "glue", "secretsmanager"), WRITES_KEY),
+        "rotate": (("secretsmanager",), WRITES_KEY),
+    }[purpose]
+    more = _of_aws(of) if purpose == "deploy" else []
+    return document(*_recorded(purpose, of), *more, *key_use(of.config, uses, services))
 
 
-def _login(of: Deployed) -> list[Document]:
-    """Return the statement about the logins to Confluent and Snowflake."""
-    arns = of.secret_arns(*of.secrets)
-    return [allow(["secretsmanager:GetSecretValue"], arns)] if arns else []
-
-
-def _reading(of: Deployed) -> list[Document]:
-    names = of.names
-    parameters = of.arn("ssm", f"parameter{names.confluent_secret('*')}")
+def _recorded(purpose: Purpose, of: Deployed) -> list[Document]:
+    """Return a statement for the actions that are about the same, under the same condition."""
+    resources = of.resources()
+    grouped: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
+    for action, kinds in recorded_calls()[purpose].items():
+        changes = not action.partition(":")[2].startswith(_READS)
+        about = tuple(
+            kind
+            for kind in kinds
+            if resources[kind] and not (changes and getattr(of.config, _GIVEN.get(kind, ""), False))
+        )
+        condition = _condition(action, of)
+        if about and condition is not None:
+            grouped[about, json.dumps(condition)].append(action)
     return [
-        *_login(of),
-        allow(
-            [
-                *("s3:ListBucket", "s3:GetBucketLocation"),
-                *(f"s3:Get{setting}" for setting in _BUCKET_SETTINGS),
-            ],
-            of.buckets,
-        ),
-        allow(
-            [
-                *("iam:GetRole", "iam:ListAttachedRolePolicies", "iam:ListRolePolicies"),
-                *("iam:GetPolicy", "iam:GetPolicyVersion"),
-            ],
-            [*_roles(of), *_policies(of)],
-        ),
-        allow(
-            [f"glue:Get{kind}" for kind in ("Database", "Databases", "Table", "Tables")], of.glue
-        ),
-        allow(["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"], of.own_secrets),
-        allow(["ssm:GetParametersByPath"], [parameters, *of.record]),
-        allow(["emr-serverless:ListApplications"], of.arn("emr-serverless", "/*")),
-        allow(
-            ["emr-serverless:GetApplication", "emr-serverless:ListJobRuns"],
-            of.arn("emr-serverless", "/applications/*"),
-        ),
-        allow(["athena:GetWorkGroup", "athena:ListTagsForResource"], _workgroup(of)),
-        allow(
-            [
-                *("lakeformation:GetDataLakeSettings", "lakeformation:ListPermissions"),
-                "lakeformation:ListResources",
-            ],
-            "*",
-        ),
+        allow(actions, [arn for kind in kinds for arn in resources[kind]])
+        | ({"Condition": json.loads(condition)} if condition != "{}" else {})
+        for (kinds, condition), actions in grouped.items()
     ]
 
 
-def _in_vpc(config: Settings) -> list[Document]:
-    """Return what EMR Serverless does for who gives job runs a network.
+def _condition(action: str, of: Deployed) -> dict[str, Any] | None:
+    """Return under which condition an action is allowed; None: it is not.
+
+    Without these, who deploys could make any role that it manages an administrator's. None of them
+    limits what is in a policy: only a boundary does.
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
+    """
+    boundary = of.config.iam_permissions_boundary_arn
+    if action == "iam:PassRole":
+        return {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
+    if action == "iam:PutRolePermissionsBoundary" and not boundary:
+        return None
+    limits = {"iam:PermissionsBoundary": boundary} if boundary and action in _LIMITED else {}
+    attached = {"iam:PolicyARN": of.policies} if action == "iam:AttachRolePolicy" else {}
+    return {
+        operator: test
+        for operator, test in (("StringEquals", limits), ("ArnLike", attached))
+        if test
+    }
+
+
+def _of_aws(of: Deployed) -> list[Document]:
+    """Return what AWS itself does for who deploys: EMR Serverless creates its role, and the network
+    interfaces of job runs that have a network.
 
     https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/security-iam-user-access-policies.html
     """
-    if not config.emr_subnet_ids:
-        return []
-    called = {"StringEquals": {"aws:CalledViaLast": _SERVICE_LINKED}}
-    return [{**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called}]
-
-
-def _changing(of: Deployed) -> list[Document]:
-    names = of.names
-    objects = [f"{bucket}/*" for bucket in of.own_buckets]
-    applications = of.arn("emr-serverless", "/applications/*")
-    passed = {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
     linked = {"StringLike": {"iam:AWSServiceName": _SERVICE_LINKED}}
-    return [
-        *_locking(of),
-        allow(["ssm:PutParameter", "ssm:DeleteParameter"], of.record[-1:]),
-        allow(
-            [
-                *("s3:CreateBucket", "s3:DeleteBucket", "s3:ListBucketVersions"),
-                *("s3:ListBucketMultipartUploads",),
-                *(f"s3:Put{setting}" for setting in _BUCKET_SETTINGS),
-            ],
-            of.own_buckets,
-        ),
-        allow(
-            [
-                *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion"),
-                "s3:AbortMultipartUpload",
-            ],
-            objects,
-        ),
-        allow(
-            [
-                *("iam:CreateRole", "iam:DeleteRole", "iam:UpdateAssumeRolePolicy", "iam:TagRole"),
-                *("iam:AttachRolePolicy", "iam:DetachRolePolicy", "iam:DeleteRolePolicy"),
-                *("iam:PutRolePermissionsBoundary", "iam:DeleteRolePermissionsBoundary"),
-            ],
-            of.iam("role", *_own_roles(of)),
-        ),
-        allow(
-            [
-                *("iam:CreatePolicy", "iam:DeletePolicy", "iam:TagPolicy"),
-                *("iam:CreatePolicyVersion", "iam:DeletePolicyVersion"),
-                *("iam:ListPolicyVersions", "iam:ListEntitiesForPolicy"),
-            ],
-            _policies(of),
-        ),
-        {**allow(["iam:PassRole"], _roles(of)[-1:]), "Condition": passed},
-        {**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked},
-        allow(
-            ["iam:SimulatePrincipalPolicy", "iam:GetRole"], of.iam("role", ci_role(of, "deploy"))
-        ),
-        allow(
-            [
-                *("glue:CreateDatabase", "glue:DeleteDatabase", "glue:BatchDeleteTable"),
-                "glue:TagResource",
-            ],
-            of.glue,
-        ),
-        allow(
-            _secret_changes("CreateSecret", "RestoreSecret", "DeleteSecret", "TagResource"),
-            of.own_secrets,
-        ),
-        allow(
-            ["ssm:PutParameter", "ssm:DeleteParameters", "ssm:AddTagsToResource"],
-            of.arn("ssm", f"parameter{names.confluent_secret('*')}"),
-        ),
-        allow(
-            ["emr-serverless:CreateApplication", "emr-serverless:TagResource"],
-            of.arn("emr-serverless", "/*"),
-        ),
-        allow(
-            [
-                *(f"emr-serverless:{verb}Application" for verb in ("Update", "Delete", "Stop")),
-                *("emr-serverless:StartApplication", "emr-serverless:StartJobRun"),
-                *("emr-serverless:GetJobRun", "emr-serverless:CancelJobRun"),
-            ],
-            applications,
-        ),
-        *_in_vpc(of.config),
-        allow(
-            [
-                *("athena:CreateWorkGroup", "athena:UpdateWorkGroup", "athena:DeleteWorkGroup"),
-                "athena:TagResource",
-            ],
-            _workgroup(of),
-        ),
-        *key_use(of.config, WRITES_KEY, ("s3", "glue", "secretsmanager")),
-    ]
-
-
-def _rotating(of: Deployed) -> list[Document]:
-    """Only secrets: keys are the vendors', and everything else is only found by its name there."""
-    reads = ("secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue")
-    return [
-        *_login(of),
-        *_locking(of),
-        allow(["ssm:GetParametersByPath"], of.record),
-        allow(["ssm:PutParameter"], of.record[-1:]),  # of what a killed run created
-        allow([*reads, *_secret_changes()], of.own_secrets),
-        *key_use(of.config, WRITES_KEY, ("secretsmanager",)),
-    ]
-
-
-def _locking(of: Deployed) -> list[Document]:
-    return [allow(["ssm:PutParameter", "ssm:GetParameterHistory"], of.lock)]
-
-
-def _secret_changes(*more: str) -> Iterable[str]:
-    changes = ("PutSecretValue", "UpdateSecretVersionStage", *more)
-    return [f"secretsmanager:{change}" for change in changes]
+    called = {"StringEquals": {"aws:CalledViaLast": _SERVICE_LINKED}}
+    found = [{**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked}]
+    if of.config.emr_subnet_ids:
+        found.append({**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called})
+    return found
 
 
 def ci_role(of: Deployed, purpose: Purpose) -> str:
     """Return the name of the role of a purpose."""
     return of.names.of(f"tableflow_ci_{purpose}")
-
-
-def _own_roles(of: Deployed) -> list[str]:
-    """Return the names of the roles that `deploy` creates, also of those that it created before
-    another one was given.
-    """
-    names = of.names
-    return [names.tableflow_role, names.snowflake_role, names.emr_role]
-
-
-def _roles(of: Deployed) -> list[str]:
-    """Return the roles, also those of another administrator, which are only read."""
-    config = of.config
-    given = (config.tableflow_role_arn, config.snowflake_role_arn, config.emr_role_arn)
-    roles = of.iam("role", *_own_roles(of))
-    return [arn or role for arn, role in zip(given, roles, strict=True)]
-
-
-def _policies(of: Deployed) -> list[str]:
-    """Return the policies; a long one is split into several, with a number at the end."""
-    names = of.names
-    own = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
-    return of.iam("policy", *own, *(f"{name}_*" for name in own))
-
-
-def _workgroup(of: Deployed) -> str:
-    return of.arn("athena", f"workgroup/{of.names.athena_workgroup}")

@@ -10,7 +10,6 @@ https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,6 @@ _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateService
 and may have it already."""
 _OF_EMR = ("emr-serverless:", "iam:PassRole")
 _OF_ATHENA = ("athena:",)
-_OF_DATABASES = re.compile(r"glue:(Create|Delete|Get)Databases?|glue:TagResource")
 _UNKNOWN = ("AccessDenied", "AccessDeniedException", "NoSuchEntity")
 """Codes of an answer that does not tell what the user may do."""
 
@@ -81,26 +79,15 @@ def _denied(context: DeployContext, principal: str) -> Iterator[Denied]:
         *(() if config.athena else _OF_ATHENA),
     )
     for statement in policy("deploy", of)["Statement"]:
-        resources = [_example(resource) for resource in listed(statement["Resource"])]
         actions = [action for action in statement["Action"] if not action.startswith(unused)]
-        for some_actions, some in _relevant(actions, resources):
+        if actions:
             yield from _simulate(
                 iam,
                 PolicySourceArn=principal,
-                ActionNames=some_actions,
-                ResourceArns=some,
+                ActionNames=actions,
+                ResourceArns=[_example(resource) for resource in listed(statement["Resource"])],
                 ContextEntries=_entries(context, statement),
             )
-
-
-def _relevant(actions: list[str], resources: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the actions with the resources that they are about."""
-    of_databases = [one for one in actions if _OF_DATABASES.fullmatch(one)]
-    others = [one for one in actions if one not in of_databases]
-    if of_databases:
-        yield of_databases, [one for one in resources if ":table/" not in one]
-    if others:
-        yield others, resources
 
 
 def _example(arn: str) -> str:
@@ -118,7 +105,7 @@ def _entries(context: DeployContext, statement: Document) -> list[dict[str, Any]
     if boundary := context.config.iam_permissions_boundary_arn:
         known["iam:PermissionsBoundary"] = boundary
     for tests in statement.get("Condition", {}).values():
-        known |= {key: listed(value)[0] for key, value in tests.items()}
+        known |= {key: _example(listed(value)[0]) for key, value in tests.items()}
     kinds = {"aws:SecureTransport": "boolean"}
     return [
         {

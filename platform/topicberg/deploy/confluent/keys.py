@@ -21,11 +21,12 @@ from pydantic import SecretStr
 
 from topicberg.clients.confluent import CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
-from topicberg.deploy.confluent_apis import CLUSTER, REGISTRY
+from topicberg.deploy.confluent_apis import CLUSTER, READER, REGISTRY
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 
 KeyKind = Literal["kafka", "schema_registry", "tableflow"]
@@ -72,11 +73,28 @@ class RotatingKey(Resource):
                 return Live("", {"key": None, "values": None})
             return None
         newest = versions[-1]
-        values = context.secrets.read(self.name, newest.id) or {}
-        key, public = _open(self.of, values)
+        values = context.read_secret(self.name, newest.id)
+        key, public = _open(self.of, values or {})
+        if values is None:  # a plan uses a key that may only read
+            key, public = self._reader(context), self._public(context)
         facts = {"versions": versions} | ({"key": key} if key else {})
         published = "published" if newest.current else "not published"
         return Live(newest.label, {"key": published, "values": public}, facts)
+
+    def _reader(self, context: DeployContext) -> ApiKey | None:
+        """Return the reader's key of this kind; None: it has none.
+
+        :raises TopicbergError: it is missing
+        """
+        name = context.names.confluent_secret(f"{READER}/{self.of}")
+        key, _ = _open(self.of, context.read_secret(name) or {})
+        if key is None and self.of != "cloud":
+            raise TopicbergError(
+                f"{self.title}: this login may not read secret {self.name}, and there is no "
+                f"{name}, whose key may only read",
+                hint="run `topicberg deploy create`, which creates that key",
+            )
+        return key
 
     def desired(self, context: DeployContext) -> Fields:
         return {"key": "published", "values": self._public(context)}

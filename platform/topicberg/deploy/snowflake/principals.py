@@ -50,8 +50,8 @@ class UserKeys(Resource):
         if not versions:
             return Live("", {"key": None}) if context.secrets.exists(self.name) else None
         newest = versions[-1]
-        values = context.secrets.read(self.name, newest.id) or {}
-        facts = {"versions": versions, "values": values}
+        values = context.read_secret(self.name, newest.id)
+        facts = {"versions": versions} | ({} if values is None else {"values": values})
         return Live(newest.label, {"key": "there"}, facts)
 
     def desired(self, context: DeployContext) -> Fields:
@@ -84,8 +84,11 @@ def _public_keys(context: DeployContext) -> dict[str, str | None]:
 
     :raises MissingError: the secret is not ours yet, e.g. Terraform's, or was not looked at
     """
-    values: dict[str, str] | None = context.need(KEYS).facts.get("values")
+    facts = context.need(KEYS).facts
+    values: dict[str, str] | None = facts.get("values")
     if values is None:
+        if facts.get("versions"):  # a plan may not read it
+            return {}
         raise MissingError(KEYS)
     return {slot: rsa.public_key(values, number) for number, slot in _SLOTS.items()}
 

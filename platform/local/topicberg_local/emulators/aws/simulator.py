@@ -38,10 +38,10 @@ def simulate(body: bytes, account: str, principal: str) -> bytes:
     source = form["PolicySourceArn"][0]
     if not principal.endswith(":root"):
         request = Request(f"iam:{ACTION}", source)
-        if reason := _policies_of(principal, account).denial(request):
+        if reason := policies_of(principal, account).denial(request):
             text = f"User: {principal} is not authorized to perform: {request} {reason}"
             raise Refusal(HTTPStatus.FORBIDDEN, "AccessDenied", text)
-    policies = _policies_of(source, account)
+    policies = policies_of(source, account)
     context = _context(form)
     results = [
         _result(policies, action, _members(form, "ResourceArns") or ["*"], context)
@@ -75,8 +75,11 @@ def _context(form: dict[str, list[str]]) -> dict[str, str]:
     return context
 
 
-def _policies_of(arn: str, account: str) -> Policies:
-    """:raises Refusal: NoSuchEntity"""
+def policies_of(arn: str, account: str) -> Policies:
+    """Return all that decides on the requests of a user or a role.
+
+    :raises Refusal: NoSuchEntity
+    """
     iam = backends("iam")[account]["aws"]
     kind, _, name = arn.split(":")[5].partition("/")
     name = name.rpartition("/")[2]

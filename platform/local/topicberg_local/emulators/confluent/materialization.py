@@ -161,10 +161,9 @@ def trust_problem(
         needs += [(f"s3:{action}", f"{here}/*") for action in objects]
     if database:
         here = f"arn:aws:glue:{account.config.aws_region}:{arn.split(':')[4]}"
-        # Glue refuses a list as a whole when one database is not permitted.
-        everywhere = (f"{here}:catalog", f"{here}:database/*")
-        needs += [("glue:GetDatabases", resource) for resource in everywhere]
-        needs.append(("glue:CreateDatabase", f"{here}:database/{database}"))
+        of_database = (f"{here}:catalog", f"{here}:database/{database}")
+        for action in ("GetDatabases", "GetDatabase", "CreateDatabase"):
+            needs += [(f"glue:{action}", resource) for resource in of_database]
         changes = ("GetTable", "CreateTable", "UpdateTable", "DeleteTable")
         needs += [(f"glue:{action}", f"{here}:table/{database}/*") for action in changes]
     principal, external_id = config["iam_role_arn"], config["external_id"]
