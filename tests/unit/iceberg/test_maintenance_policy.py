@@ -407,7 +407,7 @@ def test_expiry_removes_schemas_and_partition_specs_without_snapshots(catalog: S
     assert table.scan().to_arrow().num_rows == 4
     table.delete("id < 3")
     expire(table, policy, 10**15)
-    for number in range(3):
+    for _ in range(3):
         table.append(pa.table({"id": [9]}))
     expire(table, policy, 10**15)
     assert len(table.metadata.partition_specs) == 1
