@@ -36,7 +36,7 @@ class Strict(SqlCatalog):
     skew_seconds: float | None = None
     commit_error: str | None = None
 
-    def create_table(self, *args: Any, **kwargs: Any) -> Table:  # type: ignore[override]
+    def create_table(self, *args: Any, **kwargs: Any) -> Table:
         for name, text in self.refuses.items():
             given = kwargs["location"] if name == "location" else kwargs["properties"].get(name)
             if given is not None:
