@@ -90,6 +90,9 @@ class OAuth(AuthManager):
 class CheckedCatalog(RestCatalog):
     """PyIceberg's REST catalog; other responses are errors, and a refusal names the setting."""
 
+    skew_seconds: float | None = None
+    """How much the server's clock is ahead of this machine's; None: not known."""
+
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
         client = oauth_client(self.properties[OAUTH]) if OAUTH in self.properties else None
@@ -103,8 +106,11 @@ class CheckedCatalog(RestCatalog):
         settings_prefix = self.properties.get(SETTINGS, PREFIX)
         checked = partial(_request, signed, client, self.uri, settings_prefix)
         session.request = checked  # type: ignore[method-assign]
-        session.hooks["response"].append(_catalog_answer)
+        session.hooks["response"] += [_catalog_answer, self._note_clock]
         return session
+
+    def _note_clock(self, response: requests.Response, **_: Any) -> None:
+        self.skew_seconds = skew(response)
 
     def _init_sigv4(self, session: requests.Session) -> None:
         given = self.properties

@@ -36,6 +36,7 @@ from pyiceberg.table.update import (
 )
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg.clocks import clock_error
 from topicberg.iceberg.commits import property_updates, set_ref
 from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
@@ -162,6 +163,8 @@ class SnapshotChange:
                 discard_paths(table.io, self._outputs)
             ids = now.next_sequence_number(), now.format_version, now.refs
             seen = before.next_sequence_number(), before.format_version, before.refs
+            if ids == seen and (clocks := clock_error(table, error)) is not None:
+                raise clocks from error
             if isinstance(error, RESTError) and ids == seen:
                 raise
             message = f"table {'.'.join(table.name())}: another commit came first"

@@ -14,6 +14,7 @@ from pyiceberg.exceptions import RESTError, ServerError, ServiceUnavailableError
 
 from topicberg.connections import NotFoundError
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.iceberg import clocks
 from topicberg.retry import (
     THROTTLED,
     UNREACHABLE,
@@ -76,9 +77,30 @@ _KNOWN = (
         "restore the bucket, or drop the table to start again in a new bucket",
     ),
     _Known(
+        r"RequestTimeTooSkewed|REQUEST_TIME_TOO_SKEWED|Signature not yet current",
+        "the object store refuses the request because its clock differs from this machine's",
+        "correct this machine's clock, for instance with NTP",
+        is_quoted=True,
+    ),
+    _Known(
+        clocks.REFUSED.pattern,
+        "the catalog refuses the commit because the clock of this machine, or of who committed "
+        "last, is wrong",
+        "correct the clock that differs, for instance with NTP",
+        is_quoted=True,
+    ),
+    _Known(
+        r"RESTError 413|(Request Entity|Payload|Content|metadata[\w. ]{0,30}) too large|"
+        r"metadata[\w. ]{0,60}(exceeds|limit)",
+        "the catalog refuses the table's metadata because they are too large",
+        "run `topicberg tableflow maintain TOPIC`, which expires snapshots; if it recurs, raise "
+        "tableflow.commit_interval_seconds, or lower tableflow.retention_ms",
+        is_quoted=True,
+    ),
+    _Known(
         r"SignatureDoesNotMatch|InvalidAccessKeyId|Access.?Denied|"
-        r"Status Code: 40[13]|Expired.?Token|InvalidToken|RequestTimeTooSkewed|"
-        r"AWS Error (INVALID_|ACCESS_DENIED|SIGNATURE_|REQUEST_EXPIRED|REQUEST_TIME_|UNRECOGNIZED_|"
+        r"Status Code: 40[13]|Expired.?Token|InvalidToken|"
+        r"AWS Error (INVALID_|ACCESS_DENIED|SIGNATURE_|REQUEST_EXPIRED|UNRECOGNIZED_|"
         r"MISSING_AUTHENTICATION)",
         "the object store refuses the credentials",
         "check the access key of the deployment and the policy of the bucket; if the catalog gives "

@@ -60,7 +60,7 @@ _WRITERS = ("engine-name", "app-name", "app-id", "spark.app.id", "trino_query_id
 _NAMED = 3
 _OFFSET_BITS = np.uint64(44)
 """Of a row's identity; the other bits are its partition."""
-_Place = tuple[str, int | None]
+_Place = tuple[str, int]
 """Path and data sequence number of a file: an older delete does not apply to a file that is added
 again."""
 
@@ -200,7 +200,7 @@ class _Files:
         for entry in entries(table.io, manifests(table.io, [snapshot]).values()):
             file = entry.data_file
             if file.content == DataFileContent.DATA:
-                place = file.file_path, entry.sequence_number
+                place = file.file_path, entry.sequence_number or 0
                 self.data[place] = file
                 self.times[place] += 1
             elif file.content == DataFileContent.POSITION_DELETES:
@@ -234,10 +234,10 @@ class _Files:
         rows = list[FileRows]()
         for path, sequence in places:
             file = self.data[path, sequence]
-            parts = [positions for of, positions in deleted[path] if of >= (sequence or 0)]
+            parts = [positions for of, positions in deleted[path] if of >= sequence]
             left = np.arange(file.record_count, dtype=np.uint32)
             if parts:
-                left = np.setdiff1d(left, np.concatenate(parts), assume_unique=False)
+                left = np.setdiff1d(left, np.concatenate(parts))
             rows += [FileRows(file, left)] * self.times[path, sequence]
         return rows
 

@@ -239,7 +239,7 @@ class KeyIndex:
             rows = FileRows(files[number], keys.position[of_file])
             names = [self.hasher.offset, *([] if key is None else (key.time, key.raw))]
             column, *of_time = read_rows(table, rows, names).columns
-            times[of_file] = 0 if key is None else times_of(*of_time, key)
+            times[of_file] = 0 if key is None else times_of(of_time[0], of_time[1], key)
             offsets[of_file] = column.combine_chunks().fill_null(-1).to_numpy()
         high, low = keys.high[places], keys.low[places]
         # Of one partition, the higher offset; of several, as between records.

@@ -28,6 +28,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.limits import MAX_FIELDS
+from topicberg.iceberg.creation import create_table, set_optional
 from topicberg.iceberg.names import partition_field_name, shared_full_name
 from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
@@ -190,7 +191,7 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
     Iceberg refuses properties of columns that a table does not have.
     """
     known = table.schema().column_names
-    _set_missing(table, bounds_kept(column for column in columns if column in known))
+    set_optional(table, bounds_kept(column for column in columns if column in known))
 
 
 def _bounded_columns(spec: TopicSpec) -> list[str]:
@@ -223,20 +224,23 @@ def _create(
     where = location or "a location of the catalog's choice"
     logger.info("creating table %s at %s", ".".join(identifier), where)
     try:
-        return catalog.create_table(
+        return create_table(
+            catalog,
             identifier,
-            schema=Schema(*shown(schema.as_struct(), StructType()).fields),
-            location=location,
-            partition_spec=partition_spec(schema, spec.table.partition_fields),
-            properties={
+            Schema(*shown(schema.as_struct(), StructType()).fields),
+            partition_spec(schema, spec.table.partition_fields),
+            location,
+            needed={
                 "format-version": str(spec.table.format_version),
-                **_PROPERTIES,
-                **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
-                **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
                 WRITE_MODE: spec.write_mode,
                 KEYS_NAME_SCHEMAS: names_schemas(spec),
                 **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
                 **formats(spec),
+            },
+            optional={
+                **_PROPERTIES,
+                **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
+                **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
             },
         )
     except TableAlreadyExistsError:  # another engine was faster

@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.creation import create_table
 from topicberg.iceberg.names import partition_field_name
 from topicberg.iceberg.summaries import FIRST_OFFSETS, SOURCE_SNAPSHOTS, summary
 from topicberg.iceberg.tables import find_table
@@ -180,20 +181,14 @@ def _create(
         field_name = partition_field_name(column, transform, schema.column_names)
         field = PartitionField(source, 1000, parse_transform(transform), field_name)
         spec = PartitionSpec(field)
-    properties = {
-        "format-version": str(format_version),
-        **_PROPERTIES,
-        COMPUTED: "true",
-        **bounds_kept(partition[:1] if partition else ()),
-    }
+    needed = {"format-version": str(format_version), COMPUTED: "true"}
+    optional = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
     # Like a topic's table, it gets a location of its own, never that of a table that was dropped.
     location = None
     if LOCATIONS not in catalog.properties:
         location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
     with suppress(TableAlreadyExistsError):  # another run was faster
-        return catalog.create_table(
-            name, schema, location=location, partition_spec=spec, properties=properties
-        )
+        return create_table(catalog, name, schema, spec, location, needed, optional)
     return catalog.load_table(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -18,6 +19,7 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
+from test_folding import Connector, changed_topic, random_source, rows_of
 
 from topicberg import kafka
 from topicberg.errors import SpecError, TableflowError
@@ -26,7 +28,9 @@ from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM
 from topicberg.kafka.offsets import Ranges
+from topicberg.tableflow import old_values
 from topicberg.tableflow import reread as reread_module
+from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
 from topicberg.topics.requests import StoredRequest, write_request
 
@@ -168,6 +172,33 @@ def make_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeLake:
     return make
 
 
+def test_engine_change_log_after_a_compaction_as_of_an_older_head_is_reread(
+    make_lake: MakeLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, rng = make_lake("upsert", 2), Random(3)
+    lake.topic = changed_topic(tmp_path, monkeypatch)
+    lake.restart()
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    connector, source = Connector(lake.topic), random_source(rng, 2)
+    first, *others, last = source.batches(4)
+    heads = list[Snapshot]()
+    with monkeypatch.context() as waiting:
+        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        for batch in (first, *others):
+            connector.send(batch)
+            with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
+                lake.commit()
+            heads.append(lake.head)
+    lake.compact(heads[0])
+    connector.send(last)
+    with pytest.raises(TableflowError, match="brought back or doubled"):
+        lake.commit()
+    lake.reread()
+    while lake.ingestor.step().records:
+        pass
+    assert rows_of(lake.topic) == source.rows
+
+
 def changed(lake: Lake) -> Snapshot:
     """Return the first of two snapshots; the second one has deletes, updates and insertions."""
     lake.produce(**{f"k{number}": "old" for number in range(6)})
@@ -265,7 +296,7 @@ def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> N
     lake = make_lake("upsert", 2)
     lake.compact(changed(lake))
     lake.produce(k9="z")
-    lake.ingestor._foreign_commits.check = lambda _: None  # type: ignore[method-assign]
+    lake.ingestor._foreign_commits.check = lambda _: None  # type: ignore[method-assign, assignment]
     lake.commit()
     assert len(lake.rows()) == len(lake.expected()) + 3
     assert lake.reread().rows == 3

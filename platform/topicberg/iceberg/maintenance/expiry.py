@@ -236,7 +236,7 @@ def _remove_unused(table: Table) -> None:
         if unused := sorted({spec.spec_id for spec in metadata.partition_specs} - used):
             updates.append(RemovePartitionSpecsUpdate(spec_ids=unused))
     # A writer that adds a snapshot of such a schema or spec meanwhile moves a branch.
-    requirements = (
+    requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=metadata.table_uuid),
         AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
         AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),

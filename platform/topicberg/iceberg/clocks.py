@@ -1,0 +1,64 @@
+"""Commits that a catalog refuses because clocks differ.
+
+Each snapshot has the time of the machine that wrote it, and a catalog refuses one that is more than
+a minute before the newest of the table.
+
+Source: Iceberg, ``TableMetadata`` ("Expected sorted snapshot log entries", "Invalid update
+timestamp").
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+from pyiceberg.table import Table
+
+from topicberg.errors import TopicbergError, first_line
+from topicberg.logins.oauth import SKEW_SECONDS
+
+REFUSED = re.compile(
+    r"Expected sorted (snapshot|previous metadata) log|Invalid (snapshot|update) timestamp",
+    re.IGNORECASE,
+)
+"""What Iceberg's libraries say."""
+
+
+def clock_error(table: Table, error: Exception) -> TopicbergError | None:
+    """Return which clocks differ, and how far, if that is why a commit was refused."""
+    if not REFUSED.search(str(error)):
+        return None
+    metadata, now_ms = table.metadata, time.time() * 1000
+    times = [(entry.timestamp_ms, entry.snapshot_id) for entry in metadata.snapshot_log]
+    newest_ms, snapshot_id = max(times, default=(metadata.last_updated_ms, None))
+    newest_ms = max(newest_ms, metadata.last_updated_ms)
+    newest = f"its newest snapshot {snapshot_id}" if snapshot_id else "its last change"
+    message = (
+        f"table {'.'.join(table.name())}: the catalog refuses the commit because clocks differ: "
+        f"{newest} is of {_text(newest_ms)}, this machine's clock says {_text(now_ms)}, "
+        f"{_apart((newest_ms - now_ms) / 1000)}"
+    )
+    ahead: float | None = getattr(table.catalog, "skew_seconds", None)
+    hint = "correct the clock that is wrong, this machine's or that of who wrote the snapshot, for "
+    hint += f"instance with NTP; commits succeed again after {_text(newest_ms)}"
+    if ahead is not None:
+        catalogs_ms = now_ms + ahead * 1000
+        message += f"; the catalog's clock says {_text(catalogs_ms)}"
+        if abs(ahead) > SKEW_SECONDS:
+            hint = "correct this machine's clock, for instance with NTP"
+        elif newest_ms > catalogs_ms:
+            hint = (
+                "correct the clock of who wrote the snapshot, for instance with NTP; commits "
+                f"succeed again after {_text(newest_ms)}, or set `main` to an earlier snapshot"
+            )
+    return TopicbergError(f"{message}: {first_line(error)}", hint=hint)
+
+
+def _text(milliseconds: float) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _apart(seconds: float) -> str:
+    apart = timedelta(seconds=round(abs(seconds)))
+    return f"{apart} {'earlier' if seconds > 0 else 'later'}"
