@@ -405,6 +405,11 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     found = dagster_health.storage_problem(config)
     assert (found or "").startswith(why or "")
     assert (found is None) == (why is None)
+    kafka = Service()
+    kafka.why = "frozen"
+    watcher(config, Watched("kafka", kafka, "end it", patience=0))[0].look()
+    expected = "service disk" if why else "service kafka"
+    assert notices(config) == [(expected, "firing")], "it is the cause of all else"
 
 
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
