@@ -203,13 +203,13 @@ def _down(config: Settings, report: Report) -> bool:
 def _stop(config: Settings, context: Context | None, report: Report) -> bool:
     """End every process, gracefully if the supervisor answers."""
     if context and (processes := (control := supervisor.Control(context)).processes()) is not None:
-        left: list[str] = []
+        shown: list[str] = []
 
         def report_left(pids: set[int]) -> None:
-            nonlocal left
+            nonlocal shown
             names = [name for name, info in processes.items() if info["pid"] in pids]
-            if names and names != left:
-                left = names
+            if names and names != shown:
+                shown = names
                 report.stopping(names)
 
         control.shutdown()

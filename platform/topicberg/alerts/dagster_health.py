@@ -94,7 +94,7 @@ def storage_problem(config: Settings) -> str | None:
     no SQLite.
     """
     folder = config.state_dir / "dagster"
-    if (full := _full(folder)) is not None:
+    if (full := full_disk(folder)) is not None:
         return full
     for path in sorted(folder.rglob("*.db")):
         try:
@@ -111,7 +111,7 @@ def storage_problem(config: Settings) -> str | None:
     return None
 
 
-def _full(folder: Path) -> str | None:
+def full_disk(folder: Path) -> str | None:
     """Return which disk has no space left: a transaction that writes nothing succeeds there."""
     try:
         disk = os.statvfs(folder)

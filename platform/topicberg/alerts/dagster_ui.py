@@ -37,6 +37,7 @@ def note_ui(config: Settings, url: str) -> None:
     """Write that this process, which becomes Dagster's, serves there."""
     process = psutil.Process()
     document = {"url": url, "pid": process.pid, "started": process.create_time()}
+    document["served"] = time.time()  # the stack may have taken minutes before
     replace_file(ui_file(config), json.dumps(document))
 
 
@@ -73,7 +74,9 @@ def lost_ui(config: Settings) -> str | None:
 def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
     try:
         known = json.loads(ui_file(config).read_text())
-        return {"url": known["url"], "pid": int(known["pid"]), "started": float(known["started"])}
+        started = float(known["started"])
+        served = float(known.get("served", started))
+        return {"url": known["url"], "pid": int(known["pid"]), "started": started, "served": served}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -114,7 +117,7 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
             if not url:
                 return None
             noted = _noted_ui(config) if own else None
-            started = float(noted["started"]) if noted else 0.0
+            started = float(noted["served"]) if noted else 0.0
             why = dagster_checks(url, None if own else known, started)[name](seconds)
             if why is None:
                 answered.add(url)

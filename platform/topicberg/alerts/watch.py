@@ -23,6 +23,7 @@ from pydantic import SecretStr, ValidationError
 
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.channels import channels, deliver
+from topicberg.alerts.dagster_health import full_disk
 from topicberg.alerts.decisions import read_decisions
 from topicberg.alerts.restarts import restart_problem, with_start
 from topicberg.alerts.settings import alert_settings
@@ -87,7 +88,7 @@ def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> A
     """Return the alert of a service of the local stack that ends again and again."""
     remediation = (
         f"`topicberg logs {name}` shows why it ends. If it does not, the kernel may have ended it "
-        "because memory was short (`dmesg`), or a user did"
+        "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it"
     )
     alert = fault(name, why, since, remediation, title=title)
     what = f"{title or name} does not stay up: {why}"
@@ -223,6 +224,13 @@ class Watcher(threading.Thread):
         links = {"link": ui, "runbook": address_of(RUNBOOK, ui)}
         faults = {key: alert.model_copy(update=links) for key, alert in self._watch.look().items()}
         self._report(faults)
+        if (full := full_disk(self._config.state_dir)) is not None:  # what all else follows from
+            why, hint = split_hint(full)
+            disk = fault("disk", why, datetime.now(UTC), hint or "", title="the state directory")
+            disk = disk.model_copy(
+                update={"title": "the disk is full", "what": f"the state directory: {why}", **links}
+            )
+            faults = {disk.key: disk}
         path, known = self._config.state_dir / STATE_FILE, self._state
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)

@@ -933,3 +933,13 @@ def test_alerts_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for _ in range(50):
         way.send(Notice(state="firing", alert=FAULT, at=datetime.now(UTC)))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 4000
+
+
+def test_line_after_half_a_line_is_whole(tmp_path: Path) -> None:
+    """A writer was killed, or its disk was full."""
+    (way,) = channels(Settings(state_dir=tmp_path), AlertSettings())
+    (tmp_path / "alerts.jsonl").write_text('{"state": "fir')
+    for _ in range(2):
+        way.send(Notice(state="firing", alert=FAULT, at=datetime.now(UTC)))
+    lines = (tmp_path / "alerts.jsonl").read_text().splitlines()
+    assert [Notice.model_validate_json(line).alert for line in lines[1:]] == [FAULT, FAULT]

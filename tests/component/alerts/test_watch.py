@@ -297,11 +297,25 @@ def dagster(config: Settings, **chosen: Any) -> dict[str, Callable[[float], str 
     return {one.name: one.check for one in watched_dagster(config, AlertSettings(**chosen))}
 
 
+def note_old_ui(config: Settings, url: str) -> None:
+    """Note a `topicberg ui` that has had its time to start."""
+    note_ui(config, url)
+    known = json.loads(dagster_ui.ui_file(config).read_text())
+    dagster_ui.ui_file(config).write_text(json.dumps(known | {"served": 0}))
+
+
+def test_dagster_that_starts_is_reported_when_its_time_is_over(config: Settings) -> None:
+    note_ui(config, "http://127.0.0.1:1")
+    assert dagster(config)[WEBSERVER](5) is None
+    note_old_ui(config, "http://127.0.0.1:1")
+    assert dagster(config)[WEBSERVER](5) == "nothing listens on its port"
+
+
 def test_daemon_is_judged_by_its_newest_heartbeat(
     config: Settings, server: tuple[str, type[_Recorded]]
 ) -> None:
     url, handler = server
-    note_ui(config, url)
+    note_old_ui(config, url)
     checks, now = dagster(config), time.time()
     handler.heartbeats[:] = [now - MAX_HEARTBEAT_AGE - 10, now - MAX_HEARTBEAT_AGE + 10, None]
     assert (checks[DAEMON](5), checks[WEBSERVER](5)) == (None, None)
@@ -315,7 +329,7 @@ def test_daemon_is_judged_by_its_newest_heartbeat(
 def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
     assert set(dagster(config)) == {WEBSERVER, DAEMON, CODE}
     assert dagster(config)[WEBSERVER](5) is None, "nobody started it"
-    note_ui(config, "http://127.0.0.1:1")
+    note_old_ui(config, "http://127.0.0.1:1")
     assert running_ui(config) == "http://127.0.0.1:1"
     assert dagster(config)[WEBSERVER](5) == "nothing listens on its port"
     assert dagster(config)[DAEMON](5) is None, "the web server does not say"
@@ -358,7 +372,7 @@ def test_daemon_whose_database_is_locked_says_so(
 ) -> None:
     """Starting it again would not help."""
     url, handler = server
-    note_ui(config, url)
+    note_old_ui(config, url)
     handler.heartbeats[:] = [time.time() - 2 * MAX_HEARTBEAT_AGE]
     path = config.state_dir / "dagster" / "schedules" / "schedules.db"
     path.parent.mkdir()
@@ -391,6 +405,11 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     found = dagster_health.storage_problem(config)
     assert (found or "").startswith(why or "")
     assert (found is None) == (why is None)
+    kafka = Service()
+    kafka.why = "frozen"
+    watcher(config, Watched("kafka", kafka, "end it", patience=0))[0].look()
+    expected = "service disk" if why else "service kafka"
+    assert notices(config) == [(expected, "firing")], "it is the cause of all else"
 
 
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
@@ -451,7 +470,7 @@ def test_code_location_without_which_no_alert_is_sent_is_reported(
     config: Settings, server: tuple[str, type[_Recorded]], answer: dict[str, Any], why: str | None
 ) -> None:
     url, handler = server
-    note_ui(config, url)
+    note_old_ui(config, url)
     handler.workspace = answer
     assert dagster(config)[CODE](5) == why
 
@@ -520,7 +539,7 @@ def test_loop_of_the_daemon_that_hangs_is_reported_with_what_it_does(
 ) -> None:
     """The other loops write their heartbeats."""
     url, handler = server
-    note_ui(config, url)
+    note_old_ui(config, url)
     now = time.time()
     # ASSET is not required, and the scheduler writes once a minute.
     handler.heartbeats[:] = [now, now - 20, now - 900, now - 65]

@@ -84,6 +84,16 @@ def test_acknowledgement_is_sent_once_and_ends_with_the_fault() -> None:
     assert desk.listed() == [(ORDERS.key, "active")]
 
 
+def test_listed_fault_has_its_current_numbers() -> None:
+    desk = Desk(ORDERS)
+    desk.tick()
+    later = {"what": "50 records wait", "since": ORDERS.since + HOUR}
+    desk.now = {ORDERS.key: ORDERS.model_copy(update=later)}
+    assert desk.tick() == []
+    (listed,) = active_alerts([desk.state], desk.decisions, desk.at)
+    assert (listed.alert.what, listed.alert.since) == ("50 records wait", ORDERS.since)
+
+
 def test_fault_that_outlasts_its_acknowledgement_is_sent_again_once() -> None:
     desk = Desk(ORDERS)
     desk.tick()
