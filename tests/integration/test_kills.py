@@ -100,6 +100,7 @@ class Copies:
             if source not in (*table.sources, *table.lookups):
                 continue
             reach = table.lookback_of(self.lake.root(table)) or timedelta()
+            assert isinstance(reach, timedelta)
             for hour in hours:
                 forever = reach == FOREVER or source in table.lookups
                 end = HOURS - 1 if forever else hour + ceil(reach / timedelta(hours=1))

@@ -330,11 +330,8 @@ def test_scattered_windows_are_one_commit_of_exactly_these(
     spark: SparkSession, copied: Copied, lookback: timedelta | None
 ) -> None:
     """Late rows may be in any hours; with a lookback, of windows apart that read the same hours."""
-    catalog, source, plan = (
-        copied.catalog,
-        copied.source,
-        replace(copied.derivation, lookback=lookback),
-    )
+    catalog, source, plan = copied.catalog, copied.source, copied.derivation
+    plan = replace(plan, sources=tuple(replace(one, lookback=lookback) for one in plan.sources))
     hours = [START + timedelta(hours=hour) for hour in range(12)]
     create_table(
         spark, spark.createDataFrame([(at,) for at in hours], "at timestamp"), source, "at"

@@ -193,12 +193,13 @@ def _of_s3(sent: Sent) -> Iterator[Request]:
                 f"s3:{ {'PUT': 'Create', 'DELETE': 'Delete'}[sent.method] }Bucket", bucket
             )
         return
-    action = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}.get(sent.method)
+    reads = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
+    action = reads.get(sent.method, "PutObject")
     if sent.method == "DELETE" and "uploadId" in query:
         action = "AbortMultipartUpload"
     elif sent.method == "DELETE" and "versionId" in query:
         action = "DeleteObjectVersion"
-    yield Request(f"s3:{action or 'PutObject'}", f"{bucket}/{key}")
+    yield Request(f"s3:{action}", f"{bucket}/{key}")
 
 
 @contextmanager
@@ -232,7 +233,11 @@ def opened(gateway: Gateway) -> Iterator[Gateway]:
         def refuse(self, sent: Sent, reason: str) -> None:
             is_json = sent.target or sent.service in ("emr-serverless", "glue")
             if is_json:
-                content = {"__type": "AccessDeniedException", "message": reason, "Message": reason}
+                content: dict[str, Any] = {
+                    "__type": "AccessDeniedException",
+                    "message": reason,
+                    "Message": reason,
+                }
                 if sent.path.startswith("/iceberg/"):
                     content = {"error": {"message": reason, "type": "Forbidden", "code": 403}}
                 kind = {"x-amzn-errortype": "AccessDeniedException"}

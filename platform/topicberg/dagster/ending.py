@@ -49,7 +49,7 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
             report([f"the run {run.run_id[:8]} of {run_kind(run)}" for run in runs])
         processes = []
         for run in runs:
-            if (process := process_of(run)) is not None:
+            if (process := process_of(instance, run)) is not None:
                 processes += [process, *process.children(recursive=True)]
                 instance.run_launcher.terminate(run.run_id)
             elif run.status == dg.DagsterRunStatus.QUEUED:
@@ -58,7 +58,11 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
             process.kill()
         for run in runs:
             now = instance.get_run_by_id(run.run_id)
-            if now and now.status == dg.DagsterRunStatus.CANCELING and process_of(now) is None:
+            if (
+                now
+                and now.status == dg.DagsterRunStatus.CANCELING
+                and process_of(instance, now) is None
+            ):
                 instance.report_run_canceled(now, "Its process was killed: the stack is stopped.")
 
 

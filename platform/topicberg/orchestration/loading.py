@@ -29,7 +29,7 @@ from topicberg.orchestration.jobs import (
 )
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.project import VARIABLE
-from topicberg.settings import is_deployed, settings
+from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
 from topicberg.topics.kept import build_with_kept
 
@@ -78,10 +78,11 @@ def _made(
 
 
 def _everything(lake: Lake) -> dg.Definitions:
+    in_cloud = lake.config.deployment == "cloud"  # elsewhere nothing of it is to be made
     return dg.Definitions(
         assets=[
             *lake_assets(lake),
-            *(platform_assets(lake.config, lake.topics) if is_deployed(lake.config) else ()),
+            *(platform_assets(lake.config, lake.topics) if in_cloud else ()),
             alerts_asset(lake),
         ],
         asset_checks=list(lake_checks(lake)),

@@ -140,7 +140,8 @@ def _may_be_outdated(
     is_known = np.array([is_comparable(p, one.position) for p, one in compared], np.bool_)
     times = np.array([_NO_TIME if one.micros is None else one.micros for one in changes], np.int64)
     own = pc.fill_null(facts.table(["m"], numbers).column(0), -_NO_TIME - 1).to_numpy()
-    return is_before[pair] | (~is_known[pair] & (own < times[place]))
+    is_stale: NDArray[np.bool_] = is_before[pair] | (~is_known[pair] & (own < times[place]))
+    return is_stale
 
 
 def _change(facts: Facts, number: int) -> _At:

@@ -181,7 +181,7 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
                 PipesS3MessageWriter(s3),
             ) as pipes:
                 asked = JobRequest.model_validate(pipes.extras)
-                assert asked.window
+                assert asked.windows
                 folder = f"s3://{asked.settings['derived_bucket']}/{'/'.join(LABELS)}"
                 glue = vendors.glue_as(request["executionRoleArn"])
                 rows = pa.table({"id": [1]})
@@ -189,9 +189,8 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
                     glue.create_table(LABELS, rows.schema, folder).append(rows)
                 head = glue.load_table(LABELS).current_snapshot()
                 assert head
-                written = WrittenWindow(
-                    asked.window, 1, {asked.window.hours.start: 1}, head.snapshot_id
-                )
+                first = asked.windows[0].hours.start
+                written = WrittenWindow(asked.windows, 1, {first: 1}, head.snapshot_id)
                 report = JobReport(written=written)
                 pipes.report_custom_message(report.model_dump(mode="json"))
 
@@ -257,7 +256,11 @@ def drift(aws: Cloud) -> None:
         iam.create_policy_version(PolicyArn=arn, PolicyDocument=other, SetAsDefault=True)
     role = "demo_spark_job_role"
     iam.put_role_policy(RoleName=role, PolicyName="own", PolicyDocument=other)
-    trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": ACCOUNT}}
+    trust: dict[str, Any] = {
+        "Effect": "Allow",
+        "Action": "sts:AssumeRole",
+        "Principal": {"AWS": ACCOUNT},
+    }
     iam.update_assume_role_policy(RoleName=role, PolicyDocument=json.dumps(as_document(trust)))
     updates = {"ResultConfigurationUpdates": {"OutputLocation": "s3://other/"}}
     athena = boto3.client("athena")
@@ -308,7 +311,7 @@ def test_new_platform(tmp_path: Path) -> None:
 
 
 def test_existing_cluster_with_buckets_and_a_role(tmp_path: Path) -> None:
-    trust = {"Effect": "Allow", "Action": "sts:AssumeRole"}
+    trust: dict[str, Any] = {"Effect": "Allow", "Action": "sts:AssumeRole"}
     trust |= {"Principal": {"Service": "emr-serverless.amazonaws.com"}}
     arn = f"arn:aws:iam::{ACCOUNT}:role/their-jobs"
     with cloud(tmp_path, existing_buckets="true", bucket="theirs", emr_role_arn=arn) as aws:

@@ -47,8 +47,9 @@ def test_deploy_with_a_boundary_changes_only_roles_that_have_it(request_: Reques
     boundary = {"iam_permissions_boundary_arn": BOUNDARY}
     assert is_allowed("deploy", request_, **boundary)
     for changed in (f"{BOUNDARY}2", ADMIN, None):
-        context = {**request_.context, "iam:permissionsboundary": changed}
-        context = {key: value for key, value in context.items() if value}
+        context = dict(request_.context)
+        context.pop("iam:permissionsboundary", None)
+        context |= {"iam:permissionsboundary": changed} if changed else {}
         other = Request(request_.action, request_.resource, context)
         assert not is_allowed("deploy", other, **boundary), changed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ class Heard:
         return count
 
     def answers(self, service: str, count: int, total: int) -> None:
+        raise AssertionError
+
+    def stopping(self, names: Sequence[str]) -> None:
         raise AssertionError
 
 

@@ -81,14 +81,14 @@ class RotatingKey(Resource):
         published = "published" if newest.current else "not published"
         return Live(newest.label, {"key": published, "values": public}, facts)
 
-    def _reader(self, context: DeployContext) -> ApiKey | None:
-        """Return the reader's key of this kind; None: it has none.
+    def _reader(self, context: DeployContext) -> ApiKey:
+        """Return the reader's key of this kind.
 
         :raises TopicbergError: it is missing
         """
         name = context.names.confluent_secret(f"{READER}/{self.of}")
         key, _ = _open(self.of, context.read_secret(name) or {})
-        if key is None and self.of != "cloud":
+        if key is None:
             raise TopicbergError(
                 f"{self.title}: this login may not read secret {self.name}, and there is no "
                 f"{name}, whose key may only read",
