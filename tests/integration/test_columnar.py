@@ -23,9 +23,11 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
+from topicberg.kafka.last_records import find_records
 from topicberg.kafka.records import Records
 from topicberg.tableflow import batch_limits, engine, key_store, reading, tasks
 from topicberg.tableflow.columns import MAX_ROWS
+from topicberg.tableflow.commit import committed
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.plan import CONSUMER
@@ -184,6 +186,13 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     found = in_order(topic)
     assert [row["id"] for row in sorted(found, key=lambda row: row["id"])] == list(range(2_000))
     assert int(summary(topic.table().current_snapshot())["added-data-files"]) >= 3  # type: ignore[arg-type]
+    held = committed(topic.table())
+    last = find_records(
+        topic.endpoints, topic.spec.name, held.last_records, dict.fromkeys(held.offsets, 0)
+    )
+    assert last == held.last_records, "as the Python client reads it"
+    ends = {p: record.offset + 2 for p, record in held.last_records.items()}
+    assert ends == held.offsets, "the marker of the transaction is after it"
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])

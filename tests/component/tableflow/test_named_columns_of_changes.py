@@ -11,6 +11,7 @@ from debezium import UNAVAILABLE
 from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.tableflow import framing
+from topicberg.tableflow.commit import committed
 
 
 def fields(**kinds: str) -> list[dict[str, Any]]:
@@ -70,6 +71,8 @@ def test_folding_column_with_any_name_keeps_its_value(
     ingestor.step()
     ingestor.close()
     assert rows_of(topic) == [{"id": "seven", "v": "2", name: "large"}]
+    last = committed(ingestor.table()).last_records
+    assert {p: record.offset for p, record in last.items()} == {0: 1}, "the log is recognized by it"
 
 
 @pytest.mark.parametrize("name", ["offset", "partition"])
