@@ -255,7 +255,7 @@ def test_stale_reads_in_any_batches_leave_the_rows_of_the_source(
             del rows[key]
             events.append(change("d", number, key=key))
         else:
-            row = {"id": key, "v": number, "big": f"b{number}"}
+            row: dict[str, Any] = {"id": key, "v": number, "big": f"b{number}"}
             sent = row["big"]
             if key in rows and rng.random() < 0.5:
                 row["big"], sent = rows[key]["big"], UNAVAILABLE
