@@ -27,7 +27,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 _SECOND, _DAY = 1_000_000, 86_400_000_000
 
 
-class Moment(NamedTuple):
+class ZonedTime(NamedTuple):
     """``micros``: since 1970, by the clock of its zone. ``offset``: of the zone, in minutes from
     UTC; None: the text has none.
     """
@@ -40,7 +40,7 @@ class Moment(NamedTuple):
         return self.micros - (self.offset or 0) * 60 * _SECOND
 
 
-def moment(text: str, *, is_iso: bool) -> Moment | None:
+def moment(text: str, *, is_iso: bool) -> ZonedTime | None:
     """Return the time that a text is; None: it is none.
 
     Digits beyond microseconds are dropped. A leap second is the first second after it, as in POSIX:
@@ -61,12 +61,12 @@ def moment(text: str, *, is_iso: bool) -> Moment | None:
     seconds = (24 * days + int(hour or 0)) * 3600 + int(minute or 0) * 60 + int(second or 0)
     micros = _SECOND * seconds + int(f"{fraction or ''}000000"[:6])
     if zone is None:
-        return None if second == "60" else Moment(micros, None)
+        return None if second == "60" else ZonedTime(micros, None)
     hours, minutes = (0, 0) if zone in "Zz" else (int(zone[1:3]), int(zone[-2:]) if zone[3:] else 0)
     if hours > 23 or minutes > 59:
         return None
-    found = Moment(micros, (60 * hours + minutes) * (-1 if zone[0] == "-" else 1))
-    return None if second == "60" and not _is_after_leap_second(found.utc_micros) else found
+    parsed = ZonedTime(micros, (60 * hours + minutes) * (-1 if zone[0] == "-" else 1))
+    return None if second == "60" and not _is_after_leap_second(parsed.utc_micros) else parsed
 
 
 def date_time_micros(text: str, most: int = MAX_OFFSET) -> int | None:

@@ -114,7 +114,7 @@ def record_type(number: int, endpoints: Endpoints) -> str:
         return f"the unknown schema {number}"
     text = schema.schema_str or ""
     match = _NAME_OF_TYPE.search(text)
-    title = next((one for one in match.groups() if one), "") if match else f"schema {number}"
+    title = next((group for group in match.groups() if group), "") if match else f"schema {number}"
     return f"{title} (subject {', '.join(subjects) or 'unknown'})"
 
 

@@ -139,12 +139,12 @@ class EventTime:
         if kind in EPOCHS:
             return _of_epoch(value, EPOCHS[kind])
         if kind == ISO:
-            found = moment(value, is_iso=True)
-            if found is None:
+            parsed = moment(value, is_iso=True)
+            if parsed is None:
                 return "a time of ISO 8601 expected"
-            if found.offset is not None:
-                return found.utc_micros
-            local = _LOCAL_EPOCH + timedelta(microseconds=found.micros)
+            if parsed.offset is not None:
+                return parsed.utc_micros
+            local = _LOCAL_EPOCH + timedelta(microseconds=parsed.micros)
         else:
             try:
                 local = datetime.strptime(value, kind)

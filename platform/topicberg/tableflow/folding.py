@@ -395,9 +395,9 @@ class Folding:
         newest = newest[pc.sort_indices(places.take(pa.array(newest)), ages).to_numpy()]
         self._forget(places.column("p").take(pa.array(newest[:-most])).to_pylist())
         held_high = np.array([int(key[:16], 16) for key in deletes], np.uint64)
-        held = np.flatnonzero(np.isin(keys.high, held_high))
+        known = np.flatnonzero(np.isin(keys.high, held_high))
         newest = newest[-most:]
-        chosen = np.append(np.setdiff1d(held, newest), newest)
+        chosen = np.append(np.setdiff1d(known, newest), newest)
         for which, row in zip(chosen, places.take(pa.array(chosen)).to_pylist(), strict=True):
             key = keys.text(which)
             order, deletion = order_of(row["m"], row["p"]), deletes.get(key)

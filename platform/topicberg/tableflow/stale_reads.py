@@ -81,21 +81,23 @@ def stale_reads(
     columns = by_key.facts.table(["partition", "op"], np.arange(len(numbers))).to_pylist()
     ordered = _changes(by_key.facts, np.arange(len(numbers)))
     newest: _At | None = None
-    for place, (change, at) in enumerate(zip(columns, ordered, strict=True)):
+    for place, (change, order) in enumerate(zip(columns, ordered, strict=True)):
         if by_key.is_new_group[place]:
             newest = rows.get(int(by_key.key_numbers[place]))
         number = numbers[by_key.order[place]]
         if is_suspect[number]:
-            newer = [one for one in (newest, *truncates) if one and one.is_after_read(at)]
+            newer = [
+                other for other in (newest, *truncates) if other and other.is_after_read(order)
+            ]
             if newer:
                 is_ignored[number] = True
                 reads.ignored += 1
                 _note_outdated(reads, change["partition"], newer)
                 continue
-            forgotten = newest is None and is_read_before(at.position, reads.forgotten)
-            reads.doubtful += forgotten or (newest is not None and newest.may_be_after_read(at))
-        if at != (None, None):  # a tombstone has neither
-            newest = at
+            forgotten = newest is None and is_read_before(order.position, reads.forgotten)
+            reads.doubtful += forgotten or (newest is not None and newest.may_be_after_read(order))
+        if order != (None, None):  # a tombstone has neither
+            newest = order
     return StaleReads(is_ignored, reads)
 
 
@@ -111,7 +113,7 @@ def _suspects(facts: Facts, reads: ReadState, *, may_move: bool) -> NDArray[np.i
         used, place = np.unique(np.searchsorted(streamed, own), return_inverse=True)
         before = _At(*reads.streamed.get(partition, (None, None)))
         last = [before if n == 0 else _change(facts, streamed[n - 1]) for n in used]
-        if any(one != (None, None) for one in last):
+        if any(change != (None, None) for change in last):
             suspects.append(own[_may_be_outdated(facts, own, last, place)])
         if len(streamed):
             reads.streamed[partition] = _change(facts, streamed[-1])
@@ -136,12 +138,14 @@ def _may_be_outdated(
         place * len(distinct) + positions.indices.to_numpy(), return_inverse=True
     )
     compared = [(distinct[n % len(distinct)], changes[n // len(distinct)]) for n in pairs.tolist()]
-    is_before = np.array([is_read_before(p, one.position) for p, one in compared], np.bool_)
-    is_known = np.array([is_comparable(p, one.position) for p, one in compared], np.bool_)
-    times = np.array([_NO_TIME if one.micros is None else one.micros for one in changes], np.int64)
+    is_before = np.array([is_read_before(p, change.position) for p, change in compared], np.bool_)
+    is_known = np.array([is_comparable(p, change.position) for p, change in compared], np.bool_)
+    times = np.array(
+        [_NO_TIME if change.micros is None else change.micros for change in changes], np.int64
+    )
     own = pc.fill_null(facts.table(["m"], numbers).column(0), -_NO_TIME - 1).to_numpy()
-    is_stale: NDArray[np.bool_] = is_before[pair] | (~is_known[pair] & (own < times[place]))
-    return is_stale
+    may_be: NDArray[np.bool_] = is_before[pair] | (~is_known[pair] & (own < times[place]))
+    return may_be
 
 
 def _change(facts: Facts, number: int) -> _At:
@@ -157,16 +161,16 @@ def _changes(facts: Facts, numbers: NDArray[np.intp]) -> list[_At]:
 def _rows(target: FoldTarget, state: FoldState, by_key: ByKey) -> dict[int, _At]:
     """Return time and position of the row, or of the deletion, of each key."""
     keys = by_key.hashes.chosen(by_key.is_new_key)
-    found = {}
+    orders = {}
     for number in range(len(keys.high)) if state.deletes else ():
         if (deletion := state.deletes.get(keys.text(number))) is not None:
-            found[number] = _At(deletion.micros, deletion.position)
+            orders[number] = _At(deletion.micros, deletion.position)
     if target.head is not None:
         old = OldRows(target, target.index.keyed_rows(target.table, target.head, keys), [], [])
         matches = old.matches(np.arange(len(keys.high)))
         numbers = np.flatnonzero(matches >= 0)
-        found |= zip(numbers.tolist(), map(_At._make, old.changes(matches[numbers])), strict=True)
-    return found
+        orders |= zip(numbers.tolist(), map(_At._make, old.changes(matches[numbers])), strict=True)
+    return orders
 
 
 def _note_outdated(reads: ReadState, partition: int, newer: Sequence[_At]) -> None:

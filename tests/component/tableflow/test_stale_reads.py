@@ -255,8 +255,8 @@ def test_stale_reads_in_any_batches_leave_the_rows_of_the_source(
             del rows[key]
             events.append(change("d", number, key=key))
         else:
-            sent = f"b{number}"
-            row = {"id": key, "v": number, "big": sent}
+            row: dict[str, Any] = {"id": key, "v": number, "big": f"b{number}"}
+            sent = row["big"]
             if key in rows and rng.random() < 0.5:
                 row["big"], sent = rows[key]["big"], UNAVAILABLE
             events.append(change("u" if key in rows else "c", number, key=key, big=sent))

@@ -124,7 +124,7 @@ def _array(rests: Sequence[str | None]) -> str | None:
 
 
 def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> str | None:
-    found = []
+    pieces = []
     for name, inner in value.items():
         if name not in children:
             here.container, here.place = value, name
@@ -132,8 +132,8 @@ def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> str | Non
         else:
             rest = unknown(children[name], inner)
         if rest is not None:
-            found.append(f"{quoted(name)}:{rest}")
-    return f"{{{','.join(found)}}}" if found else None
+            pieces.append(f"{quoted(name)}:{rest}")
+    return f"{{{','.join(pieces)}}}" if pieces else None
 
 
 # --- nested values ---

@@ -213,18 +213,18 @@ def rendered(value: Any, most: float = math.inf) -> str:
         case Number():
             return str(value)
         case dict():
-            pieces = (f"{quoted(name)}:{rendered(one, most)}" for name, one in value.items())
+            pieces = (f"{quoted(name)}:{rendered(inner, most)}" for name, inner in value.items())
         case list():
-            pieces = (rendered(one, most) for one in value)
+            pieces = (rendered(inner, most) for inner in value)
         case _:
             return quoted(value) if isinstance(value, str) else json.dumps(value)
-    found: list[str] = []
+    read: list[str] = []
     for piece in pieces:
-        found.append(piece)
+        read.append(piece)
         most -= len(piece)
         if most < 0:
             break
-    text = ",".join(found)
+    text = ",".join(read)
     return f"{{{text}}}" if isinstance(value, dict) else f"[{text}]"
 
 
