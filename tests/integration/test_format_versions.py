@@ -280,11 +280,16 @@ def test_upgrade_command_warns_and_compacts_first(make_topic: MakeTopic) -> None
     refused = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name], input="n\n")
     assert refused.exit_code == 1
     assert "Athena" in refused.output
+    assert "Snowflake cannot refresh" in refused.output
     assert topic.table().format_version == 2
     done = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name, "--yes"])
     assert done.exit_code == 0, done.output
     assert topic.table().format_version == 3
     assert "compacted 2 data files" in done.output
+    assert "for Snowflake: " in done.output
+    head = topic.table().current_snapshot()
+    assert head is not None
+    assert head.first_row_id is not None, "Snowflake needs a snapshot of version 3"
     assert sorted(row["id"] for row in topic.rows("id")) == [0, 1]
     again = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name, "--yes"])
     assert "already" in again.output

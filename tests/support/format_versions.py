@@ -35,6 +35,8 @@ def upgrade(catalog: SqlCatalog, table: Table) -> Table:
     """Return the table after its upgrade to version 3, as a REST catalog does it."""
     place = Path(urlsplit(table.metadata_location).path)
     document = json.loads(place.read_text()) | {"format-version": 3, "next-row-id": 0}
+    entry = {"metadata-file": table.metadata_location, "timestamp-ms": document["last-updated-ms"]}
+    document["metadata-log"] = [*document["metadata-log"], entry]
     upgraded = place.with_name(f"99999-{uuid.uuid4()}.metadata.json")
     upgraded.write_text(json.dumps(document))
     catalog.drop_table(table.name())

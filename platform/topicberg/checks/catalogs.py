@@ -17,6 +17,7 @@ from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, find_table_path, read_back
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
+from topicberg.checks.snowflake_upgrades import describe_steps
 from topicberg.iceberg.position_deletes import live_rows
 from topicberg.iceberg.summaries import summary
 from topicberg.wording import count
@@ -195,8 +196,16 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     if since := stale_since(table, state, here, probe):
         lag = age((probe.now - since).total_seconds())
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
+        is_upgraded = bool(other) and state.format_version < 3 <= table.format_version
         problem = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
-        return bad(problem + other, since, glue_is_wrong)
+        if not is_upgraded:
+            return bad(problem + other, since, glue_is_wrong)
+        other += (
+            f"; the table was upgraded from format version {state.format_version} to "
+            f"{table.format_version}, after which Snowflake does not refresh it by itself"
+        )
+        steps = describe_steps(path, probe.table, probe.config)
+        return replace(bad(problem + other, since, glue_is_wrong), remediation=steps)
     rows = count_rows(state)
     snapshot = state.current_snapshot()
     facts |= {

@@ -33,7 +33,7 @@ def sync(
     moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
     echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
     with Snowflake().connection() as connection:
-        seen = sync(
-            connection, config, chosen.snowflake_name, chosen.snowflake_source, iceberg.location()
-        )
+        names = chosen.snowflake_name, chosen.snowflake_source
+        state = iceberg.location(), iceberg.format_version
+        seen = sync(connection, config, *names, *state)
     echo(f"Snowflake: {count(seen.rows, 'row')}")

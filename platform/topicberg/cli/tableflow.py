@@ -223,18 +223,26 @@ def upgrade(
     It cannot be undone, and some readers cannot read the table afterwards. The table is compacted
     first, while the engine runs.
     """
+    from topicberg.catalogs.snowflake.names import table_path
+    from topicberg.checks.check import CheckedTable
+    from topicberg.checks.snowflake_upgrades import describe_needs, describe_steps
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
     from topicberg.iceberg.maintenance.conflicts import retried
     from topicberg.iceberg.position_deletes import trim_deletes
     from topicberg.iceberg.readers import EVERY, configured
-    from topicberg.iceberg.versions import NEWEST, upgrade_table
+    from topicberg.iceberg.versions import NEWEST, lacks_snapshot, upgrade_table
 
     config = settings()
     spec, table, endpoints = _open(topic)
     name = ".".join(table.name())
+    checked = CheckedTable(spec.table_name, spec.table_identifier(config))
+    path = table_path(config, checked.snowflake_name, checked.snowflake_source)
     if table.format_version >= NEWEST:
         echo(f"{name} is of format version {table.format_version} already")
+        if lacks_snapshot(table):  # another writer upgraded it, or this command was stopped
+            retried(name, lambda: trim_deletes(table.refresh()))
+            echo(f"for Snowflake: {describe_steps(path, checked, config)}")
         return
     reasons = {reader: reader.reason(table, NEWEST) for reader in EVERY}
     lost = ", ".join(reader.name for reader, reason in reasons.items() if reason)
@@ -243,7 +251,7 @@ def upgrade(
         f"{name}: a format version cannot be lowered, so an upgrade to {NEWEST} is final. Readers "
         f"that cannot read the table afterwards: {lost or 'none that topicberg knows'}"
         + (f" (this deployment uses {', '.join(used)})" if used else "")
-        + ". Check every other reader before you continue.",
+        + f". {describe_needs(path, config)}. Check every other reader before you continue.",
         fg="yellow",
         err=True,
     )
@@ -255,6 +263,7 @@ def upgrade(
     upgrade_table(table.refresh())
     retried(name, lambda: trim_deletes(table.refresh()))
     echo(f"{name} is of format version {NEWEST}")
+    echo(f"for Snowflake: {describe_steps(path, checked, config)}")
     if spec.table.format_version < NEWEST:
         echo(
             f"set `table.format_version: {NEWEST}` in the spec of {topic}: without it the table is "

@@ -31,6 +31,7 @@ from topicberg.iceberg.manifests import is_vector, new_file, referenced_file, se
 from topicberg.iceberg.partition_values import exact_partition, partition_columns
 from topicberg.iceberg.summaries import TRIMMED
 from topicberg.iceberg.vectors import read_vectors, write_vectors
+from topicberg.iceberg.versions import lacks_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,6 +148,7 @@ def trim_deletes(table: Table) -> int:
 
     Otherwise the totals of all later snapshots count rows as deleted that do not exist, or twice.
     Files in a partition that is not theirs (see :func:`misplaced_files`) are moved to their own.
+    The first snapshot after an upgrade is committed in any case: Snowflake needs it.
 
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
@@ -173,7 +175,7 @@ def trim_deletes(table: Table) -> int:
         kept = [FileRows(data[path], np.unique(positions)) for path, positions in by_path.items()]
     add_deletes(change, kept)
     change.remove(stale)
-    if stale or kept or corrected:
+    if stale or kept or corrected or lacks_snapshot(table):
         change.commit()
     return len(stale)
 

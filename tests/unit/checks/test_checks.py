@@ -18,6 +18,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 from equality_deletes import with_equality_deletes
+from format_versions import allow_version_3, upgrade
 from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
@@ -41,6 +42,7 @@ from typer.testing import CliRunner
 
 from topicberg import kafka, retry
 from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, SnowflakeTable
 from topicberg.checks.catalogs import (
     check_parity,
@@ -86,6 +88,7 @@ from topicberg.checks.topic import (
 from topicberg.cli import app
 from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
 from topicberg.iceberg.erasure import Rows, erase
+from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, FIRST_OFFSETS, ROWS_SKIPPED, TOPIC_ID
 from topicberg.iceberg.tables import find_table
@@ -800,6 +803,9 @@ def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
         assert dropped.cause == "iceberg/orders:up_to_date"
 
 
+PATH = TablePath("LAKE", "TABLES", "ORDERS")
+
+
 class Catalogs:
     """A table in Glue and Snowflake, and what the checks inspect of it."""
 
@@ -815,7 +821,7 @@ class Catalogs:
             find=lambda name: find_table(self.catalog, name),
             iceberg=find_table(self.catalog, name),
             now=self.now,
-            config=None,
+            config=settings(),
             catalogs_patience=timedelta(minutes=5),
             table=SimpleNamespace(identifier=name, glue_table=name, **names),
             deployment=SimpleNamespace(glue=lambda: self.client),
@@ -832,7 +838,7 @@ def catalogs(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     with mock_aws():
         client = boto3.client("glue", region_name="us-east-1")
         fixture = Catalogs(catalog, client)
-        monkeypatch.setattr("topicberg.checks.catalogs.find_table_path", lambda *_: None)
+        monkeypatch.setattr("topicberg.checks.catalogs.find_table_path", lambda *_: PATH)
         monkeypatch.setattr("topicberg.checks.catalogs.read_back", fixture.read_back)
         yield fixture
 
@@ -857,6 +863,21 @@ def test_pointer_and_parity_of_a_table_created_again_name_the_dropped_one(
     assert parity.cause == "glue/orders:pointer"
     glue.register(catalogs.client, catalogs.catalog.load_table("shop.orders"), "shop", "orders")
     assert check_pointer(catalogs.probe()).passed
+
+
+def test_parity_of_upgraded_table_that_snowflake_does_not_refresh_names_the_upgrade(
+    table: Table, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow_version_3(monkeypatch)
+    append(table, {"side": "BUY"})
+    catalogs.in_snowflake = table.metadata_location
+    table = upgrade(catalogs.catalog, table)
+    trim_deletes(table)
+    glue.register(catalogs.client, table.refresh(), "shop", "orders")
+    catalogs.now += timedelta(minutes=6)
+    parity = check_parity(catalogs.probe(), cast("Any", None))
+    assert "was upgraded from format version 2 to 3, after which Snowflake does not" in parity.what
+    assert parity.remediation == "sync, which replaces the table in Snowflake"
 
 
 def test_pointer_and_parity_of_a_table_without_rows_pass(table: Table, catalogs: Catalogs) -> None:

@@ -28,6 +28,7 @@ from topicberg.iceberg.manifests import is_vector, read_entries, read_manifests
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows, trim_deletes
 from topicberg.iceberg.snapshots import affected_hours, report
 from topicberg.iceberg.summaries import summary
+from topicberg.iceberg.versions import lacks_snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = int(START.timestamp()) // 3600
@@ -164,6 +165,29 @@ def test_trim_replaces_delete_files_of_an_upgraded_table(catalog: SqlCatalog, ta
     facts = report(head)
     assert (facts.operation, facts.total_records) == ("replace", 3)
     assert trim_deletes(table) == 0
+
+
+def test_trim_of_upgraded_table_without_deletes_commits_one_snapshot(
+    catalog: SqlCatalog, table: Table
+) -> None:
+    """Snowflake refreshes no upgraded table before it has a snapshot of version 3."""
+    add(table, 1, 2)
+    assert not lacks_snapshot(table)
+    table = upgrade(catalog, table)
+    assert lacks_snapshot(table)
+    assert trim_deletes(table) == 0
+    head = table.refresh().current_snapshot()
+    assert head is not None
+    assert (report(head).operation, head.first_row_id) == ("replace", 0)
+    assert not lacks_snapshot(table)
+    assert row_ids(table) == [(0, 2)]
+    assert table.scan().to_arrow().num_rows == 2
+    trim_deletes(table)
+    assert table.refresh().current_snapshot() == head
+
+
+def test_upgraded_table_without_rows_lacks_no_snapshot(catalog: SqlCatalog, table: Table) -> None:
+    assert not lacks_snapshot(upgrade(catalog, table))
 
 
 def test_refused_snapshot_is_a_conflict_if_ids_moved(

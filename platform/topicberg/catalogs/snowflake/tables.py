@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from topicberg.catalogs.snowflake.names import (
     QUERY_ROLE,
@@ -90,22 +90,27 @@ def sync(
     table: str,
     glue: tuple[str, str],
     location: str,
+    version: int = 2,
 ) -> SnowflakeTable:
     """Make the Iceberg table if it is missing, refresh it to what Glue has, and read it back.
 
     In a linked database wait for its discovery instead. A table whose Iceberg table was created
-    again in the other bucket is replaced: it is a pointer, and its volume cannot change.
+    again in the other bucket, or upgraded, is replaced: it is a pointer, and its volume and format
+    version cannot change.
 
     :param table: its name in Snowflake
     :param glue: database and table in Glue
     :param location: of the Iceberg table
+    :param version: of Iceberg's format, of the Iceberg table
     """
     path = find_table_path(connection, config, table, glue)
-    if _refused(connection, refresh_table(path)):
+    if error := _refused(connection, refresh_table(path)):
         if path.is_linked:
             _wait_for_discovery(connection, config, path)
         else:
-            _require(connection, config, path, glue, location)
+            # `topicberg deploy` owns the topics' tables, with grants that others lose.
+            version = 0 if error.errno == NOT_ALLOWED else version
+            _require(connection, config, path, glue, location, version)
         if error := _refused(connection, refresh_table(path)):
             # A topic's table that belongs to another role follows by itself. One that was created
             # again in the catalog is dropped by Snowflake, and discovered again.
@@ -148,17 +153,23 @@ def _require(
     path: TablePath,
     glue: tuple[str, str],
     location: str,
+    version: int,
 ) -> None:
-    """Make the table if it is missing, or if it is on another volume than its files."""
+    """Make the table if it is missing, on another volume than its files, or of an older version."""
     names = SnowflakeNames.of(config)
     derived = config.derived_bucket != config.bucket and location.startswith(
         config.derived_warehouse
     )
     volume = names.derived_volume if derived else names.volume
-    current_volume = _volume_of(connection, path)
-    if current_volume is not None and current_volume != volume:
+    current = _shown(connection, path)
+    is_current = (
+        current is not None
+        and current["external_volume_name"] == volume
+        and int(current.get("iceberg_table_format_version") or version) >= version
+    )
+    if current is not None and not is_current:
         ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
-    if current_volume != volume:
+    if not is_current:
         statement = create_table(names, path.table, *glue, volume=volume, if_missing=True)
         _create(connection, config, path, statement)
 
@@ -312,6 +323,12 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
 
     It is empty where the catalog vends credentials.
     """
+    row = _shown(connection, path)
+    return None if row is None else str(row["external_volume_name"] or "")
+
+
+def _shown(connection: SnowflakeConnection, path: TablePath) -> dict[str, Any] | None:
+    """Return what SHOW ICEBERG TABLES says of a table; None: there is no such table."""
     from snowflake.connector.errors import ProgrammingError
 
     show = f"SHOW ICEBERG TABLES LIKE {like(path.table)} IN SCHEMA {path.within}"
@@ -322,5 +339,4 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
             return None
         raise
     # LIKE ignores case.
-    same = (row for row in rows if row["name"] == path.table)
-    return next((str(row["external_volume_name"] or "") for row in same), None)
+    return next((row for row in rows if row["name"] == path.table), None)

@@ -138,7 +138,8 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
     iceberg = lakehouse.catalog().load_table(table.identifier)
     with snowflake.connection() as connection:
         where = (table.snowflake_name, table.snowflake_source)
-        seen = sync(connection, lakehouse.config, *where, iceberg.location())
+        state = iceberg.location(), iceberg.format_version
+        seen = sync(connection, lakehouse.config, *where, *state)
     folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
     return dg.MaterializeResult(
         asset_key=table.key("snowflake"),

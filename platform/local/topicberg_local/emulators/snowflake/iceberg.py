@@ -85,6 +85,18 @@ class Metadata:
         return int(self.content["format-version"])
 
     @property
+    def recognized_version(self) -> int:
+        """The format version that Snowflake recognizes: an upgrade to 3 only in a later snapshot.
+
+        The specification requires ``first-row-id`` of the snapshots of version 3, and forbids it
+        before.
+        https://docs.snowflake.com/en/user-guide/tables-iceberg-v3-specification-support
+        """
+        snapshot = self.snapshot
+        is_older = snapshot is not None and "first-row-id" not in snapshot
+        return min(self.format_version, 2) if is_older else self.format_version
+
+    @property
     def schema_id(self) -> int:
         return int(self.content.get("current-schema-id", 0))
 

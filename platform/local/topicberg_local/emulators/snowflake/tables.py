@@ -254,7 +254,7 @@ def _position(version: Version) -> dict[str, Any]:
         "TABLE_UUID": metadata.content.get("table-uuid"),
         "PARTITION_SPECS": metadata.partition_specs(),
         "PARTITION_SPEC_ID": metadata.content.get("default-spec-id", 0),
-        "FORMAT_VERSION": metadata.format_version,
+        "FORMAT_VERSION": metadata.recognized_version,
         "REFRESHED": time.time(),
         "REFRESH_ERROR": None,
     }
@@ -329,7 +329,10 @@ def refresh(account: Account, name: Name) -> None:
             _note_success(account, name)
             return
         version = _fetch(account, name, table.properties, location)
+        _refuse_upgraded(account, table, version.metadata)
         properties = {**table.properties, **_position(version)}
+        # A rollback to a snapshot of version 2 is no downgrade of the table.
+        properties["FORMAT_VERSION"] = version.metadata.format_version
         if account.linked(name[0]) and properties["TABLE_UUID"] != table.properties["TABLE_UUID"]:
             unlink(account, name)
             raise errors.catalog_failure(
@@ -343,6 +346,28 @@ def refresh(account: Account, name: Name) -> None:
             account.store.put(Stored(TABLE, name, properties, table.created))
             _publish(account, name, properties, version.metadata)
     forget_old_copies(account)
+
+
+def _refuse_upgraded(account: Account, table: Stored, metadata: Metadata) -> None:
+    """Refuse to refresh a table that another engine upgraded to version 3 of Iceberg.
+
+    In a standard database, one that has a snapshot since then has to be replaced as well. For
+    catalog-linked databases Snowflake documents no more than that a snapshot is needed.
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
+
+    :raises ProgrammingError: the refresh cannot succeed
+    """
+    version = table.properties["FORMAT_VERSION"]
+    if version > 2 or metadata.format_version < 3:
+        return
+    is_recognized = metadata.recognized_version > 2
+    if is_recognized and account.linked(table.name[0]):
+        return
+    needed = "replace the table" if is_recognized else "commit a new snapshot with that engine"
+    raise errors.catalog_failure(
+        f"Failed to refresh '{display(table.name)}': another engine upgraded it from Iceberg "
+        f"format version {version} to {metadata.format_version}; {needed}."
+    )
 
 
 def _note_success(account: Account, name: Name) -> None:
