@@ -42,6 +42,8 @@ from topicberg.transforms.publish import STATE_TOPIC
 
 pytestmark = pytest.mark.integration
 TOPIC = "rights_orders"
+READER_ACLS = ("confluent/acl/reader_cluster", "confluent/acl/reader_topics")
+"""Of who plans a deployment, not of who runs topicberg."""
 KEPT = (
     *(ENVIRONMENT, CLUSTER, REGISTRY, binding("cluster_admin"), f"confluent/topic/{TOPIC}"),
     *("confluent/service_account/", "key/kafka_"),
@@ -59,7 +61,7 @@ class Deployment:
         self.acls = {
             one.key.removeprefix("confluent/acl/"): one
             for one in every
-            if isinstance(one, Acl) and one.key != CONNECTOR_ACL
+            if isinstance(one, Acl) and one.key not in (CONNECTOR_ACL, *READER_ACLS)
         }
         self.graph: list[Resource] = [
             *(one for one in every if one.key.startswith(KEPT)),

@@ -25,7 +25,7 @@ class Report(Protocol):
     def answers(self, service: str, count: int, total: int) -> None:
         """Report that ``service`` answers, the ``count``-th of ``total``."""
 
-    def stopping(self, what: Sequence[str]) -> None:
+    def stopping(self, names: Sequence[str]) -> None:
         """Report what has not ended yet, whenever that changes."""
 
 
@@ -49,5 +49,5 @@ class LogReport:
     def answers(self, service: str, count: int, total: int) -> None:
         logger.info("%s is up (%d of %d)", service, count, total)
 
-    def stopping(self, what: Sequence[str]) -> None:
-        logger.info("stopping %s", listed(what, MAX_SHOWN))
+    def stopping(self, names: Sequence[str]) -> None:
+        logger.info("stopping %s", listed(names, MAX_SHOWN))

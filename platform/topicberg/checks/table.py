@@ -62,21 +62,21 @@ def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
     missing = [f"{name} ({reason})" for name, reason in misses.items() if reason]
     if not wrong and not missing:
         return good(f"all readers can read format version {version}", **facts)
-    what, remediation = list[str](), list[str]()
+    problems, remediation = list[str](), list[str]()
     if wrong:
-        what.append(f"is of format version {version}, and cannot be read by {', '.join(wrong)}")
+        problems.append(f"is of format version {version}, and cannot be read by {', '.join(wrong)}")
         remediation.append(
             "use the other readers, or drop the table and create it again with a format version "
             "and types that all readers support (`table.format_version` in the spec)"
         )
     if missing:
-        what.append(f"is not read completely by {', '.join(missing)}")
+        problems.append(f"is not read completely by {', '.join(missing)}")
         remediation.append(
             "query it with `topicberg query`, which reads all rows; in DuckDB itself, run "
             f"`{READ_ALL_FILES}` first"
         )
     return Finding(
-        what=f"the table {'; it '.join(what)}",
+        what=f"the table {'; it '.join(problems)}",
         remediation="; ".join(remediation),
         severity="warning",
         facts=facts,

@@ -50,13 +50,13 @@ class _TerminalReport:
         text = f"{service} is up"
         self._progress.update(self._starting, completed=count, description=text)
 
-    def stopping(self, what: Sequence[str]) -> None:
+    def stopping(self, names: Sequence[str]) -> None:
         from topicberg.wording import listed
 
         if self._stopping is None:
-            self._stopping = self._progress.add_task("", total=len(what), unit="to end")
-        text = f"stopping {listed(what, 3)}"
-        self._progress.update(self._stopping, completed=len(what), description=text)
+            self._stopping = self._progress.add_task("", total=len(names), unit="to end")
+        text = f"stopping {listed(names, 3)}"
+        self._progress.update(self._stopping, completed=len(names), description=text)
 
 
 def up() -> None:

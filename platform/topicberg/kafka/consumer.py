@@ -118,8 +118,8 @@ def batch_end(endpoints: Endpoints, topic: str, partition: int, offset: int, end
     :param end: of the partition, or of what is read of it
     """
 
-    def first_offset(at: int) -> int | None:
-        with _consumer(endpoints, topic, {partition: at}) as consumer:
+    def first_offset(offset: int) -> int | None:
+        with _consumer(endpoints, topic, {partition: offset}) as consumer:
             deadline = time.monotonic() + READ_SECONDS
             while time.monotonic() < deadline:
                 if (message := consumer.poll(0.2)) is None:

@@ -119,7 +119,7 @@ def find_records(
     """
     wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
     first = first_messages(endpoints, topic, wanted, is_needed=True) if wanted else {}
-    found: dict[int, LastRecord | None] = {
+    last_records: dict[int, LastRecord | None] = {
         p: _of_message(message)
         for p, message in first.items()
         if message.error() is None and message.offset() == records[p].offset
@@ -127,7 +127,7 @@ def find_records(
     gone = {
         p: max(record.offset + 1, beginning[p])
         for p, record in records.items()
-        if p not in found and record.epoch >= 0 and not _is_damaged(first.get(p))
+        if p not in last_records and record.epoch >= 0 and not _is_damaged(first.get(p))
     }
     if gone:
         epochs = {p: records[p].epoch for p in gone}
@@ -137,8 +137,8 @@ def find_records(
             for p, message in after.items()
             if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
         ]
-        found |= dict.fromkeys(truncated)
-    return found
+        last_records |= dict.fromkeys(truncated)
+    return last_records
 
 
 def _is_damaged(message: Message | None) -> bool:

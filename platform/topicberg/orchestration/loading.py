@@ -78,11 +78,10 @@ def _made(
 
 
 def _everything(lake: Lake) -> dg.Definitions:
-    in_cloud = lake.config.deployment == "cloud"  # elsewhere nothing of it is to be made
     return dg.Definitions(
         assets=[
             *lake_assets(lake),
-            *(platform_assets(lake.config, lake.topics) if in_cloud else ()),
+            *platform_assets(lake.config, lake.topics),
             alerts_asset(lake),
         ],
         asset_checks=list(lake_checks(lake)),

@@ -105,11 +105,11 @@ def settings() -> Settings:
     if stated.on_emr or not stated.model_fields_set >= {*DEPLOYED_NAMES} - {"derived_bucket"}:
         names, reason, _ = read_deployment(stated)
     emr = names.pop(DEPLOYED_EMR, None)
-    found = DeployedSettings(
+    deployed = DeployedSettings(
         **{name: value for name, value in names.items() if name not in stated.model_fields_set}
     )
-    found._emr, found._reason = emr, reason
-    return found
+    deployed._emr, deployed._reason = emr, reason
+    return deployed
 
 
 def with_choices(config: Settings, profile: str | None, endpoint: str | None) -> Settings:

@@ -59,11 +59,11 @@ def check_suspended(
     left = sorted((batch.skipped & failing.keys()).difference(requested))
     if left and spec.tableflow.error_handling.mode == "SUSPEND":
         name, (partition, offset), known = spec.name, left[0], failing[left[0]]
-        what = "the record cannot be decoded"
+        problem = "the record cannot be decoded"
         if others := known.records[-1] - offset:
-            what = f"it and the next {count(others, 'record')} cannot be read"
+            problem = f"it and the next {count(others, 'record')} cannot be read"
         raise TableflowError(
-            f"topic {name}, partition {partition}, offset {offset}: {what}: {known.reason}",
+            f"topic {name}, partition {partition}, offset {offset}: {problem}: {known.reason}",
             hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to skip "
             f"{'these records' if others else 'the record'}, or `topicberg tableflow resume "
             f"{name}` to try again",

@@ -91,14 +91,14 @@ class ForeignCommits:
             for snapshot in self.snapshots
             for operation in [operation_of(snapshot)]
         ]
-        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        time = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
         noun = "snapshot" if len(names) == 1 else "snapshots"
         changed = [
             f"brought back or doubled {count(self.added, 'row')}" if self.added else "",
             f"lost {count(self.missing, 'row')}" if self.missing else "",
         ]
         return (
-            f"{noun} {listed(names, _NAMED)} of {at}, written by {self.writer}, "
+            f"{noun} {listed(names, _NAMED)} of {time}, written by {self.writer}, "
             f"{' and '.join(filter(None, changed))} of snapshot {self.before.snapshot_id}"
         )
 
@@ -223,12 +223,12 @@ class _Files:
         deleted: dict[str, list[tuple[int, NDArray[np.uint32]]]] = defaultdict(list)
         for file, sequence in self.deletes.values():
             if not is_vector(file):
-                found = read_deletes(self._io, file.file_path)
+                by_path = read_deletes(self._io, file.file_path)
             elif referenced_file(file) in paths:
-                found = read_vectors(self._io, [file])
+                by_path = read_vectors(self._io, [file])
             else:
                 continue
-            for path, positions in found:
+            for path, positions in by_path:
                 if path in paths:
                     deleted[path].append((sequence, positions))
         rows = list[FileRows]()
@@ -251,7 +251,7 @@ def _compare(
         return None  # rows were deleted, and nothing else
     renamed = old.named(old.deletes.keys() - new.deletes.keys())
     renamed |= new.named(new.deletes.keys() - old.deletes.keys())
-    touched = [
+    affected = [
         [
             place
             for place in files.data
@@ -260,7 +260,7 @@ def _compare(
         for files in (old, new)
     ]
     added, missing, are_newest = _difference(
-        table, spec, old.live(touched[0]), new.live(touched[1])
+        table, spec, old.live(affected[0]), new.live(affected[1])
     )
     # A statement that deletes rows appends none.
     are_newest |= any(operation_of(snapshot) == Operation.APPEND for snapshot in snapshots)
@@ -271,7 +271,7 @@ def _compare(
                 *(spec.name, snapshots[-1].snapshot_id, count(missing, "row")),
             )
         return None
-    written = [new.data[place] for place in touched[1] if place not in old.data]
+    written = [new.data[place] for place in affected[1] if place not in old.data]
     writer = _writer(table, snapshots, written)
     return ForeignCommits(before, snapshots, added, missing, writer)
 
@@ -314,23 +314,23 @@ def _identities(
 ) -> NDArray[np.uint64]:
     """Return the identities of one part of the rows."""
     names = [spec.metadata_column(PARTITION), spec.metadata_column(OFFSET)]
-    found = [np.empty(0, np.uint64)]
+    identities = [np.empty(0, np.uint64)]
     for of_file in rows:
         if not len(of_file.positions):
             continue
         columns = read_rows(table, of_file, names).drop_null()
         partition, offset = (column.to_numpy().astype(np.uint64) for column in columns.columns)
         values = (partition << _OFFSET_BITS) + offset
-        found.append(values[offset % np.uint64(parts) == part])
-    return np.concatenate(found)
+        identities.append(values[offset % np.uint64(parts) == part])
+    return np.concatenate(identities)
 
 
 def _writer(table: Table, snapshots: Sequence[Snapshot], written: Sequence[DataFile]) -> str:
     """Return who wrote snapshots: what they say, and else which library wrote their files."""
     facts = [summary(snapshot) for snapshot in snapshots]
-    said = [f"{key} {each[key]}" for each in facts for key in _WRITERS if key in each]
-    if said:
-        return listed(list(dict.fromkeys(said)), _NAMED)
+    declared = [f"{key} {each[key]}" for each in facts for key in _WRITERS if key in each]
+    if declared:
+        return listed(list(dict.fromkeys(declared)), _NAMED)
     for file in written[:1]:
         with table.io.new_input(file.file_path).open() as stream:
             return (

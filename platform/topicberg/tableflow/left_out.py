@@ -61,12 +61,12 @@ class LeftOut:
             return
         lost = sorted(plan.failing.keys() & plan.batch.skipped)
         if lost:
-            found = [
+            records = [
                 letters.record(place, skip.reason, is_readable=skip.end is None)
                 for place in lost
                 for skip in [plan.failing[place]]
             ]
-            letters.write(plan.table, plan.topic_id, plan.batch.start, found)
+            letters.write(plan.table, plan.topic_id, plan.batch.start, records)
 
     def refused(self, plan: BatchPlan, refused: Mapping[PartitionOffset, str]) -> None:
         """Treat changes that cannot be applied like malformed records.

@@ -86,13 +86,13 @@ class LogCheck:
             if noted is not None or self._epochs.get(p) != log.epochs.get(p, -1)
         }
         if wanted:
-            found = find_records(self._endpoints, self._spec.name, wanted, log.beginning)
+            current = find_records(self._endpoints, self._spec.name, wanted, log.beginning)
             for p, record in wanted.items():
-                if p not in found:
+                if p not in current:
                     self.unproven[p] = record.offset
                     continue
                 self.unproven.pop(p, None)
-                if (other := found[p]) is not None and other.is_same(record):
+                if (other := current[p]) is not None and other.is_same(record):
                     same.add(p)
                 else:
                     reasons[p] = _differs(p, record, other)

@@ -149,8 +149,8 @@ def require_upsert(spec: TopicSpec) -> None:
 def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings) -> Reread:
     """Undo what others did to the rows; of an upsert table, delete what the topic does not have.
 
-    :raises SpecError: nobody changed the rows, and the table is not in write mode upsert or has
-        changes of a database; or it was not written by this engine
+    :raises SpecError: no other writer changed the rows, and the table is not in write mode upsert
+        or has changes of a database; or it was not written by this engine
     :raises TableflowError: a column that identifies rows was dropped or renamed; or keys of the
         topic cannot be decoded without their schemas, so that their rows would be deleted
     :raises CommitConflictError: others kept committing to the table

@@ -192,7 +192,7 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     drift(server)
     create(server)
     context, graph = opened(server)
-    assert rotate(graph, context, quiet, force=True) == 5
+    assert rotate(graph, context, quiet, force=True) == 8
     left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
     assert left == {}
 
@@ -556,9 +556,9 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
             one.created -= 7200
             deployed.account.store.put(one)
     context, graph = opened(deployed, only="key/")
-    assert rotate(graph, context, quiet, force=True) == 5
+    assert rotate(graph, context, quiet, force=True) == 8
     assert before < key_ids(deployed)
-    assert len(key_ids(deployed)) == len(before) + 5
+    assert len(key_ids(deployed)) == len(before) + 8
     context, graph = opened(deployed, only="key/")
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     context, graph = opened(deployed, only="key/")
@@ -600,9 +600,9 @@ def test_new_keys_of_clusters_are_tried_again_after_a_minute(
         return [pause for pause in pauses if pause >= keys.SPREAD_SECONDS]
 
     create_again = long_pauses(lambda context, graph: engine.create(graph, context, quiet))
-    assert len(create_again) == 4  # the run that created the keys may have been killed
+    assert len(create_again) == 6  # the run that created the keys may have been killed
     rotated = long_pauses(lambda context, graph: rotate(graph, context, quiet, force=True))
-    assert len(rotated) == 2 * 4  # the keys that are active, and those that take their place
+    assert len(rotated) == 2 * 6  # the keys that are active, and those that take their place
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))
     assert long_pauses(lambda context, graph: engine.create(graph, context, quiet)) == []
 

@@ -40,7 +40,8 @@ def test_ps_does_not_show_a_secret(tmp_path: Path) -> None:
             **os.environ,
             "TOPICBERG_DEPLOYMENT": "cloud",
             "TOPICBERG_STATE_DIR": str(tmp_path),
-            "TOPICBERG_CONFLUENT_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
+            "TOPICBERG_CONFLUENT_URL": (url := f"http://127.0.0.1:{server.getsockname()[1]}"),
+            "AWS_ENDPOINT_URL": url,
             "AWS_ACCESS_KEY_ID": "a",
             "AWS_SECRET_ACCESS_KEY": "b",
         }

@@ -419,7 +419,7 @@ def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalo
     for _ in range(6):
         table.append(pa.table({"id": [1]}), snapshot_properties={"offsets": "1" * 10_000})
     now_ms = table.metadata.last_updated_ms
-    few = MaintenancePolicy(min_snapshots=2, metadata_bytes=45_000)
+    few = MaintenancePolicy(min_snapshots=2, metadata_bytes=47_000)
     assert len(expirable(table, few, now_ms).snapshots) == 2
     least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
     assert len(expirable(table, least, now_ms).snapshots) == 4

@@ -320,6 +320,8 @@ def test_status_of_long_names_fits_80_columns(
     write_status(config, status)
     control.enable(config, name, {"error_handling": {"mode": "LOG"}}, command=True)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")  # without colours
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     cli.status()
     shown = capsys.readouterr().out

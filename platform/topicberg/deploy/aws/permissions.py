@@ -158,14 +158,14 @@ def _recorded(purpose: Purpose, of: Deployed) -> list[Document]:
     grouped: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
     for action, kinds in recorded_calls()[purpose].items():
         changes = not action.partition(":")[2].startswith(_READS)
-        about = tuple(
+        targets = tuple(
             kind
             for kind in kinds
             if resources[kind] and not (changes and getattr(of.config, _GIVEN.get(kind, ""), False))
         )
         condition = _condition(action, of)
-        if about and condition is not None:
-            grouped[about, json.dumps(condition)].append(action)
+        if targets and condition is not None:
+            grouped[targets, json.dumps(condition)].append(action)
     return [
         allow(actions, [arn for kind in kinds for arn in resources[kind]])
         | ({"Condition": json.loads(condition)} if condition != "{}" else {})
@@ -202,10 +202,10 @@ def _of_aws(of: Deployed) -> list[Document]:
     """
     linked = {"StringLike": {"iam:AWSServiceName": _SERVICE_LINKED}}
     called = {"StringEquals": {"aws:CalledViaLast": _SERVICE_LINKED}}
-    found = [{**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked}]
+    statements = [{**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked}]
     if of.config.emr_subnet_ids:
-        found.append({**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called})
-    return found
+        statements.append({**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called})
+    return statements
 
 
 def ci_role(of: Deployed, purpose: Purpose) -> str:

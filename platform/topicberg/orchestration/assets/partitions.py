@@ -152,8 +152,8 @@ def spans(
     begin = start + -(-(begin - start) // width) * width
     wanted = (Hours(max(each.start, begin), each.stop) for each in _whole(partitions, hours, end))
     ranges = union(each for each in wanted if each)
-    found = [_span(partitions, each) for each in ranges[:limit]]
-    return found, union([*ranges[limit:], *future])
+    some = [_span(partitions, each) for each in ranges[:limit]]
+    return some, union([*ranges[limit:], *future])
 
 
 def partition_count(partitions: TimePartitions, span: Span) -> int:

@@ -110,7 +110,7 @@ def advance(
 def _fails_alone(cursor: TableCursor, before: TableCursor, states: Mapping[str, RunState]) -> bool:
     """Return whether a table shares no run, because the last one failed.
 
-    A process that was killed is no table's fault, unless it was the last attempt but one.
+    A table is not to blame for a process that was killed, unless it was the last attempt but one.
     """
     ended = before.request.ranges if before.request else {}
     killed = bool(ended) and all(states[key] == "killed" for key in ended)

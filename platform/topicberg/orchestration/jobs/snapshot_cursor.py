@@ -38,7 +38,7 @@ MAX_PENDING = 5000
 """Ranges of hours that a cursor remembers: of more, the narrowest gaps as well."""
 
 RunState = Literal["active", "succeeded", "failed", "killed", "missing"]
-"""``failed``: one of its steps did; ``killed``: it ended otherwise, which is no table's fault."""
+"""``failed``: one of its steps did; ``killed``: it ended otherwise, no table is to blame."""
 Range = tuple[int, int]
 """First hour, and the end: the hours of :data:`topicberg.iceberg.hours.Hours`, as JSON has them."""
 

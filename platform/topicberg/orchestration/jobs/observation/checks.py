@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 
 from topicberg.alerts.observation import FailedCheck, StaleAsset
 from topicberg.checks.finding import Finding
@@ -104,7 +103,7 @@ def _statuses(config: Settings, specs: Iterable[TopicSpec]) -> list[tuple[TopicS
 
 
 def _engine_findings(
-    graph: BaseAssetGraph[Any],
+    graph: Any,
     statuses: Iterable[tuple[TopicSpec, TopicStatus]],
     now: datetime,
 ) -> dict[dg.AssetCheckKey, Finding]:
