@@ -23,10 +23,11 @@ $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-$(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml platform/local/pyproject.toml
+$(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml platform/deploy/pyproject.toml \
+  platform/local/pyproject.toml
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
-	  --editable . --editable platform/local
+	  --editable . --editable platform/deploy --editable platform/local
 	@touch $@
 
 $(VENV)/.compiled: $(VENV)/.installed
@@ -63,14 +64,16 @@ format: install  ## rewrite the code in the project's format
 
 lock: $(BIN)/uv  ## compile requirements.lock, the images' own and the library's constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --extra dev --extra local --extra production \
-	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml -o requirements.lock
+	  --extra dev --extra deploy --extra local --extra production \
+	  --no-emit-package topicberg --no-emit-package topicberg-deploy --no-emit-package topicberg-local \
+	  pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra production --extra lineage --constraint requirements.lock \
 	  pyproject.toml -o requirements-production.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
-	  --extra local --extra production --extra lineage --constraint requirements.lock \
-	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml \
+	  --extra deploy --extra local --extra production --extra lineage --constraint requirements.lock \
+	  --no-emit-package topicberg --no-emit-package topicberg-deploy --no-emit-package topicberg-local \
+	  pyproject.toml \
 	  -o platform/topicberg/constraints.txt
 
 audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabilities
@@ -85,10 +88,12 @@ sbom: install  ## write sbom.cdx.json: the locked packages and jars as a Cyclone
 jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
 	$(BIN)/python -m topicberg_local.lock_jars
 
-wheel: install  ## build the wheels of topicberg and topicberg-local into dist/
+wheel: install  ## build the wheels of topicberg, topicberg-deploy and topicberg-local into dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build --target wheel --directory dist
-	cd platform/local && $(abspath $(BIN))/python -m hatchling build --target wheel --directory ../../dist
+	for folder in deploy local; do \
+	  (cd platform/$$folder && $(abspath $(BIN))/python -m hatchling build --target wheel --directory ../../dist) || exit; \
+	done
 
 clean:  ## remove the virtual environment (the stack's state stays: topicberg reset)
 	rm -rf $(VENV)

@@ -14,9 +14,9 @@ import typer
 from topicberg.cli import run
 from topicberg.cli.compute import load_lake, materialize
 from topicberg.cli.output import cell
-from topicberg.cli.stack import start
 from topicberg.errors import TopicbergError
 from topicberg.security.text import terminal
+from topicberg_local.cli.stack import start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,7 +92,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
     from rich.markup import escape
 
     from topicberg import kafka
-    from topicberg.datagen.runner import run_here
+    from topicberg_local.datagen.runner import run_here
 
     began = time.monotonic()
     endpoints = start(config, console)

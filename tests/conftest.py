@@ -57,7 +57,7 @@ from cryptography.hazmat.primitives import serialization  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
 
-from topicberg.deploy import rsa  # noqa: E402
+from topicberg.clients import rsa  # noqa: E402
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.errors import UnreachableError  # noqa: E402
 from topicberg.settings import Settings, settings  # noqa: E402

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LIBRARIES = frozenset({"topicberg", "topicberg_local", "pyspark", "py4j"})
+LIBRARIES = frozenset({"topicberg", "topicberg_deploy", "topicberg_local", "pyspark", "py4j"})
 """Packages that are never a part of a project, wherever they are."""
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 OF_DRIVER = frozenset({"topicberg", "dagster", "pyspark"})

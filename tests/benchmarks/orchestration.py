@@ -39,7 +39,6 @@ from dagster_dev import dagster_dev
 from topicberg import kafka
 from topicberg.cli.compute import load_lake
 from topicberg.dagster.home import dagster_home
-from topicberg.datagen.runner import run_here, start
 from topicberg.endpoints import load_endpoints
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
@@ -47,6 +46,7 @@ from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.engine import run_once
 from topicberg.topics import load_topic
+from topicberg_local.datagen.runner import run_here, start
 
 TOPIC = "stock_trades"
 PARTS = ("load", "idle", "graph", "arrival", "derived")

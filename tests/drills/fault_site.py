@@ -35,7 +35,6 @@ from waiting import wait_until
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import running_ui
-from topicberg.datagen import runner as datagen
 from topicberg.endpoints import Endpoints, runtime_file
 from topicberg.files import replace_file
 from topicberg.settings import Settings, settings
@@ -43,6 +42,7 @@ from topicberg.tableflow.status import read_status
 from topicberg.topics import load_topic
 from topicberg_local import health
 from topicberg_local import stack as local_stack
+from topicberg_local.datagen import runner as datagen
 
 ALERT_SECONDS, PATIENCE_SECONDS = 60.0, 300.0
 MISSING_SECONDS = 150.0

@@ -40,9 +40,8 @@ from waiting import wait_until
 from topicberg import kafka
 from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
 from topicberg.catalogs.snowflake.statements import bootstrap, bootstrap_linked
+from topicberg.clients import rsa
 from topicberg.datagen import record_generator
-from topicberg.datagen.producer import avro_encoder
-from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.naming import Names
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
@@ -53,6 +52,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.wait import wait_for
 from topicberg.topics import TopicSpec, load_topic
 from topicberg_local import stack as local_stack
+from topicberg_local.datagen.producer import avro_encoder
 
 MINUTES = float(os.environ.get("TOPICBERG_TEST_LOGIN_MINUTES", 2))
 pytestmark = [

@@ -22,9 +22,9 @@ from fault_site import (
 )
 from faulty_proxy import Answer
 
-from topicberg.datagen import runner as datagen
 from topicberg.endpoints import Endpoints
 from topicberg.topics import load_topic
+from topicberg_local.datagen import runner as datagen
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

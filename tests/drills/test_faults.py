@@ -30,7 +30,6 @@ from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.names import table_path
 from topicberg.catalogs.snowflake.tables import SnowflakeTable, read_back
 from topicberg.checks import catalogs
-from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.resources import Snowflake
@@ -42,6 +41,7 @@ from topicberg.tableflow.status import read_status
 from topicberg.tableflow.wait import wait_for
 from topicberg.topics import load_topic
 from topicberg.topics.spec import Freshness
+from topicberg_local.datagen.runner import run_here
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -33,12 +33,12 @@ from faulty_proxy import Answer
 
 from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
 from topicberg.catalogs.snowflake.names import table_path
-from topicberg.datagen import runner as datagen
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.topics import load_topic
 from topicberg_local import stack as local_stack
+from topicberg_local.datagen import runner as datagen
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

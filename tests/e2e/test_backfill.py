@@ -18,12 +18,12 @@ from project_copy import begin_partitions, copy_project
 
 from topicberg import kafka
 from topicberg.datagen import record_generator
-from topicberg.datagen.producer import avro_encoder
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.topics import load_topics
+from topicberg_local.datagen.producer import avro_encoder
 
 pytestmark = [
     pytest.mark.e2e,

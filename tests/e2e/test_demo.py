@@ -13,10 +13,10 @@ from dagster_dev import dagster_dev
 from repository import PROJECT_ROOT
 
 from topicberg import kafka
-from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.query import QueryError, run_query
 from topicberg.settings import settings
+from topicberg_local.datagen.runner import run_here
 
 pytestmark = [
     pytest.mark.e2e,

@@ -17,11 +17,11 @@ from waiting import wait_until
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.catalogs import glue
-from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.tableflow.engine import run_once
 from topicberg.topics import load_topic
+from topicberg_local.datagen.runner import run_here
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
 

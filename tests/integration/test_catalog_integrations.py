@@ -11,20 +11,20 @@ from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.catalogs.snowflake.statements import create_table
-from topicberg.deploy.confluent_apis import CLUSTER
-from topicberg.deploy.context import DeployContext, open_context
-from topicberg.deploy.resource import Live, Resource, compare
-from topicberg.deploy.snowflake.integrations import (
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg_deploy.confluent_apis import CLUSTER
+from topicberg_deploy.context import DeployContext, open_context
+from topicberg_deploy.resource import Live, Resource, compare
+from topicberg_deploy.snowflake.integrations import (
     INTEGRATOR,
     Integration,
     RestIntegration,
     Volume,
     wait_until_verified,
 )
-from topicberg.deploy.snowflake.tables import LinkedDatabase
-from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError
-from topicberg.settings import Settings, settings
+from topicberg_deploy.snowflake.tables import LinkedDatabase
 
 pytestmark = pytest.mark.integration
 SECRET = "it's-a-secret"
@@ -107,7 +107,7 @@ def test_glues_rest_api_is_verified(make_context: MakeContext) -> None:
 
 def _verify_at_once(context: DeployContext, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topicberg.deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
+        patch.setattr("topicberg_deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
         wait_until_verified(context, name)
 
 
@@ -120,7 +120,7 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(
     integration = RestIntegration("snowflake/rest_integration", names.rest_integration)
     live = created(integration, context)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topicberg.deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
+        patch.setattr("topicberg_deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
         with pytest.raises(TopicbergError, match="cannot reach a catalog at https://org-open"):
             integration.settle(context, live)
     Volume("snowflake/volume", names.volume).create(context)

@@ -15,8 +15,6 @@ from conftest import KillService
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.datagen.status import ALIVE
-from topicberg.datagen.status import read_status as read_generator
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.cloud import _read
 from topicberg.naming import Names
@@ -26,6 +24,8 @@ from topicberg.tableflow.confluent import read_status
 from topicberg.tableflow.status import TopicStatus
 from topicberg.topics import load_topic
 from topicberg.topics.requests import read_request
+from topicberg_local.datagen.status import ALIVE
+from topicberg_local.datagen.status import read_status as read_generator
 
 pytestmark = pytest.mark.integration
 

@@ -26,19 +26,19 @@ from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey
 from topicberg.dagster.home import dagster_home
-from topicberg.deploy import engine
-from topicberg.deploy.aws.iam import document
-from topicberg.deploy.confluent import keys
-from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.context import DeployContext, open_context
-from topicberg.deploy.lock import LockedError, exclusive
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Action, Resource, Step
-from topicberg.deploy.rotate import rotate
 from topicberg.endpoints import Endpoints
-from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topics
+from topicberg_deploy import engine
+from topicberg_deploy.aws.iam import document
+from topicberg_deploy.confluent import keys
+from topicberg_deploy.confluent.keys import RotatingKey
+from topicberg_deploy.context import DeployContext, open_context
+from topicberg_deploy.graph.assets import asset_key, deployed_assets
+from topicberg_deploy.lock import LockedError, exclusive
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Action, Resource, Step
+from topicberg_deploy.rotate import rotate
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
 TOPICBERG = Path(sys.executable).parent / "topicberg"

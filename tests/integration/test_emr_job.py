@@ -29,9 +29,6 @@ from test_stock_tables import ordered
 
 from definitions import defs
 from topicberg.cli.compute import materialize_derived
-from topicberg.deploy.aws import archive
-from topicberg.deploy.aws.bucket import JOBS
-from topicberg.deploy.aws.emr import PYTHON
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.orchestration.assets.lake import Lake, find_derived
@@ -43,6 +40,9 @@ from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.spark_tables import spark_name
+from topicberg_deploy.aws import archive
+from topicberg_deploy.aws.bucket import JOBS
+from topicberg_deploy.aws.emr import PYTHON
 from topicberg_local import jars, spark
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -20,9 +20,6 @@ from python_project import write_project
 from test_emr_job import START, Submitted, WithEmr, submit
 
 from topicberg.clients.catalog import ensure_namespace
-from topicberg.deploy.aws import archive
-from topicberg.deploy.aws.bucket import CODE
-from topicberg.deploy.aws.emr import PYTHON
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.lake import Lake, find_derived
@@ -32,6 +29,9 @@ from topicberg.orchestration.resources import lakehouse
 from topicberg.settings import Settings, settings
 from topicberg.testing import create_table, spark_session, topic_frame
 from topicberg.topics import load_topics
+from topicberg_deploy.aws import archive
+from topicberg_deploy.aws.bucket import CODE
+from topicberg_deploy.aws.emr import PYTHON
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -16,7 +16,6 @@ from snapshot_daemon import Daemon, snapshot_daemon
 from definitions import defs
 from topicberg import kafka
 from topicberg.catalogs import glue
-from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.orchestration.assets import Lake, find_derived
@@ -26,6 +25,7 @@ from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once
 from topicberg.topics import load_topic, load_topics
+from topicberg_local.datagen.runner import run_here
 
 pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.timeout(400)]
 

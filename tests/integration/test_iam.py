@@ -15,11 +15,11 @@ from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
 from topicberg.clients.file_io import VendedFileIO
-from topicberg.deploy.aws.bucket import CODE, JOBS
-from topicberg.deploy.aws.emr import emr_policy
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, role_keys, role_session
 from topicberg.tableflow.failures import explain
+from topicberg_deploy.aws.bucket import CODE, JOBS
+from topicberg_deploy.aws.emr import emr_policy
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/lake"

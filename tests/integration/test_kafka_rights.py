@@ -23,12 +23,6 @@ from conftest import KillService
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.deploy import engine
-from topicberg.deploy.confluent.kafka import Acl
-from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, REGISTRY
-from topicberg.deploy.context import DeployContext, open_context
-from topicberg.deploy.platform import CONNECTOR_ACL, binding, resources
-from topicberg.deploy.resource import Resource
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.kafka.consumer import READER, messages
@@ -39,6 +33,12 @@ from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import settings
 from topicberg.topics import load_topic
 from topicberg.transforms.publish import STATE_TOPIC
+from topicberg_deploy import engine
+from topicberg_deploy.confluent.kafka import Acl
+from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, REGISTRY
+from topicberg_deploy.context import DeployContext, open_context
+from topicberg_deploy.platform import CONNECTOR_ACL, binding, resources
+from topicberg_deploy.resource import Resource
 
 pytestmark = pytest.mark.integration
 TOPIC = "rights_orders"

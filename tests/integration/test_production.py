@@ -32,8 +32,6 @@ from typer.testing import CliRunner
 from topicberg.alerts.settings import AlertSettings
 from topicberg.cli import app
 from topicberg.dagster.events import forget_events
-from topicberg.deploy.confluent.connect import QUICKSTARTS
-from topicberg.deploy.settings import DeploySettings
 from topicberg.endpoints.cloud import CloudSettings
 from topicberg.kafka.group import PARTITIONS
 from topicberg.logins.catalog import CatalogSettings
@@ -43,6 +41,8 @@ from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.topics import load_topics
+from topicberg_deploy.confluent.connect import QUICKSTARTS
+from topicberg_deploy.settings import DeploySettings
 from topicberg_local.ports import choose
 
 FOLDER = PROJECT_ROOT / "docs" / "production"

@@ -19,16 +19,16 @@ from topicberg.checks.topic import check_schema
 from topicberg.cli import app
 from topicberg.clients.confluent import Api
 from topicberg.clients.registry import IncompatibleSchemaError
-from topicberg.deploy.confluent.kafka import RegistrySubject
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.resource import CannotChangeError
-from topicberg.deploy.resource import compare as differences
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.kafka import schemas
 from topicberg.kafka.registration import compare, pull, register
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic
+from topicberg_deploy.confluent.kafka import RegistrySubject
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.resource import CannotChangeError
+from topicberg_deploy.resource import compare as differences
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,6 @@ from spark_cluster import HAS_JDK
 
 from definitions import defs
 from topicberg import kafka
-from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
@@ -23,6 +22,7 @@ from topicberg.settings import settings
 from topicberg.topics import load_topic
 from topicberg_local import stack as local_stack
 from topicberg_local import state
+from topicberg_local.datagen.runner import run_here
 from topicberg_local.ports import choose
 
 TOPIC = "stock_trades"

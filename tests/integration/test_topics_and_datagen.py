@@ -20,14 +20,14 @@ from project_copy import add_code
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.datagen import runner
-from topicberg.datagen.producer import DeliveryError, GeneratorRun
-from topicberg.datagen.status import read_status
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic, requests
 from topicberg.topics.new import new_topic
+from topicberg_local.datagen import runner
+from topicberg_local.datagen.producer import DeliveryError, GeneratorRun
+from topicberg_local.datagen.status import read_status
 
 pytestmark = [pytest.mark.integration, pytest.mark.project]
 

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from assets.pipelines.users import TRADE_COLUMNS, trades_by_region
 from topicberg import kafka
-from topicberg.datagen.producer import avro_encoder
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
@@ -26,6 +25,7 @@ from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topic
+from topicberg_local.datagen.producer import avro_encoder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

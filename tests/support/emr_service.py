@@ -23,9 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 from botocore.model import OperationModel
 
-from topicberg.deploy.aws import emr
-from topicberg.deploy.resource import Live
 from topicberg.settings import Settings
+from topicberg_deploy.aws import emr
+from topicberg_deploy.resource import Live
 from topicberg_local.emulators.aws.shapes import check, routes, service
 
 APPLICATION = "00fm4oe0607u5a1d"

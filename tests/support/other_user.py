@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from topicberg.security import peers
+from topicberg_local import peers
 
 NOBODY = 65534
 needs_users = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from topicberg.deploy.record import Pages
+from topicberg_deploy.record import Pages
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Daemon:
 def snapshot_daemon(sensor: dg.SensorDefinition, folder: Path) -> Iterator[Daemon]:
     """A daemon whose instance has its storage in the folder."""
     storage = {
-        "module": "topicberg.dagster.storage",
+        "module": "topicberg_local.dagster.storage",
         "class": "SqliteStorage",
         "config": {"base_dir": str(folder)},
     }

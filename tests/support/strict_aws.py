@@ -16,10 +16,10 @@ from moto import mock_aws
 from werkzeug.serving import make_server
 
 from topicberg.clients.aws import aws_session
-from topicberg.deploy.context import DeployContext
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy.context import DeployContext
 from topicberg_local.emulators.aws.__main__ import Application
 
 ACCOUNT = "123456789012"

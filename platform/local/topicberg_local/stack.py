@@ -14,7 +14,6 @@ from pydantic import SecretStr
 
 from topicberg.alerts.dagster_ui import forget_ui, lost_ui
 from topicberg.alerts.restarts import starts_file
-from topicberg.dagster.ending import end_runs
 from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError
 from topicberg.settings import Settings
@@ -33,6 +32,7 @@ from topicberg_local import (
     state,
     supervisor,
 )
+from topicberg_local.dagster.ending import end_runs
 from topicberg_local.health import NotReadyError, ServiceStatus
 from topicberg_local.progress import LogReport, Report
 from topicberg_local.service import SNOWFLAKE_ACCOUNT, SNOWFLAKE_USER, Context, Service
@@ -186,7 +186,7 @@ def down(config: Settings, report: Report | None = None) -> bool:
 
 
 def _down(config: Settings, report: Report) -> bool:
-    from topicberg.datagen.runner import stop_all
+    from topicberg_local.datagen.runner import stop_all
 
     stop_all(config)
     try:

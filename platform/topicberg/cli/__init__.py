@@ -19,6 +19,7 @@ import typer  # noqa: E402
 
 from topicberg.cli.output import echo  # noqa: E402
 from topicberg.errors import TopicbergError  # noqa: E402
+from topicberg.extensions import entry_points, load, needs  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
 # Dagster and Spark, and half a second when the process ends. (Python does not promise either that
@@ -55,10 +56,8 @@ def _main(
 
 
 _MODULES = {
-    "stack": ("up", "down", "status", "logs", "reset", "env"),
     "topics": (),
     "peek": ("peek",),
-    "datagen": (),
     "tableflow": (),
     "pipelines": (),
     "checks": ("checks",),
@@ -66,8 +65,8 @@ _MODULES = {
     "sync": ("sync",),
     "query": ("query",),
     "forget": ("forget",),
-    "deploy": (),
     "ui": ("ui",),
+    "env": ("env",),
     "init": ("init",),
     "settings": ("settings",),
     "constraints": ("constraints",),
@@ -79,6 +78,42 @@ for _module, _commands in _MODULES.items():
         app.command()(getattr(_loaded, _name))
     if not _commands:
         app.add_typer(_loaded.app, name=_module)
+
+_OF_EXTRAS = {
+    **dict.fromkeys(("up", "down", "status", "logs", "reset", "datagen"), "local"),
+    "deploy": "deploy",
+}
+"""The commands of topicberg's other distributions, and the extra that installs each."""
+_ANY = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _add_refusal(name: str, why: str, hint: str | None) -> None:
+    """Add a command that says why it is not there, whatever its arguments."""
+
+    @app.command(name, help=why, context_settings=_ANY)
+    def refuse() -> None:
+        raise TopicbergError(why, hint=hint)
+
+
+def _add_commands() -> None:
+    """Add the commands of other packages; one that cannot be imported leaves the others."""
+    missing = dict(_OF_EXTRAS)
+    for point in entry_points("topicberg.commands"):
+        missing.pop(point.name, None)
+        try:
+            command = load(point)
+        except TopicbergError as error:
+            _add_refusal(point.name, error.message, error.hint)
+            continue
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(point.name)(command)
+    for name, extra in missing.items():
+        _add_refusal(name, f"`topicberg {name}` is not installed", needs(extra))
+
+
+_add_commands()
 
 
 def _warn_of_variables() -> None:

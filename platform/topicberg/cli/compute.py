@@ -47,7 +47,7 @@ def materialize(
     """
     lake, checks = load_lake(config), []
     with _dagster_instance(config) as instance:
-        from topicberg.orchestration.jobs import everything
+        from topicberg.orchestration.jobs.pipelines import everything
         from topicberg.orchestration.loading import definitions
 
         defs = definitions()

@@ -12,7 +12,7 @@ import typer
 
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
-from topicberg.cli.stack import start
+from topicberg.extensions import local_stack
 from topicberg.files import replace_file
 
 if TYPE_CHECKING:
@@ -48,14 +48,12 @@ def workspace_file(config: Settings) -> str | None:
 
 def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000) -> None:
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
-    from rich.console import Console
-
     from topicberg.alerts.dagster_ui import note_ui
     from topicberg.dagster.home import dagster_home
 
     config = settings()
     if config.deployment == "local":
-        start(config, Console(stderr=True))
+        local_stack().start(config)
     note_ui(config, f"http://127.0.0.1:{port}")
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
     # On a busy laptop, Dagster's web server may need longer than the minute that Dagster allows.

@@ -4,7 +4,7 @@ Dagster accepts GraphQL mutations from any page: by GET, as text/plain, with any
 The guard is a middleware of Dagster's own ASGI application, so there is no further process. Where
 that application is built in another way, no web server starts.
 
-In the local deployment the instance installs it (:mod:`topicberg.dagster.storage`), so that
+In the local deployment the instance installs it (:mod:`topicberg_local.dagster.storage`), so that
 ``topicberg ui``, ``dagster dev`` and ``dagster-webserver`` are all guarded. In production,
 ``topicberg-webserver`` installs it, with the options of ``dagster-webserver``.
 """
@@ -21,7 +21,7 @@ from starlette.middleware import Middleware
 from topicberg.dagster import documents
 from topicberg.errors import TopicbergError
 from topicberg.security.asgi import GuardMiddleware, Scope
-from topicberg.security.guard import LOOPBACK, Guard
+from topicberg.security.guard import LOOPBACK, Guard, IsOwn
 from topicberg.settings import Settings, settings
 
 
@@ -38,10 +38,10 @@ def _unguarded(reason: object) -> UnguardedWebServerError:
     )
 
 
-def guard_webservers(config: Settings, *, same_user: bool) -> None:
+def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
     """Put the guard before every web server of Dagster that this process starts.
 
-    :param same_user: refuse other users of this machine
+    :param is_own: as of :class:`.Guard`; None: any client may come
     :raises UnguardedWebServerError: Dagster builds its application in another way
     """
     try:
@@ -52,7 +52,7 @@ def guard_webservers(config: Settings, *, same_user: bool) -> None:
     except (ImportError, AttributeError) as error:
         raise _unguarded(error) from None
     names = {name.strip().lower() for name in config.ui_hosts.split(",") if name.strip()}
-    guard = Guard(hosts=LOOPBACK | names, same_user=same_user, json_only=True)
+    guard = Guard(hosts=LOOPBACK | names, is_own=is_own, json_only=True)
 
     def guarded(server: DagsterWebserver[Any, Any]) -> list[Middleware]:
         return [Middleware(GuardMiddleware, guard, _refuse_query), *build_middleware(server)]
@@ -65,7 +65,7 @@ def guard_webservers(config: Settings, *, same_user: bool) -> None:
         app.router.routes.insert(0, documents.route())  # before Dagster's, which takes every path
         return app
 
-    if same_user:
+    if is_own:
         # Uvicorn would use X-Forwarded-For as the client's address, which any client can send.
         os.environ["FORWARDED_ALLOW_IPS"] = ""
     DagsterWebserver.build_middleware = guarded  # type: ignore[method-assign, assignment]
@@ -83,7 +83,7 @@ def _refuse_query(scope: Scope) -> str | None:
 def main() -> None:
     """Run ``dagster-webserver`` behind the guard."""
     try:
-        guard_webservers(settings(), same_user=False)
+        guard_webservers(settings())
         from dagster_webserver import cli
     except (UnguardedWebServerError, ImportError) as error:
         raise SystemExit(f"error: {error}") from None

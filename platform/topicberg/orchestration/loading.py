@@ -10,23 +10,10 @@ from pathlib import Path
 import dagster as dg
 
 from topicberg.garbage import no_search
-from topicberg.orchestration.assets import alerts_asset, lake_assets
+from topicberg.orchestration.assets import lake_assets
 from topicberg.orchestration.assets.lake import Lake, lake_of
-from topicberg.orchestration.assets.platform import platform_assets
 from topicberg.orchestration.checks.adapter import lake_checks
-from topicberg.orchestration.jobs import (
-    alert_sensor,
-    catalog_sensor,
-    check_job,
-    check_schedule,
-    engine_sensor,
-    maintenance_job,
-    maintenance_schedule,
-    pipeline_jobs,
-    retention_schedule,
-    rotation_schedule,
-    snapshot_sensor,
-)
+from topicberg.orchestration.jobs import lake_jobs, lake_schedules, lake_sensors
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.project import VARIABLE
 from topicberg.settings import settings
@@ -74,29 +61,19 @@ def _made(
     emr_settings()  # what is wrong with them is reported here, not by the first run
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     warnings.filterwarnings("ignore", category=dg.PreviewWarning)  # of Pipes, about itself
-    return build_with_kept(config, lambda known: make(lake_of(config, known)))
+    return build_with_kept(config, lambda known: _with_additions(make, lake_of(config, known)))
+
+
+def _with_additions(make: Callable[[Lake], dg.Definitions], lake: Lake) -> dg.Definitions:
+    return dg.Definitions.merge(make(lake), *lake.additions)
 
 
 def _everything(lake: Lake) -> dg.Definitions:
     return dg.Definitions(
-        assets=[
-            *lake_assets(lake),
-            *platform_assets(lake.config, lake.topics),
-            alerts_asset(lake),
-        ],
+        assets=list(lake_assets(lake)),
         asset_checks=list(lake_checks(lake)),
-        jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
-        schedules=[
-            check_schedule(),
-            maintenance_schedule(),
-            retention_schedule(lake),
-            rotation_schedule(lake.config),
-        ],
-        sensors=[
-            snapshot_sensor(lake),
-            catalog_sensor(lake),
-            alert_sensor(lake.problem),
-            *([engine_sensor()] if lake.config.deployment == "local" else []),
-        ],
+        jobs=list(lake_jobs(lake)),
+        schedules=list(lake_schedules(lake)),
+        sensors=list(lake_sensors(lake)),
         resources=RESOURCES,
     )

@@ -17,13 +17,15 @@ Metadata Request Headers; RFC 9110, 7.2 (``Host``).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from topicberg.security import peers
-from topicberg.security.sock_diag import Address
+Address = tuple[str, int]
+"""IP address and port."""
+IsOwn = Callable[[Address, Address], bool]
+"""Whether the client of a connection, by its two ends, is a process of this user, or of root."""
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::(?P<port>\d+))?")
@@ -57,13 +59,13 @@ class Guard:
     """The rules of one server.
 
     :param hosts: names, without ports, by which clients reach the server
-    :param same_user: refuse other users of this machine, if the operating system reports them
+    :param is_own: refuse the clients of which it says no
     :param json_only: requests that may change something must have JSON as their content type
     :param any_address: accept every IP address as ``Host`` too: no rebound name is one
     """
 
     hosts: frozenset[str] = LOOPBACK
-    same_user: bool = False
+    is_own: IsOwn | None = None
     json_only: bool = False
     any_address: bool = False
 
@@ -82,9 +84,9 @@ class Guard:
             media_type = (request.header("content-type") or "").partition(";")[0].strip()
             if media_type != "application/json":
                 return "a request that changes something must have Content-Type: application/json"
-        if self.same_user and peers.is_supported():
+        if self.is_own is not None:
             client, server = request.client, request.server
-            if client is None or server is None or not peers.is_own(client, server):
+            if client is None or server is None or not self.is_own(client, server):
                 return "the client is a process of another user"
         return None
 

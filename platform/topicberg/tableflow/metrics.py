@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from topicberg.errors import TopicbergError
+from topicberg.extensions import local_stack
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import App, serve
 from topicberg.settings import settings
@@ -132,7 +133,8 @@ def serve_metrics(
     registry = CollectorRegistry()
     registry.register(StatusCollector(statuses, engine))
     # In production, Prometheus may scrape as another user of the machine.
-    guard = Guard(same_user=settings().deployment == "local", any_address=host != LOOPBACK)
+    is_own = local_stack().own_client() if settings().deployment == "local" else None
+    guard = Guard(is_own=is_own, any_address=host != LOOPBACK)
     try:
         serve(_with_health(make_wsgi_app(registry), is_healthy), port, guard, host)
     except OSError as error:

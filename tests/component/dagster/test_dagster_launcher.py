@@ -25,14 +25,14 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from launched_jobs import long, short
 from waiting import wait_until
 
-from topicberg.dagster.ending import end_runs
-from topicberg.dagster.forking import LIBRARIES, ForkingRunLauncher
 from topicberg.dagster.home import dagster_home
 from topicberg.dagster.run_process import PROCESS
 from topicberg.settings import Settings
+from topicberg_local.dagster.ending import end_runs
+from topicberg_local.dagster.forking import LIBRARIES, ForkingRunLauncher
 
-STORAGE = {"module": "topicberg.dagster.storage", "class": "SqliteStorage"}
-LAUNCHER = {"module": "topicberg.dagster.launcher", "class": "ForkingRunLauncher"}
+STORAGE = {"module": "topicberg_local.dagster.storage", "class": "SqliteStorage"}
+LAUNCHER = {"module": "topicberg_local.dagster.launcher", "class": "ForkingRunLauncher"}
 
 
 @pytest.fixture(scope="module")

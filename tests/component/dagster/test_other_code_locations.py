@@ -28,7 +28,8 @@ import topicberg
 from definitions import defs
 from topicberg.alerts.alert import AlertState
 from topicberg.alerts.evaluation import evaluate
-from topicberg.orchestration import Lakehouse, Spark, alert_sensor
+from topicberg.orchestration import Lakehouse, Spark
+from topicberg.orchestration.jobs import alert_sensor
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.retention import retention_job

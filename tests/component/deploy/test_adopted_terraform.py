@@ -10,9 +10,9 @@ import pytest
 from vendors import Vendors, in_this_process
 from waiting import wait_until
 
-from topicberg.deploy import rsa
-from topicberg.deploy.aws.parameters import CONSUMER
-from topicberg.deploy.snowflake.session import login_problem
+from topicberg.clients import rsa
+from topicberg_deploy.aws.parameters import CONSUMER
+from topicberg_deploy.snowflake.session import login_problem
 
 USER = "flyer"
 """Its ``--service-account-user``."""

@@ -8,11 +8,11 @@ import pytest
 from snowflake.connector.errors import ProgrammingError
 from vendors import ADMIN_SECRET, Vendors, in_this_process
 
-from topicberg.deploy import rsa
-from topicberg.deploy.preflight import check
-from topicberg.deploy.snowflake.bootstrap import Admin
-from topicberg.deploy.snowflake.session import refusal_hint
+from topicberg.clients import rsa
 from topicberg.errors import TopicbergError
+from topicberg_deploy.preflight import check
+from topicberg_deploy.snowflake.bootstrap import Admin
+from topicberg_deploy.snowflake.session import refusal_hint
 
 OWN = "SEC.POLICIES.KEY_PAIR"
 REFUSING = {

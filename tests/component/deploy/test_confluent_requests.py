@@ -25,18 +25,18 @@ from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
 
 from topicberg.clients.confluent import ApiError
-from topicberg.deploy import confluent_apis, engine
-from topicberg.deploy.confluent import keys
-from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
-from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.confluent_apis import ENVIRONMENT
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Action, Live, Resource
-from topicberg.deploy.rotate import rotate
-from topicberg.deploy.settings import DeploySettings
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg_deploy import confluent_apis, engine
+from topicberg_deploy.confluent import keys
+from topicberg_deploy.confluent.catalogs import PROVIDER_INTEGRATION
+from topicberg_deploy.confluent.keys import RotatingKey
+from topicberg_deploy.confluent_apis import ENVIRONMENT
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Action, Live, Resource
+from topicberg_deploy.rotate import rotate
+from topicberg_deploy.settings import DeploySettings
 from topicberg_local import state
 from topicberg_local.emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
 from topicberg_local.emulators.confluent.operation import Call

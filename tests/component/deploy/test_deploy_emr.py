@@ -23,20 +23,20 @@ from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from python_project import write_project
 
-from topicberg.deploy import engine
-from topicberg.deploy.aws import archive, emr
-from topicberg.deploy.aws.bucket import LOG_DAYS
-from topicberg.deploy.confluent_apis import CLUSTER
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.note import note
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Live, Resource, Step
-from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.settings.deployed import DEPLOYED_EMR, read_deployment
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
+from topicberg_deploy import engine
+from topicberg_deploy.aws import archive, emr
+from topicberg_deploy.aws.bucket import LOG_DAYS
+from topicberg_deploy.confluent_apis import CLUSTER
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.note import note
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Live, Resource, Step
+from topicberg_deploy.settings import DeploySettings
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
 from topicberg_local.emulators.iam import denial
 from topicberg_local.emulators.policies import Policies, Request

@@ -29,9 +29,10 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from topicberg.clients.confluent import ApiError
-from topicberg.deploy import lock
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.lock import (
+from topicberg.settings import Settings
+from topicberg_deploy import lock
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.lock import (
     LEASE_SECONDS,
     MARGIN_SECONDS,
     Entry,
@@ -40,9 +41,8 @@ from topicberg.deploy.lock import (
     LockLostError,
     state_of,
 )
-from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.snowflake.session import SnowflakeSession
-from topicberg.settings import Settings
+from topicberg_deploy.settings import DeploySettings
+from topicberg_deploy.snowflake.session import SnowflakeSession
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -364,7 +364,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> DeployContext:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("topicberg.deploy.aws_account.ATTEMPTS", 1)
+    monkeypatch.setattr("topicberg_deploy.aws_account.ATTEMPTS", 1)
     deploy = DeploySettings(
         confluent_api_key="k",
         confluent_api_secret=SecretStr("s"),

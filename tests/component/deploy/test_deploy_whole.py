@@ -27,22 +27,22 @@ from vendors import ADMIN_SECRET, REGION, Vendors, in_this_process
 from topicberg.catalogs.snowflake.names import SnowflakeNames, table_path
 from topicberg.catalogs.snowflake.session import ask
 from topicberg.catalogs.snowflake.tables import sync
-from topicberg.clients import trace
+from topicberg.clients import rsa, trace
 from topicberg.clients.confluent import Api
-from topicberg.deploy import engine, rsa
-from topicberg.deploy.aws.athena import Workgroup
-from topicberg.deploy.aws.iam import Policy
-from topicberg.deploy.aws.permissions import Deployed, Purpose, policy
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.preflight import check
-from topicberg.deploy.resource import Step
-from topicberg.deploy.rotate import rotate
-from topicberg.deploy.snowflake.session import _connect
 from topicberg.endpoints import SnowflakeEndpoint
 from topicberg.errors import TopicbergError
-from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.query import QueryError, run_query
 from topicberg.topics import load_topics
+from topicberg_deploy import engine
+from topicberg_deploy.aws.athena import Workgroup
+from topicberg_deploy.aws.iam import Policy
+from topicberg_deploy.aws.permissions import Deployed, Purpose, policy
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.graph.assets import asset_key, deployed_assets
+from topicberg_deploy.preflight import check
+from topicberg_deploy.resource import Step
+from topicberg_deploy.rotate import rotate
+from topicberg_deploy.snowflake.session import _connect
 from topicberg_local.emulators.confluent.faults import Fault
 from topicberg_local.emulators.policies import Policies
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from strict_aws import ACCOUNT, Account, strict_aws
 
-from topicberg.deploy.aws.permissions import Deployed, policy
-from topicberg.deploy.aws.simulate import check_permissions
-from topicberg.deploy.context import DeployContext
 from topicberg.errors import TopicbergError
+from topicberg_deploy.aws.permissions import Deployed, policy
+from topicberg_deploy.aws.simulate import check_permissions
+from topicberg_deploy.context import DeployContext
 
 ROLE = "demo_ci_deploy"
 SIMULATE = {
@@ -112,9 +112,9 @@ def test_denial_that_depends_on_what_is_not_known_is_a_warning(
     outside = {"NotIpAddress": {"aws:SourceIp": "10.0.0.0/8"}}
     denied = {"Effect": "Deny", "Action": "iam:CreateRole", "Resource": "*", "Condition": outside}
     account.allow(ROLE, {"Effect": "Allow", "Action": "*", "Resource": "*"}, denied)
-    with caplog.at_level(logging.WARNING, "topicberg.deploy"):
+    with caplog.at_level(logging.WARNING, "topicberg_deploy"):
         assert lacking(account) == ""
-    (record,) = [one for one in caplog.records if one.name.startswith("topicberg.deploy")]
+    (record,) = [one for one in caplog.records if one.name.startswith("topicberg_deploy")]
     assert "iam:CreateRole on " in record.getMessage()
     assert "(aws:SourceIp)" in record.getMessage()
     assert "iam:CreatePolicy" not in record.getMessage()
@@ -135,8 +135,8 @@ def test_what_cannot_be_simulated_is_a_warning(
     account: Account, caplog: pytest.LogCaptureFixture
 ) -> None:
     account.allow(ROLE, {**SIMULATE, "Action": "s3:ListAllMyBuckets", "Resource": "*"})
-    with caplog.at_level(logging.WARNING, "topicberg.deploy"):
+    with caplog.at_level(logging.WARNING, "topicberg_deploy"):
         assert lacking(account) == ""
-    (record,) = [one for one in caplog.records if one.name.startswith("topicberg.deploy")]
+    (record,) = [one for one in caplog.records if one.name.startswith("topicberg_deploy")]
     assert f"role/{ROLE} has all permissions is not checked" in record.getMessage()
     assert "AccessDenied" in record.getMessage()

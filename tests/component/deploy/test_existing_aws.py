@@ -13,16 +13,16 @@ from moto import mock_aws
 from pydantic import SecretStr
 from vendors import in_this_process
 
-from topicberg.deploy import engine
-from topicberg.deploy.aws import emr, iam
-from topicberg.deploy.aws.bucket import Bucket
-from topicberg.deploy.confluent_apis import CLUSTER
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.settings import DeploySettings
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy import engine
+from topicberg_deploy.aws import emr, iam
+from topicberg_deploy.aws.bucket import Bucket
+from topicberg_deploy.confluent_apis import CLUSTER
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Live, Resource
+from topicberg_deploy.settings import DeploySettings
 
 ACCOUNT = "123456789012"
 CONFLUENT = "arn:aws:iam::197857026523:role/confluent"

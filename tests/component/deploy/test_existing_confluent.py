@@ -14,20 +14,20 @@ from stackless import NO_DELAYS, Stackless
 from test_confluent_requests import quiet, served
 
 from topicberg.clients.aws import every
-from topicberg.deploy import engine, preflight
-from topicberg.deploy.confluent import keys
-from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.confluent.organization import Cluster, check_given
-from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.costs import costs
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Resource
-from topicberg.deploy.rotate import rotate
-from topicberg.deploy.settings import DeploySettings, load
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy import engine, preflight
+from topicberg_deploy.confluent import keys
+from topicberg_deploy.confluent.keys import RotatingKey
+from topicberg_deploy.confluent.organization import Cluster, check_given
+from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.costs import costs
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Resource
+from topicberg_deploy.rotate import rotate
+from topicberg_deploy.settings import DeploySettings, load
 
 KEY = {"confluent_api_key": "LOCALKEY", "confluent_api_secret": SecretStr("local-secret")}
 

@@ -12,15 +12,15 @@ import pytest
 from pydantic import SecretStr
 from strict_aws import ACCOUNT, Account, strict_aws
 
-from topicberg.deploy import engine
-from topicberg.deploy.aws import iam
-from topicberg.deploy.aws.glue import GlueDatabase
-from topicberg.deploy.aws.parameters import CONSUMER, Parameters
-from topicberg.deploy.confluent_apis import CLUSTER
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.settings import DeploySettings
 from topicberg.settings import Settings
+from topicberg_deploy import engine
+from topicberg_deploy.aws import iam
+from topicberg_deploy.aws.glue import GlueDatabase
+from topicberg_deploy.aws.parameters import CONSUMER, Parameters
+from topicberg_deploy.confluent_apis import CLUSTER
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.resource import Live, Resource
+from topicberg_deploy.settings import DeploySettings
 from topicberg_local.emulators.aws.state import backends
 
 USER = f"arn:aws:iam::{ACCOUNT}:role/deployer"

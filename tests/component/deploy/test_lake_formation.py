@@ -11,11 +11,11 @@ from strict_aws import ACCOUNT, Account, strict_aws
 from test_expiring_session import GRAPH, left, opened
 
 from topicberg.catalogs.glue import get_table
-from topicberg.deploy import engine
-from topicberg.deploy.aws import lake_formation
-from topicberg.deploy.aws.glue import GlueDatabase
-from topicberg.deploy.resource import Live
 from topicberg.errors import TopicbergError
+from topicberg_deploy import engine
+from topicberg_deploy.aws import lake_formation
+from topicberg_deploy.aws.glue import GlueDatabase
+from topicberg_deploy.resource import Live
 
 
 @pytest.fixture

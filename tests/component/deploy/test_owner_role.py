@@ -9,10 +9,10 @@ import pytest
 from snowflake.connector.errors import ProgrammingError
 from vendors import ADMIN_SECRET, in_this_process
 
-from topicberg.deploy import rsa
-from topicberg.deploy.preflight import check
-from topicberg.deploy.snowflake.bootstrap import Admin
+from topicberg.clients import rsa
 from topicberg.errors import TopicbergError
+from topicberg_deploy.preflight import check
+from topicberg_deploy.snowflake.bootstrap import Admin
 
 OWNER = "TOPICBERG_DEPLOYER"
 OWN: dict[str, Any] = {

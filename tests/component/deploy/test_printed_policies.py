@@ -36,14 +36,14 @@ from iam_gateway import Gateway, opened
 from python_project import write_project
 from vendors import ADMIN_SECRET, IMAGE, METADATA_COLUMNS, REGION, Vendors, in_this_process
 
-from topicberg.deploy.aws.archive import LOCK
-from topicberg.deploy.aws.iam import Document, allow, split
-from topicberg.deploy.aws.iam import document as as_document
-from topicberg.deploy.aws.permissions import CALLS, Deployed, Purpose, ci_role, policy
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.emr import JobReport, JobRequest
+from topicberg_deploy.aws.archive import LOCK
+from topicberg_deploy.aws.iam import Document, allow, split
+from topicberg_deploy.aws.iam import document as as_document
+from topicberg_deploy.aws.permissions import CALLS, Deployed, Purpose, ci_role, policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from vendors import in_this_process
 
-from topicberg.deploy.aws import emr
-from topicberg.deploy.aws.permissions import Deployed, policy
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.settings import load
-from topicberg.deploy.snowflake import integrations
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg_deploy.aws import emr
+from topicberg_deploy.aws.permissions import Deployed, policy
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.settings import load
+from topicberg_deploy.snowflake import integrations
 
 PRIVATE: dict[str, Any] = {
     "snowflake_catalog": "glue_rest",

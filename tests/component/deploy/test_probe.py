@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from vendors import Vendors, in_this_process
 
-from topicberg.deploy.probe import probe
+from topicberg_deploy.probe import probe
 
 
 @pytest.fixture(scope="module")

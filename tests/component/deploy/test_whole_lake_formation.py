@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from vendors import in_this_process
 
-from topicberg.deploy import engine
-from topicberg.deploy.aws.lake_formation import LakeGrant, manual_steps
-from topicberg.deploy.preflight import check
 from topicberg.errors import TopicbergError
+from topicberg_deploy import engine
+from topicberg_deploy.aws.lake_formation import LakeGrant, manual_steps
+from topicberg_deploy.preflight import check
 from topicberg_local.emulators.snowflake.tags import REFERENCE
 
 TOPIC = "airline.sunset"

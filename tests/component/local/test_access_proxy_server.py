@@ -17,8 +17,8 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import UnreachableError
-from topicberg.security import peers
 from topicberg_local import access_proxy_server as proxy
+from topicberg_local import peers
 
 needs_users = pytest.mark.skipif(not peers.is_supported(), reason="no owners of sockets are listed")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

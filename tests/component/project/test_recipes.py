@@ -155,7 +155,7 @@ def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) 
         from pyiceberg.catalog.memory import InMemoryCatalog
         from specs import Project, minimal
 
-        from topicberg.deploy.confluent.kafka import RegistrySubject
+        from topicberg_deploy.confluent.kafka import RegistrySubject
         from topicberg.errors import SpecError
         from topicberg.tableflow.layout import read_layout, table_schema
         from topicberg.topics import load_topic
@@ -199,8 +199,8 @@ GROUP = '''
 
     from dataclasses import dataclass
 
-    from topicberg.deploy.costs import Cost, Quota
-    from topicberg.deploy.resource import Live, Resource
+    from topicberg_deploy.costs import Cost, Quota
+    from topicberg_deploy.resource import Live, Resource
 
 
     @dataclass(frozen=True)
@@ -234,8 +234,8 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
     calls = "deploy/aws/calls.json"
     library.change(
         platform,
-        "from topicberg.deploy.aws.iam import (\n",
-        "from topicberg.deploy.aws.groups import Group\nfrom topicberg.deploy.aws.iam import (\n",
+        "from topicberg_deploy.aws.iam import (\n",
+        "from topicberg_deploy.aws.groups import Group\nfrom topicberg_deploy.aws.iam import (\n",
     )
     library.change(
         platform,
@@ -260,14 +260,14 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
         from moto import mock_aws
         from pydantic import SecretStr
 
-        from topicberg.deploy import engine
-        from topicberg.deploy.aws.permissions import Deployed, policy
-        from topicberg.deploy.context import DeployContext
-        from topicberg.deploy.costs import costs, usage
-        from topicberg.deploy.draw import lines
-        from topicberg.deploy.platform import resources
-        from topicberg.deploy.settings import DeploySettings
-        from topicberg.orchestration.assets.platform import platform_keys
+        from topicberg_deploy import engine
+        from topicberg_deploy.aws.permissions import Deployed, policy
+        from topicberg_deploy.context import DeployContext
+        from topicberg_deploy.costs import costs, usage
+        from topicberg_deploy.draw import lines
+        from topicberg_deploy.platform import resources
+        from topicberg_deploy.settings import DeploySettings
+        from topicberg_deploy.graph.assets import platform_keys
         from topicberg.settings import Settings
 
         os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}

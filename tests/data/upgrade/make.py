@@ -261,7 +261,7 @@ def sensor() -> None:
     folder = config.state_dir / "dagster-of-tests"
     folder.mkdir()
     storage = {
-        "module": "topicberg.dagster.storage",
+        "module": "topicberg_local.dagster.storage",
         "class": "SqliteStorage",
         "config": {"base_dir": str(folder)},
     }

@@ -16,14 +16,13 @@ from pyiceberg.exceptions import ServerError
 
 from definitions import defs
 from topicberg.checks.check import computation_command
-from topicberg.deploy.platform import resources
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
-from topicberg.orchestration.assets.platform import platform_assets
-from topicberg.orchestration.jobs import everything, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.jobs import pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.jobs.pipelines import everything
 from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.settings import settings
@@ -31,6 +30,8 @@ from topicberg.topics import load_topics
 from topicberg.topics.event_time import EventTimeSpec
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.windows import FOREVER, reached
+from topicberg_deploy.graph.assets import platform_assets
+from topicberg_deploy.platform import resources
 
 REPOSITORY = defs.get_repository_def()
 GRAPH = REPOSITORY.asset_graph

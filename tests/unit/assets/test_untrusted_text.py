@@ -22,10 +22,10 @@ from topicberg import charts
 from topicberg.checks.finding import Finding
 from topicberg.cli.output import cell, echo
 from topicberg.cli.query import OutputFormat, query
-from topicberg.deploy.draw import lines
 from topicberg.orchestration.assets.metadata import column_schema
 from topicberg.orchestration.checks.adapter import result
 from topicberg.query import QueryResult
+from topicberg_deploy.draw import lines
 
 KEY = dg.AssetKey(["iceberg", "orders"])
 

@@ -19,12 +19,12 @@ from topicberg.clients.answers import AnswerError, UnknownNamesError, VendorAnsw
 from topicberg.clients.confluent import Api, GarbledError, UncertainError
 from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
-from topicberg.deploy.transient import unanswered
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.retry import UNREACHABLE, classify
 from topicberg.settings import Settings
+from topicberg_deploy.transient import unanswered
 
 LIES = {
     "other JSON": b'{"here": "is", "nothing": ["of", "use"]}',

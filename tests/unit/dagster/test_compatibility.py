@@ -78,7 +78,7 @@ def test_launcher_without_private_part_is_dagsters_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "topicberg.dagster.forking", None)
+        patch.setitem(sys.modules, "topicberg_local.dagster.forking", None)
         importlib.reload(launcher)
     try:
         config = {
@@ -90,7 +90,7 @@ def test_launcher_without_private_part_is_dagsters_own(
         importlib.reload(launcher)
     (warning,) = _warnings(caplog)
     assert "every run imports its libraries again" in warning
-    assert launcher.ForkingRunLauncher.__module__ == "topicberg.dagster.forking"
+    assert launcher.ForkingRunLauncher.__module__ == "topicberg_local.dagster.forking"
 
 
 def test_retention_without_private_part_deletes_runs_and_warns(

@@ -27,20 +27,21 @@ from hypothesis import strategies as st
 
 from assets.generators.airline import AIRPORTS, MAX_PRICE, MIN_PRICE, TIME_FORMAT, flyers
 from assets.generators.stock_trades import ACCOUNTS, PRICE, QUANTITY, SIDES, SYMBOLS, USERS
-from topicberg.datagen import kind_names, record_generator, runner
-from topicberg.datagen.pace import Pace
-from topicberg.datagen.producer import avro_encoder, json_encoder, random_of
-from topicberg.datagen.runner import stop, stop_all
-from topicberg.datagen.status import (
+from topicberg.datagen import kind_names, record_generator
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg.topics import load_topic
+from topicberg_local.datagen import runner
+from topicberg_local.datagen.pace import Pace
+from topicberg_local.datagen.producer import avro_encoder, json_encoder, random_of
+from topicberg_local.datagen.runner import stop, stop_all
+from topicberg_local.datagen.status import (
     DatagenStatus,
     process_of,
     read_status,
     status_file,
     write_status,
 )
-from topicberg.errors import TopicbergError
-from topicberg.settings import Settings, settings
-from topicberg.topics import load_topic
 
 SCHEMA = (settings().schemas_dir / "stock_trades.avsc").read_text()
 

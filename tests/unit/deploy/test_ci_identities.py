@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from yaml import safe_load
 
 from topicberg.cli import app
-from topicberg.deploy.aws.iam import MAX_CHARACTERS
-from topicberg.deploy.aws.permissions import Deployed, policy
-from topicberg.deploy.ci import ENVIRONMENTS, SESSION_SECONDS, identities, parse_repository
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy.aws.iam import MAX_CHARACTERS
+from topicberg_deploy.aws.permissions import Deployed, policy
+from topicberg_deploy.ci import ENVIRONMENTS, SESSION_SECONDS, identities, parse_repository
 
 ACCOUNT = "123456789012"
 SECRETS = ("confluent_login", "/snowflake/admin")

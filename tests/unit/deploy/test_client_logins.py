@@ -10,16 +10,16 @@ from record_pages import InMemory
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.clients.answers import VendorAnswer
-from topicberg.deploy import logins
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.open_catalog import check_account
-from topicberg.deploy.record import CreationRecord
-from topicberg.deploy.resource import compare
-from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.snowflake import integrations
-from topicberg.deploy.snowflake.integrations import RestIntegration
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg_deploy import logins
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.open_catalog import check_account
+from topicberg_deploy.record import CreationRecord
+from topicberg_deploy.resource import compare
+from topicberg_deploy.settings import DeploySettings
+from topicberg_deploy.snowflake import integrations
+from topicberg_deploy.snowflake.integrations import RestIntegration
 
 KEY = "snowflake/rest_integration"
 URI = "https://org-open.snowflakecomputing.com/polaris/api/catalog"
@@ -127,7 +127,7 @@ def test_horizon_is_refused_as_a_catalog_of_tableflow(
 ) -> None:
     fake, context = opened(catalog_uri=uri)
     fake.config = Settings.model_validate({"deployment": "cloud", "snowflake_catalog": catalog})
-    monkeypatch.setattr("topicberg.deploy.open_catalog.account", lambda _: "ORG-MY_ACCOUNT")
+    monkeypatch.setattr("topicberg_deploy.open_catalog.account", lambda _: "ORG-MY_ACCOUNT")
     if not is_refused:
         check_account(context)
         return

@@ -16,23 +16,23 @@ from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 from pydantic import SecretStr
 
-from topicberg.deploy import engine, preflight
-from topicberg.deploy.aws import emr, iam
-from topicberg.deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
-from topicberg.deploy.aws.glue import GlueDatabase
-from topicberg.deploy.aws.parameters import Parameters
-from topicberg.deploy.aws.permissions import Deployed
-from topicberg.deploy.aws.permissions import policy as permissions
-from topicberg.deploy.confluent_apis import CLUSTER
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.note import noting
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Live
-from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.settings.deployed import read_deployment
 from topicberg.topics import load_topic, load_topics
+from topicberg_deploy import engine, preflight
+from topicberg_deploy.aws import emr, iam
+from topicberg_deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
+from topicberg_deploy.aws.glue import GlueDatabase
+from topicberg_deploy.aws.parameters import Parameters
+from topicberg_deploy.aws.permissions import Deployed
+from topicberg_deploy.aws.permissions import policy as permissions
+from topicberg_deploy.confluent_apis import CLUSTER
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.note import noting
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Live
+from topicberg_deploy.settings import DeploySettings
 
 REGION = "eu-west-1"
 BUCKET = Bucket("aws/bucket", "of the tables")

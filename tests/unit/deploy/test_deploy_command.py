@@ -10,14 +10,16 @@ from botocore.exceptions import ClientError, SSOTokenLoadError
 from snowflake.connector.errors import ProgrammingError
 from typer.testing import CliRunner
 
-from topicberg.cli import app, deploy, deploy_output
-from topicberg.cli.deploy import _targeted
-from topicberg.cli.deploy_output import show_plan, show_status, step_document
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Action, Live, Resource, Step
+from topicberg.cli import app
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy.cli import commands as deploy
+from topicberg_deploy.cli import output as deploy_output
+from topicberg_deploy.cli.commands import _targeted
+from topicberg_deploy.cli.output import show_plan, show_status, step_document
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Action, Live, Resource, Step
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from topicberg.deploy.aws.emr import Application
-from topicberg.deploy.confluent.organization import Cluster
-from topicberg.deploy.confluent.tableflow import TableflowTopic
-from topicberg.deploy.confluent_apis import CLUSTER
-from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.snowflake.tables import LinkedDatabase, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg_deploy.aws.emr import Application
+from topicberg_deploy.confluent.organization import Cluster
+from topicberg_deploy.confluent.tableflow import TableflowTopic
+from topicberg_deploy.confluent_apis import CLUSTER
+from topicberg_deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Live, Resource
+from topicberg_deploy.snowflake.tables import LinkedDatabase, LinkedTable
 
 OFTEN: dict[str, Any] = {"snowflake_refresh_seconds": 30}
 

@@ -13,21 +13,21 @@ import pytest
 from pydantic import SecretStr
 
 from topicberg.clients.secrets import ApiKey
-from topicberg.deploy import unity_catalog
-from topicberg.deploy.aws import iam
-from topicberg.deploy.confluent.connect import Connector
-from topicberg.deploy.confluent.keys import _open, _values
-from topicberg.deploy.confluent.tableflow import config_of
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.draw import draw, lines
-from topicberg.deploy.open_catalog import manual_steps
-from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Live, compare
-from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg_deploy import unity_catalog
+from topicberg_deploy.aws import iam
+from topicberg_deploy.confluent.connect import Connector
+from topicberg_deploy.confluent.keys import _open, _values
+from topicberg_deploy.confluent.tableflow import config_of
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.draw import draw, lines
+from topicberg_deploy.open_catalog import manual_steps
+from topicberg_deploy.platform import resources
+from topicberg_deploy.resource import Live, compare
+from topicberg_deploy.settings import DeploySettings
 
 CONFIG = Settings(prefix="demo")
 (SPEC,) = [spec for spec in load_topics() if spec.name == "stock_trades"]

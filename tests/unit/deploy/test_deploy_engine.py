@@ -18,22 +18,22 @@ from record_pages import InMemory
 from snowflake.connector.errors import ProgrammingError
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
-from topicberg.deploy import engine, polling
-from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
-from topicberg.deploy.confluent.iam import RoleBinding
-from topicberg.deploy.confluent_apis import CLUSTER, REGISTRY
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.lock import LockLostError
-from topicberg.deploy.platform import resources
-from topicberg.deploy.record import PAGE_CHARACTERS, CreationRecord
-from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
-from topicberg.deploy.snowflake.tables import IcebergTable, LinkedTable
-from topicberg.deploy.transient import exists
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
+from topicberg_deploy import engine, polling
+from topicberg_deploy.confluent.catalogs import PROVIDER_INTEGRATION
+from topicberg_deploy.confluent.iam import RoleBinding
+from topicberg_deploy.confluent_apis import CLUSTER, REGISTRY
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.lock import LockLostError
+from topicberg_deploy.platform import resources
+from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
+from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg_deploy.snowflake.principals import Grant, User, UserKeys
+from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
+from topicberg_deploy.transient import exists
 
 CONFIG = Settings(prefix="demo")
 

@@ -13,11 +13,11 @@ from moto import mock_aws
 from pydantic import SecretStr
 
 from topicberg.clients.secrets import Secrets
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.snowflake.session import open_session
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.settings import DeploySettings
+from topicberg_deploy.snowflake.session import open_session
 
 
 @pytest.fixture

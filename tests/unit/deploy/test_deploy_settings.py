@@ -9,14 +9,14 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from topicberg.cli import app
-from topicberg.deploy.platform import ACCOUNTS
-from topicberg.deploy.settings import DeploySettings, check_secrets, check_specs, load
-from topicberg.deploy.uncomputed import uncomputed
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg_deploy.platform import ACCOUNTS
+from topicberg_deploy.settings import DeploySettings, check_secrets, check_specs, load
+from topicberg_deploy.uncomputed import uncomputed
 
 CLOUD = Settings(deployment="cloud")
 RIGHT = {

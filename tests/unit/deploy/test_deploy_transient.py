@@ -8,8 +8,8 @@ from snowflake.connector.errors import OperationalError, ProgrammingError
 
 from topicberg.clients.answers import UnknownNamesError
 from topicberg.clients.confluent import ApiError, ConflictError, FailedError, GoneError
-from topicberg.deploy.transient import gone, is_refusal, is_retryable
 from topicberg.errors import TopicbergError
+from topicberg_deploy.transient import gone, is_refusal, is_retryable
 
 
 def aws(code: str) -> ClientError:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from topicberg.deploy.aws.permissions import Deployed, Purpose, ci_role, policy
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy.aws.permissions import Deployed, Purpose, ci_role, policy
 from topicberg_local.emulators.policies import Policies, Request
 
 ACCOUNT = "123456789012"

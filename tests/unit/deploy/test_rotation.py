@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_pages import InMemory
 
+from topicberg.clients import rsa
 from topicberg.clients.secrets import active_slot
-from topicberg.deploy import rsa
-from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.context import DeployContext
-from topicberg.deploy.record import CreationRecord
-from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.rotate import decide, rotate
 from topicberg.errors import TopicbergError
+from topicberg_deploy.confluent.keys import RotatingKey
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.record import CreationRecord
+from topicberg_deploy.resource import Live, Resource
+from topicberg_deploy.rotate import decide, rotate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from topicberg.deploy.resource import Live
-from topicberg.deploy.snowflake.session import SnowflakeSession
-from topicberg.deploy.snowflake.tables import IcebergTable, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
+from topicberg_deploy.resource import Live
+from topicberg_deploy.snowflake.session import SnowflakeSession
+from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
 
 
 class Account:

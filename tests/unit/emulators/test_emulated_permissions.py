@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from topicberg.deploy.aws.iam import allow, document, trusted_by
+from topicberg_deploy.aws.iam import allow, document, trusted_by
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.policies import Policies, Request
 

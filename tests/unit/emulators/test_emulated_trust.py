@@ -10,7 +10,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from topicberg.deploy.aws.iam import document, trusted_by
+from topicberg_deploy.aws.iam import document, trusted_by
 from topicberg_local.emulators import iam
 
 USER = "arn:aws:iam::111122223333:user/snowflake"

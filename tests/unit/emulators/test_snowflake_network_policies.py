@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.deploy.snowflake.principals import NetworkPolicy, UserPolicy
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg_deploy.snowflake.principals import NetworkPolicy, UserPolicy
 from topicberg_local.emulators.snowflake.account import Account, Context
 from topicberg_local.emulators.snowflake.logins import Login, LoginRefused, Logins
 from topicberg_local.emulators.snowflake.session import Session

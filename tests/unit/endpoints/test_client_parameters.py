@@ -15,11 +15,11 @@ from confluent_kafka import Consumer, Producer
 from moto import mock_aws
 from repository import PROJECT_ROOT
 
-from topicberg.datagen.producer import PRODUCER_CONFIG
-from topicberg.deploy.aws.parameters import CONSUMER, PRODUCER
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, parameters
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg_deploy.aws.parameters import CONSUMER, PRODUCER
+from topicberg_local.datagen.producer import PRODUCER_CONFIG
 
 PATH = "/confluent_cloud_resource/tableflow_kickstarter"
 

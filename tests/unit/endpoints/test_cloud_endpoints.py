@@ -16,9 +16,8 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from topicberg.cli import app
+from topicberg.clients import rsa
 from topicberg.clients.secrets import Secrets
-from topicberg.datagen.producer import GeneratorRun
-from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints, model
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import Settings, settings, with_choices
@@ -27,6 +26,7 @@ from topicberg.spark import check_spark
 from topicberg.tableflow import confluent
 from topicberg.tableflow.status import FailingFormat
 from topicberg.topics import load_topic, load_topics
+from topicberg_local.datagen.producer import GeneratorRun
 
 PREFIX = "demo"
 KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/{{}}/python_client"

@@ -7,9 +7,9 @@ from fnmatch import fnmatch
 
 from repository import PROJECT_ROOT
 
-from topicberg.deploy.platform import resources
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_deploy.platform import resources
 
 PAGE = PROJECT_ROOT / "docs" / "coverage.md"
 _RESOURCE = re.compile(r"(confluent|aws|snowflake|key)/[a-z_*/]+")

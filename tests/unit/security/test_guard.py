@@ -17,10 +17,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from topicberg.security import peers, sock_diag
 from topicberg.security.asgi import GuardMiddleware
 from topicberg.security.guard import Guard, Request
 from topicberg.security.wsgi import guarded
+from topicberg_local import peers, sock_diag
 
 OWN = "127.0.0.1:3000"
 GUARD = Guard(json_only=True)

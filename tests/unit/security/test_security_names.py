@@ -20,7 +20,6 @@ from sqlglot import exp
 from topicberg import query, spark
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.statements import bootstrap, create_table, refresh_table
-from topicberg.datagen.status import read_status as read_generator
 from topicberg.errors import SpecError, TableflowError, TopicbergError
 from topicberg.formats.protobuf import protoc
 from topicberg.iceberg.maintenance.conflicts import literal
@@ -28,6 +27,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
 from topicberg.topics import check_topics
+from topicberg_local.datagen.status import read_status as read_generator
 
 PIECES = (
     "'",

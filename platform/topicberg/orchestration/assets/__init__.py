@@ -48,11 +48,12 @@ def published_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
             yield publishing_asset(spec, derived, lake)
 
 
-def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
-    """Return every asset of the topics and of the tables."""
+def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
+    """Return every asset: of the topics and of the tables, and the list of active alerts."""
     yield from topic_assets(lake)
     yield from derived_assets(lake)
     yield from published_assets(lake)
+    yield alerts_asset(lake)
 
 
 def _assets(table: Table, lake: Lake) -> Iterator[dg.AssetsDefinition]:

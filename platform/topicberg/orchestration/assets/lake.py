@@ -12,6 +12,7 @@ import dagster as dg
 from topicberg.checks.catalogs import parity_check, pointer_check
 from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
+from topicberg.extensions import extensions
 from topicberg.orchestration.assets.derived import DerivedTable, derivation
 from topicberg.orchestration.assets.registry import (
     OF_TOPICS,
@@ -82,6 +83,11 @@ class Lake:
             missing |= lost
             left = tuple(table for table in left if table.name not in lost)
         return left, missing
+
+    @cached_property
+    def additions(self) -> tuple[dg.Definitions, ...]:
+        """What other packages add to the graph."""
+        return tuple(make(self) for _, make in extensions("topicberg.definitions"))
 
     def within(self, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Lake:
         """Return the part of which a graph has the assets; nothing else is checked or requested."""

@@ -21,7 +21,6 @@ from topicberg.dagster.run_assets import assets_of_run
 from topicberg.errors import safe
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.assets.platform import platform_keys
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
 from topicberg.settings import settings
@@ -154,7 +153,8 @@ def retention_schedule(lake: Lake) -> dg.ScheduleDefinition:
     """Every night."""
     assets = {table.key(system) for table in lake.tables for system in CATALOGS}
     assets |= {kafka_key(spec) for spec in lake.topics}
-    assets |= {alerts_key(lake.config), *platform_keys(lake.config, lake.topics)}
+    assets |= {alerts_key(lake.config)}
+    assets |= {key for added in lake.additions for key in added.resolve_all_asset_keys()}
     return dg.ScheduleDefinition(
         job=retention_job(assets),
         cron_schedule=AT,

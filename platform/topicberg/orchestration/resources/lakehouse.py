@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dagster import ConfigurableResource
 
 from topicberg.endpoints import Endpoints, load_endpoints
-from topicberg.local import require_local_stack
+from topicberg.extensions import local_stack
 from topicberg.orchestration.resources import confluent, engine
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.confluent import read_status as read_of_confluent
@@ -37,10 +37,7 @@ def connect() -> Endpoints:
     config = settings()
     seen_at = _running_at.get(config.state_dir, -math.inf)
     if config.deployment == "local" and time.monotonic() - seen_at > RUNNING_SECONDS:
-        require_local_stack()
-        from topicberg_local.stack import ensure_running
-
-        ensure_running(config)
+        local_stack().ensure_running(config)
         _running_at[config.state_dir] = time.monotonic()
     return load_endpoints(config)
 

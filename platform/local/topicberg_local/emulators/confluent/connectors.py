@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from topicberg.datagen.status import ALIVE, read_status
+from topicberg_local.datagen.status import ALIVE, read_status
 from topicberg_local.emulators.confluent import clusters
 from topicberg_local.emulators.confluent.account import CONNECTOR, Account
 from topicberg_local.emulators.confluent.connector_configs import (

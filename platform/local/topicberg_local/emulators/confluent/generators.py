@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 
-from topicberg.datagen import runner
-from topicberg.datagen.status import ALIVE, read_status
 from topicberg.errors import TopicbergError
+from topicberg_local.datagen import runner
+from topicberg_local.datagen.status import ALIVE, read_status
 from topicberg_local.emulators.confluent.account import CONNECTOR, Account
 from topicberg_local.emulators.confluent.connector_rights import denied
 from topicberg_local.emulators.store import Stored

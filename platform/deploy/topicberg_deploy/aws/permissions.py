@@ -1,0 +1,213 @@
+"""What the users of ``topicberg deploy`` need in AWS, as policy documents: one for each purpose.
+
+``calls.json`` has the actions of all requests of each purpose, with what each is about. It is
+recorded: the tests create, change, rotate and delete whole deployments, with derived tables on EMR
+Serverless, in emulators that allow what these policies do and nothing else. The policies, and what
+`deploy` asks IAM before it creates anything, come from this file alone.
+
+Names that contain the account's number or the cluster's id are patterns, since a policy is written
+before the first deployment.
+
+https://docs.aws.amazon.com/service-authorization/latest/reference/
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from topicberg.naming import Names
+from topicberg.settings import Settings
+from topicberg.settings.aws import derived_from
+from topicberg.topics import TopicSpec
+from topicberg_deploy.aws.glue import pipelines
+from topicberg_deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, document, key_use
+from topicberg_deploy.confluent_apis import READER
+
+Purpose = Literal["plan", "deploy", "rotate"]
+"""Of a user: to plan, to create and delete, to rotate keys."""
+CALLS = Path(__file__).with_name("calls.json")
+CLUSTER_IDS = "lkc-*"
+"""The Glue database of the topics' tables is named by the cluster's id."""
+_SERVICE_LINKED = "ops.emr-serverless.amazonaws.com"
+_READS = ("Get", "List", "Describe")
+_GIVEN = {"table_bucket": "existing_buckets", "table_object": "existing_buckets"}
+"""What another administrator manages → the setting that says so: it is only read."""
+_LIMITED = ("iam:CreateRole", "iam:PutRolePermissionsBoundary", "iam:AttachRolePolicy")
+"""Actions that could widen what a role may do: with a boundary, only of roles that have it."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Where a deployment is, as far as that is known before it exists.
+
+    :param secrets: the vendors' logins of who runs ``topicberg deploy``, in Secrets Manager
+    """
+
+    config: Settings
+    account: str
+    specs: tuple[TopicSpec, ...]
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> Names:
+        return Names(self.config.prefix)
+
+    def arn(self, service: str, resource: str) -> str:
+        return f"arn:aws:{service}:{self.config.aws_region}:{self.account}:{resource}"
+
+    def iam(self, kind: str, *names: str) -> list[str]:
+        begin = f"arn:aws:iam::{self.account}:{kind}{self.config.iam_path}"
+        return [f"{begin}{name}" for name in names]
+
+    @property
+    def buckets(self) -> list[str]:
+        """Those of the tables, and at the end the one for computing."""
+        config, given = self.config, self.config.model_fields_set
+        topics = config.bucket if "bucket" in given else f"{config.bucket}-{self.account}"
+        derived = config.derived_bucket if "derived_bucket" in given else derived_from(topics)
+        found = [topics, derived, f"{topics[:55]}-compute"]
+        return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(found)]
+
+    def secret_arns(self, *names: str) -> list[str]:
+        """Return patterns of secrets: AWS appends six characters to a name."""
+        return [self.arn("secretsmanager", f"secret:{name}-??????") for name in names]
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies; a long one is split into several, with a number at the end."""
+        names = self.names
+        own = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
+        return self.iam("policy", *own, *(f"{name}_*" for name in own))
+
+    def resources(self) -> dict[str, list[str]]:
+        """Return what the calls are about, by the names in the file; the first that fits counts.
+
+        What is passed to EMR Serverless is only the last one.
+        """
+        names, config, buckets = self.names, self.config, self.buckets
+        topics = config.tableflow_namespace or CLUSTER_IDS
+        derived = [*map(names.namespace, pipelines(self.specs))]
+        roles = (names.tableflow_role, names.snowflake_role, names.emr_role)
+        given = (config.tableflow_role_arn, config.snowflake_role_arn, config.emr_role_arn)
+        secrets = (names.confluent_secret("*"), names.snowflake_secret)
+
+        def ssm(*paths: str) -> list[str]:
+            return [self.arn("ssm", f"parameter{path}") for path in paths]
+
+        def glue(*resources: str) -> list[str]:
+            return [self.arn("glue", resource) for resource in resources]
+
+        def emr(path: str) -> list[str]:
+            return [self.arn("emr-serverless", path)]
+
+        return {
+            "compute_bucket": buckets[-1:],
+            "compute_object": [f"{buckets[-1]}/*"],
+            "table_bucket": buckets[:-1],
+            "table_object": [f"{bucket}/*" for bucket in buckets[:-1]],
+            "given_role": [arn for arn in given if arn],
+            # Those that it created before another one was given are still deleted.
+            "role": self.iam("role", *roles),
+            "ci_role": self.iam("role", ci_role(self, "deploy")),
+            "policy": self.policies,
+            "catalog": glue("catalog"),
+            "database": glue(*(f"database/{name}" for name in (topics, *derived))),
+            "table": glue(*(f"table/{name}/*" for name in (topics, *derived))),
+            "function": glue(*(f"userDefinedFunction/{name}/*" for name in (topics, *derived))),
+            "reader_secret": self.secret_arns(names.confluent_secret(f"{READER}/*")),
+            "secret": self.secret_arns(*secrets),
+            "login": self.secret_arns(*self.secrets),
+            "lock": ssm(names.lock),
+            "deployment": ssm(names.deployment),
+            "record": ssm(names.record, f"{names.record}/*"),
+            "parameter": ssm(names.confluent_secret("*")),
+            "application": emr("/applications/*"),
+            "applications": emr("/*"),
+            "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
+            "any": ["*"],
+            "passed_role": [config.emr_role_arn or self.iam("role", names.emr_role)[0]],
+        }
+
+
+@cache
+def recorded_calls() -> Mapping[str, Mapping[str, list[str]]]:
+    """Return purpose → action → names of what it is about, as recorded."""
+    return dict(json.loads(CALLS.read_text()))
+
+
+def policy(purpose: Purpose, of: Deployed) -> Document:
+    """Return what the user of a purpose may do, and nothing else."""
+    services, uses = {
+        "plan": (("glue", "secretsmanager"), READS_KEY),
+        "deploy": (("s3", "glue", "secretsmanager"), WRITES_KEY),
+        "rotate": (("secretsmanager",), WRITES_KEY),
+    }[purpose]
+    more = _of_aws(of) if purpose == "deploy" else []
+    return document(*_recorded(purpose, of), *more, *key_use(of.config, uses, services))
+
+
+def _recorded(purpose: Purpose, of: Deployed) -> list[Document]:
+    """Return a statement for the actions that are about the same, under the same condition."""
+    resources = of.resources()
+    grouped: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
+    for action, kinds in recorded_calls()[purpose].items():
+        changes = not action.partition(":")[2].startswith(_READS)
+        targets = tuple(
+            kind
+            for kind in kinds
+            if resources[kind] and not (changes and getattr(of.config, _GIVEN.get(kind, ""), False))
+        )
+        condition = _condition(action, of)
+        if targets and condition is not None:
+            grouped[targets, json.dumps(condition)].append(action)
+    return [
+        allow(actions, [arn for kind in kinds for arn in resources[kind]])
+        | ({"Condition": json.loads(condition)} if condition != "{}" else {})
+        for (kinds, condition), actions in grouped.items()
+    ]
+
+
+def _condition(action: str, of: Deployed) -> dict[str, Any] | None:
+    """Return under which condition an action is allowed; None: it is not.
+
+    Without these, who deploys could make any role that it manages an administrator's. None of them
+    limits what is in a policy: only a boundary does.
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
+    """
+    boundary = of.config.iam_permissions_boundary_arn
+    if action == "iam:PassRole":
+        return {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
+    if action == "iam:PutRolePermissionsBoundary" and not boundary:
+        return None
+    limits = {"iam:PermissionsBoundary": boundary} if boundary and action in _LIMITED else {}
+    attached = {"iam:PolicyARN": of.policies} if action == "iam:AttachRolePolicy" else {}
+    return {
+        operator: test
+        for operator, test in (("StringEquals", limits), ("ArnLike", attached))
+        if test
+    }
+
+
+def _of_aws(of: Deployed) -> list[Document]:
+    """Return what AWS itself does for who deploys: EMR Serverless creates its role, and the network
+    interfaces of job runs that have a network.
+
+    https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/security-iam-user-access-policies.html
+    """
+    linked = {"StringLike": {"iam:AWSServiceName": _SERVICE_LINKED}}
+    called = {"StringEquals": {"aws:CalledViaLast": _SERVICE_LINKED}}
+    statements = [{**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked}]
+    if of.config.emr_subnet_ids:
+        statements.append({**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called})
+    return statements
+
+
+def ci_role(of: Deployed, purpose: Purpose) -> str:
+    """Return the name of the role of a purpose."""
+    return of.names.of(f"tableflow_ci_{purpose}")

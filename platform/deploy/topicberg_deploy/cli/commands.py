@@ -1,0 +1,467 @@
+"""``topicberg deploy``: the cloud platform, planned, created, inspected, rotated and deleted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topicberg.cli.lazy import settings
+from topicberg.cli.output import echo, echo_json
+from topicberg.clients import trace
+from topicberg.errors import TopicbergError
+from topicberg.extensions import local_stack
+from topicberg.wording import suggestion
+from topicberg_deploy.cli.bootstrap import bootstrap_ci, bootstrap_snowflake
+from topicberg_deploy.cli.compute import compute_derived, compute_in_cloud
+from topicberg_deploy.cli.output import (
+    announce_generators,
+    list_grants,
+    list_kept,
+    list_unseen,
+    list_waiting,
+    preview,
+    report,
+    show_plan,
+    show_status,
+    step_document,
+)
+from topicberg_deploy.resource import Action
+
+if TYPE_CHECKING:
+    from topicberg_deploy.context import DeployContext
+    from topicberg_deploy.preflight import Command
+    from topicberg_deploy.resource import Resource
+
+
+app = typer.Typer(
+    help="Make the platform in Confluent Cloud, AWS and Snowflake, and look after it.",
+    no_args_is_help=True,
+)
+app.command("bootstrap-snowflake")(bootstrap_snowflake)
+app.command("bootstrap-ci")(bootstrap_ci)
+
+
+NoCompute = Annotated[
+    bool,
+    typer.Option(
+        "--no-compute", help="without an EMR Serverless application; one that exists is deleted"
+    ),
+]
+NoGenerators = Annotated[
+    bool,
+    typer.Option(
+        "--no-generators",
+        help="without the connectors that generate records; those that exist are deleted",
+    ),
+]
+Target = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        help="only this resource, or all whose key begins with it, e.g. confluent/topic/orders or "
+        "snowflake/, and what they need; may be repeated",
+    ),
+]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        help="also this resource, or all whose key begins with it, which `deploy create` did not "
+        "create or whose record is lost; may be repeated",
+    ),
+]
+
+
+def _trace(debug: bool) -> bool:
+    if debug:
+        trace.enable()
+    return debug
+
+
+_OPTIONS: dict[str, Any] = {
+    "profile": Annotated[str | None, typer.Option("--profile", help="AWS profile, e.g. of SSO")],
+    "confluent_api_key": Annotated[
+        str | None, typer.Option("--confluent-api-key", help="Cloud API key [TOPICBERG_…]")
+    ],
+    "confluent_api_secret": Annotated[
+        str | None,
+        typer.Option(
+            "--confluent-api-secret",
+            help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
+            "keeps flags; '-' asks for it",
+        ),
+    ],
+    "snowflake_warehouse": Annotated[
+        str | None, typer.Option("--snowflake-warehouse", help="of the admin's session")
+    ],
+    "admin_user_secrets_root_path": Annotated[
+        str | None,
+        typer.Option(
+            "--admin-user-secrets-root-path",
+            "--admin-service-user-secrets-root-path",
+            help="Secrets Manager secret of Snowflake's admin user",
+        ),
+    ],
+    "debug": Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            callback=_trace,
+            help="log every request to the vendors, without bodies, headers and secrets",
+        ),
+    ],
+    "day_count": Annotated[
+        int | None,
+        typer.Option("--day-count", help="days between rotations; at least 1, default 30"),
+    ],
+    "number_of_api_keys_to_retain": Annotated[
+        int | None,
+        typer.Option(
+            "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
+        ),
+    ],
+}
+"""The options of all commands; except for ``--debug`` they are settings."""
+
+
+def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command with the options of all commands, whose settings are its first argument.
+
+    :param without: options that it does not have
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            flags = {name: given.pop(name) for name in _OPTIONS if name in given}
+            flags.pop("debug")
+            try:
+                function(flags, **given)
+            except Exception as error:
+                from topicberg.clients.aws import login_hint
+                from topicberg_deploy.transient import of_vendor
+
+                if not of_vendor(error):
+                    raise
+                hint = login_hint(error, flags["profile"])
+                raise TopicbergError(f"{type(error).__name__}: {error}", hint=hint) from error
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        shared = [
+            inspect.Parameter(
+                name, kind, default=False if name == "debug" else None, annotation=option
+            )
+            for name, option in _OPTIONS.items()
+            if name not in without
+        ]
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        return app.command()(command)
+
+    return register
+
+
+@_command()
+def plan(
+    flags: dict[str, Any],
+    no_compute: NoCompute = False,
+    no_generators: NoGenerators = False,
+    everything: Annotated[bool, typer.Option("--all", help="also what stays as it is")] = False,
+    target: Target = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="also write the plan to this file, as JSON")
+    ] = None,
+) -> None:
+    """Show what `create` would do, by vendor, what the deployment costs a month by order of
+    magnitude, and which quotas it meets. Exit code 1 if there are changes."""
+    from topicberg_deploy import engine
+
+    context, graph = _open(
+        flags, compute=not no_compute, generators=not no_generators, before="plan"
+    )
+    steps = engine.plan(_targeted(graph, target), context)
+    if out is not None:
+        out.write_text(
+            json.dumps([step_document(context, step) for step in steps], indent=2) + "\n"
+        )
+        echo(f"wrote {out}", err=True)
+    changes = show_plan(steps, everything=everything)
+    preview(context, graph)
+    if changes:
+        raise typer.Exit(1)
+
+
+@_command()
+def create(
+    flags: dict[str, Any],
+    no_compute: NoCompute = False,
+    no_generators: NoGenerators = False,
+    target: Target = None,
+) -> None:
+    """Create what is missing, change what differs, and compute the derived tables once.
+
+    In the local deployment it starts the stack if it is down.
+    """
+    from topicberg_deploy import engine
+    from topicberg_deploy.lock import exclusive
+    from topicberg_deploy.note import noting
+
+    if settings().deployment == "local":
+        local_stack().start(settings())
+    context, graph = _open(
+        flags, compute=not no_compute, generators=not no_generators, before="create"
+    )
+    graph = _targeted(graph, target)
+    announce_generators(graph)
+    try:
+        with exclusive(context), noting(context):
+            engine.create(graph, context, report)
+    except engine.DeployError:
+        list_waiting(context)
+        with suppress(Exception):  # the error that ended the deployment is reported
+            list_grants(context)
+        raise
+    list_grants(context)
+    if not no_compute and not target and context.config.deployment == "cloud":
+        try:
+            compute_in_cloud(context)
+        except TopicbergError:
+            list_waiting(context)
+            raise
+    if not no_compute and not target and context.config.deployment == "local":
+        compute_derived(context)
+        if context.waiting:  # the computation also creates tables of topics without records
+            with exclusive(context):
+                engine.create(graph, context, report)
+    list_waiting(context)
+    wanted = sum(resource.wanted for resource in graph)
+    made = wanted - len(context.waiting)
+    later = f", {len(context.waiting)} wait" if context.waiting else ""
+    echo(f"{made} of {wanted} resources are up to date{later}; nothing is left to do now")
+
+
+@_command("number_of_api_keys_to_retain")
+def delete(
+    flags: dict[str, Any],
+    purge_secrets: Annotated[
+        bool, typer.Option("--purge-secrets", help="delete secrets at once, without AWS's 30 days")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    also: Also = None,
+) -> None:
+    """Delete what `create` created, with its data. Exit code 2 and a list when something is left.
+
+    What existed before is not deleted, and listed.
+    """
+    from topicberg_deploy import engine
+    from topicberg_deploy.lock import exclusive
+    from topicberg_deploy.note import forget_note
+
+    context, graph = _open(flags)
+    context.purge_secrets = purge_secrets
+    context.claimed = frozenset(claimed.key for claimed in _matching(graph, also or []))
+    with exclusive(context):
+        existing = engine.existing(graph, context, report)
+        deleted = [resource for resource, _ in existing]
+        list_kept(context)
+        list_unseen(context)
+        if not deleted and not context.unseen:
+            echo("there is nothing to delete")
+            return
+        if deleted:
+            echo("These resources are deleted, in this order; * with data:")
+        listed: set[str] = set()
+        for resource in deleted:
+            echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
+            for inside in sorted(set(resource.contents(context)) - listed):
+                listed.add(inside)
+                echo(f"      with table {inside}")
+        if holding := [resource.title for resource in deleted if resource.holds_data]:
+            echo(
+                f"warning: {len(holding)} of them hold data, which cannot be restored: "
+                f"{', '.join(holding)}",
+                fg="red",
+                err=True,
+            )
+        if not yes:
+            question = (
+                f"Delete these {len(deleted)} resources?"
+                if deleted
+                else f"Forget these {len(context.unseen)} resources?"
+            )
+            typer.confirm(question, abort=True)
+        left = engine.delete(existing, context, report)
+        if not left:
+            forget_note(context)
+        gone = sorted(context.record.keys() - {resource.key for resource in graph})
+    if gone:
+        echo(
+            "`create` created these too. Their specs or settings are gone, so they stay: "
+            + ", ".join(gone)
+        )
+    if left:
+        lines = "\n  ".join(f"{title}: {reason}" for title, reason in left.items())
+        raise TopicbergError(
+            f"{len(left)} resources are left:\n  {lines}",
+            hint="run the command again: it resumes with what is left",
+        )
+    echo(f"{len(deleted)} resources are deleted")
+
+
+@_command("day_count", "number_of_api_keys_to_retain")
+def status(
+    flags: dict[str, Any],
+    no_compute: NoCompute = False,
+    no_generators: NoGenerators = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
+    for something that is not topicberg's to do."""
+    from topicberg_deploy import engine
+
+    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    steps = engine.plan(graph, context)
+    if as_json:
+        echo_json([step_document(context, step) for step in steps])
+    else:
+        show_status(context, steps)
+    if any(step.action not in (Action.KEEP, Action.WAIT) for step in steps):
+        raise typer.Exit(1)
+
+
+@_command()
+def rotate(
+    flags: dict[str, Any],
+    now: Annotated[bool, typer.Option("--now", help="whatever their age")] = False,
+) -> None:
+    """Rotate the keys that are due; the keys before stay alive for a whole period."""
+    from topicberg_deploy.lock import exclusive
+    from topicberg_deploy.rotate import rotate as rotate_keys
+
+    context, graph = _open(flags)
+    with exclusive(context):
+        rotated = rotate_keys(graph, context, echo, force=now)
+    echo(f"{rotated} keys rotated")
+
+
+@_command("day_count", "number_of_api_keys_to_retain")
+def probe(flags: dict[str, Any]) -> None:
+    """Try in the accounts what documentation does not settle; what it creates in Snowflake is
+    dropped. Exit code 1 if something differs from what is expected."""
+    from topicberg_deploy.probe import probe as observe
+
+    context, _ = _open(flags)
+    differences = 0
+    for result in observe(context):
+        differences += bool(result.difference)
+        state = f"differs: {result.what}: {result.difference}" if result.difference else result.what
+        echo(state if result.difference else f"as expected: {state}")
+    if differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def graph(
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="a file that ends in .dot, or by Graphviz in .svg, .png or .pdf"
+        ),
+    ] = Path("platform.dot"),
+) -> None:
+    """Draw the resource graph. Needs no account."""
+    from topicberg.topics import load_topics
+    from topicberg_deploy.draw import draw
+    from topicberg_deploy.platform import resources
+
+    config = settings()
+    draw(
+        [resource for resource in resources(config, load_topics(config)) if resource.wanted], output
+    )
+    echo(f"wrote {output}")
+
+
+@app.command("emr-image")
+def emr_image(
+    folder: Annotated[Path, typer.Argument(help="the folder to write into")] = Path("emr-image"),
+) -> None:
+    """Write what an image for EMR Serverless is built from: code and Dockerfile. Needs no account.
+
+    By default, `topicberg deploy create` uploads the code, and no image is needed.
+    """
+    from topicberg_deploy.aws.archive import write_image_context
+
+    config = settings()
+    write_image_context(config.project_root, folder)
+    echo(
+        f"wrote {folder}; build it with AWS's image of {config.emr_release} as BASE:\n"
+        f"docker build --build-arg BASE=… -t topicberg-emr {folder}"
+    )
+
+
+def _open(
+    flags: dict[str, Any],
+    *,
+    compute: bool = True,
+    generators: bool = True,
+    before: Command | None = None,
+) -> tuple[DeployContext, list[Resource]]:
+    """
+    :param compute: False: without an EMR Serverless application
+    :param generators: False: without connectors that generate records
+    :param before: the command that needs more than the logins
+    :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
+    from topicberg.settings import Settings
+    from topicberg_deploy.context import open_context
+    from topicberg_deploy.platform import resources
+    from topicberg_deploy.preflight import check
+
+    if flags.get("confluent_api_secret") == "-":
+        flags["confluent_api_secret"] = typer.prompt("Confluent API secret", hide_input=True)
+    config = Settings() if compute else Settings(compute="none")
+    if not generators:
+        config = config.model_copy(update={"generators": False})
+    context = open_context(config, flags)
+    context.only_plans = before == "plan"
+    check(context, before)
+    return context, resources(context.config, context.specs)
+
+
+def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource]:
+    """The resources that are meant, and all that they need; in the same order.
+
+    :raises TopicbergError: there is no such resource
+    """
+    from topicberg_deploy.engine import with_needs
+
+    if not targets:
+        return graph
+    keys = {resource.key for resource in with_needs(_matching(graph, targets), graph)}
+    return [resource for resource in graph if resource.key in keys]
+
+
+def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
+    """The resources with these keys, or whose keys begin so.
+
+    :raises TopicbergError: there is no such resource
+    """
+    by_key = {resource.key: resource for resource in graph}
+    chosen: list[Resource] = []
+    for target in targets:
+        prefix = target if target.endswith("/") else f"{target}/"
+        meant = [key for key in by_key if key == target or key.startswith(prefix)]
+        if not meant:
+            close = suggestion(target, by_key).partition("; there are")[0]
+            raise TopicbergError(
+                f"no resource {target!r}{close}",
+                hint="`topicberg deploy status` lists the keys of all resources",
+            )
+        chosen += [by_key[key] for key in meant]
+    return chosen

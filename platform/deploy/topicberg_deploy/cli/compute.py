@@ -1,0 +1,81 @@
+"""The first computation of the derived tables, after ``topicberg deploy create``."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from topicberg.cli.compute import materialize, materialize_derived
+from topicberg.cli.lazy import load_endpoints
+from topicberg.cli.output import echo
+from topicberg.errors import TopicbergError
+from topicberg_deploy.polling import poll
+
+if TYPE_CHECKING:
+    from topicberg_deploy.context import DeployContext
+
+
+FIRST_RECORDS_SECONDS = 120.0
+
+
+def compute_derived(context: DeployContext) -> None:
+    """Run the pipelines on what the connectors have produced so far, so that every table has rows.
+
+    In the cloud, and locally from then on, Dagster does it by itself.
+    """
+    from topicberg import kafka
+    from topicberg_deploy.confluent.connect import Connector
+    from topicberg_deploy.platform import resources
+
+    endpoints = load_endpoints(context.config)
+    graph = resources(context.config, context.specs)
+    for topic in [
+        resource.topic for resource in graph if isinstance(resource, Connector) and resource.wanted
+    ]:
+
+        def has_records(topic: str = topic) -> bool:
+            return any(kafka.end_offsets(endpoints, topic).values())
+
+        poll(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
+    echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
+    materialize(context.config, endpoints, datetime.now(UTC))
+
+
+def compute_in_cloud(context: DeployContext) -> None:
+    """Compute the tables derived from topics that have records, where Dagster would.
+
+    :raises TopicbergError: a table could not be computed; everything else is created
+    """
+    from topicberg.settings import settings
+    from topicberg.settings.emr import emr_settings
+    from topicberg_deploy.transient import of_vendor
+
+    if context.deploy.profile:
+        os.environ["AWS_PROFILE"] = context.deploy.profile
+    settings.cache_clear()  # the names of the deployment are known now
+    later = "Dagster computes them: start its daemon with this deployment's settings"
+    where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
+    if emr_settings() is None and context.config.spark_remote is None:
+        echo(f"the derived tables are not computed here: there is no Spark. {later}")
+        return
+    waiting = {
+        spec.name
+        for spec in context.specs
+        if not spec.has_table(context.config)
+        or f"snowflake/table/{spec.asset_name}" in context.waiting
+    }
+    echo(f"computing the derived tables by {where}: minutes for each", err=True)
+    try:
+        computed = materialize_derived(settings(), load_endpoints(settings()), waiting)
+    except Exception as error:
+        if not (isinstance(error, TopicbergError) or of_vendor(error)):
+            raise
+        reason, hint = str(error), None
+        if isinstance(error, TopicbergError):
+            reason, hint = error.message, error.hint
+        raise TopicbergError(
+            f"the platform is created, but its derived tables are not complete: {reason}",
+            hint=hint or "run the command again, which computes them again",
+        ) from error
+    echo(f"computed and registered in Snowflake: {', '.join(computed) or 'no table yet'}")

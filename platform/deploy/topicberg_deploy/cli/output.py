@@ -1,0 +1,212 @@
+"""What ``topicberg deploy`` prints: plans, previews, states, progress."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from topicberg.cli.compute import load_lake
+from topicberg.cli.output import cell, console, echo
+
+if TYPE_CHECKING:
+    from topicberg_deploy.context import DeployContext
+    from topicberg_deploy.resource import Resource, Step
+
+
+def list_kept(context: DeployContext) -> None:
+    """List what exists and is not deleted, since nothing shows that it is topicberg's."""
+    if not context.kept:
+        return
+    echo("These resources stay: `create` did not create them, or the record of that is lost:")
+    for key, title in context.kept.items():
+        echo(f"    {title} ({key})")
+    echo("To delete one of them as well, add --also with its key.")
+
+
+def list_unseen(context: DeployContext) -> None:
+    """List what was created and is not found."""
+    if not context.unseen:
+        return
+    echo(
+        "`create` created these, and they do not exist any more, or this login cannot see them. "
+        "They are forgotten, so that no later `delete` deletes them:"
+    )
+    for key, title in context.unseen.items():
+        echo(f"    {title} ({key})")
+
+
+def list_waiting(context: DeployContext) -> None:
+    for reason, count in Counter(context.waiting.values()).items():
+        echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
+
+
+def announce_generators(graph: list[Resource]) -> None:
+    from topicberg_deploy.confluent.connect import Connector
+
+    generators = [
+        resource for resource in graph if isinstance(resource, Connector) and resource.wanted
+    ]
+    if not generators:
+        return
+    each = ", ".join(
+        f"{generator.topic} "
+        f"({f'{generator.rate:g} a second' if generator.rate else 'as fast as it can'})"
+        for generator in generators
+    )
+    echo(
+        f"generators write records to {each} until they are deleted; --no-generators: without them",
+        err=True,
+    )
+
+
+def step_document(context: DeployContext, step: Step) -> dict[str, Any]:
+    """A step of a plan, for programs."""
+    live_id, table_path = _ids(context, step.resource)
+    return {
+        "resource": step.resource.key,
+        "name": step.resource.name,
+        "id": live_id,
+        "table_path": table_path,
+        "action": step.action.value,
+        "reason": step.reason,
+        "changes": step.lines(),
+    }
+
+
+_SIGNS = {
+    "create": ("+", "green"),
+    "change": ("~", "yellow"),
+    "replace": ("±", "red"),
+    "delete": ("-", "red"),
+    "look again": ("?", "cyan"),
+    "wait": ("…", "cyan"),
+    "keep": (" ", None),
+}
+_VENDORS = {
+    "confluent": "Confluent Cloud",
+    "key": "API keys, in AWS Secrets Manager",
+    "aws": "AWS",
+    "snowflake": "Snowflake",
+}
+
+
+def show_plan(steps: list[Step], *, everything: bool) -> int:
+    """Print a plan, by vendor. Returns how many resources are to change."""
+    counts = Counter(step.action.value for step in steps)
+    shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
+    shown.sort(key=lambda step: [*_VENDORS].index(_vendor(step)))
+    for vendor, steps_of_vendor in groupby(shown, _vendor):
+        echo(_VENDORS[vendor], bold=True)
+        for step in steps_of_vendor:
+            sign, color = _SIGNS[step.action.value]
+            because = f" ({step.reason})" if step.reason else ""
+            echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
+            for line in step.lines():
+                echo(f"      {line}")
+    kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
+    later = f"; {waiting} wait" if waiting else ""
+    if not counts:
+        echo(f"nothing to do: {kept} resources are up to date{later}")
+    else:
+        summary = ", ".join(f"{count} to {action}" for action, count in counts.items())
+        echo(f"{summary}; {kept} are up to date{later}")
+    return sum(counts.values())
+
+
+def preview(context: DeployContext, graph: list[Resource]) -> None:
+    """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
+    it meets.
+    """
+    from topicberg_deploy.confluent.integrations import CatalogIntegration
+    from topicberg_deploy.costs import AS_OF, costs, usage
+    from topicberg_deploy.uncomputed import uncomputed
+
+    list_grants(context)
+    for integration in graph:
+        if not (isinstance(integration, CatalogIntegration) and integration.wanted):
+            continue
+        if steps := integration.catalog.steps(context):
+            echo(f"to do manually in {integration.catalog.title}:", bold=True)
+            for place, step in enumerate(steps, 1):
+                echo(f"  {place}. {step}")
+    if missing := uncomputed(context.config, context.specs, _left_out(context)):
+        echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
+        for line in missing:
+            echo(f"  {line}")
+    resource_costs = costs(graph, context.config, context.live)
+    total = sum(cost.usd for cost in resource_costs)
+    kinds: dict[str, list[Any]] = {}
+    for cost in resource_costs:
+        kinds.setdefault(cost.resource.kind, []).append(cost)
+    echo(f"about ${total:,.0f} a month (order of magnitude, list prices of {AS_OF})", bold=True)
+    for kind, some in sorted(kinds.items(), key=lambda item: -sum(cost.usd for cost in item[1])):
+        usd, number = sum(cost.usd for cost in some), f" x {len(some)}" if len(some) > 1 else ""
+        echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
+    used = {quota: units for quota, units in usage(graph, context.config).items() if units}
+    listed = ", ".join(f"{quota.name} {units} of {quota.limit:,}" for quota, units in used.items())
+    echo(f"default quotas: {listed}")
+    for quota, units in used.items():
+        if units > quota.limit:
+            echo(
+                f"warning: {units} {quota.name} pass the default quota of {quota.limit:,} of "
+                f"each {quota.scope}; ask the vendor for more: https://{quota.source}",
+                fg="yellow",
+                err=True,
+            )
+
+
+def list_grants(context: DeployContext) -> None:
+    """Print the grants of AWS Lake Formation that are missing for what exists."""
+    from topicberg_deploy.aws.lake_formation import manual_steps
+
+    if grants := manual_steps(context):
+        echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
+        for grant in grants:
+            echo(f"  {grant}")
+
+
+def _left_out(context: DeployContext) -> list[str]:
+    """Return the derived tables that the graph of this deployment does not have."""
+    if context.config.has_spark:
+        return []
+    from topicberg.orchestration.assets.lake import find_derived
+
+    held = load_lake(context.config).derived_by_name
+    return sorted({one.name for one in find_derived()} - held.keys())
+
+
+def _vendor(step: Step) -> str:
+    vendor = step.resource.key.partition("/")[0]
+    return vendor if vendor in _VENDORS else "confluent"
+
+
+def show_status(context: DeployContext, steps: list[Step]) -> None:
+    from rich.table import Table
+
+    table = Table("resource", "name", "id", "state")
+    for step in steps:
+        remark = f"; {step.reason}" if step.reason else ""
+        state = {"keep": cell(f"up to date{remark}"), "wait": cell(f"waits {step.reason}")}.get(
+            step.action.value, cell(step.action.value, "red")
+        )
+        resource = step.resource
+        ids = " ".join(filter(None, _ids(context, resource)))
+        table.add_row(resource.key, cell(resource.name), cell(ids), state)
+    console().print(table)
+
+
+def _ids(context: DeployContext, resource: Resource) -> tuple[str | None, str | None]:
+    """Return the id, and of a topic in Tableflow where the table is; None: there is none."""
+    live = context.live.get(resource.key)
+    return (live.id, live.facts.get("table_path")) if live else (None, None)
+
+
+_one_at_a_time = threading.Lock()
+
+
+def report(resource: Resource, event: str) -> None:
+    """One line for each thing that happens; several resources are worked on at once."""
+    with _one_at_a_time:
+        echo(f"{event}: {resource.title}", err=True)

@@ -1,0 +1,135 @@
+"""What a deployment costs a month by order of magnitude, and which of the vendors' quotas it meets.
+
+Every price and quota of topicberg is here; :meth:`topicberg_deploy.resource.Resource.cost` of a
+resource uses them. They are estimates: list prices change, differ by
+region, and leave out taxes, discounts and traffic. :attr:`Price.checked` says which were read in a
+copy of the vendor's page; the others are from experience and may be out of date.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from topicberg.settings import Settings
+from topicberg_deploy.resource import Live, Resource
+
+AS_OF = "November 2026"
+HOURS = 730
+"""Of a month."""
+WAREHOUSE_HOURS = 30
+"""Assumed: an hour a day. A warehouse suspends after a minute."""
+JOB_HOURS = 30
+"""Assumed: job runs of EMR Serverless for an hour a day."""
+POLL_SECONDS = 1.0
+"""Assumed: for so long one credit an hour is taken whenever Snowflake polls for a table's new
+snapshots, and for new tables. No page of Snowflake's says how long that takes."""
+FREE_CLOUD_SERVICES = 0.1
+"""Of a warehouse's credits: https://docs.snowflake.com/en/user-guide/cost-understanding-compute."""
+CONFLUENT = "confluent.io/confluent-cloud/pricing"
+
+
+@dataclass(frozen=True)
+class Price:
+    """
+    :param usd: of one unit
+    :param unit: e.g. ``topic and hour``
+    :param source: page of the vendor that has the price of today
+    :param checked: when the source was read; empty: not, so only the order of magnitude is meant
+    """
+
+    usd: float
+    unit: str
+    source: str
+    checked: str = ""
+
+
+PRICES = {
+    "basic": Price(0.0, "hour of the first eCKU, Basic", CONFLUENT, "September 2026"),
+    "standard": Price(0.75, "hour of the first eCKU, Standard", CONFLUENT),
+    "traffic": Price(0.05, "GB in or out, Basic", CONFLUENT, "September 2026"),
+    "task": Price(0.035, "connector task and hour", CONFLUENT),
+    "tableflow": Price(0.10, "Tableflow topic and hour", CONFLUENT),
+    "secret": Price(0.40, "secret and month", "aws.amazon.com/secrets-manager/pricing"),
+    "s3": Price(0.023, "GB and month", "aws.amazon.com/s3/pricing"),
+    "vcpu": Price(0.053, "vCPU and hour", "aws.amazon.com/emr/pricing"),
+    "memory": Price(0.0058, "GB of memory and hour", "aws.amazon.com/emr/pricing"),
+    "athena": Price(5.0, "TB read", "aws.amazon.com/athena/pricing"),
+    "credit": Price(3.0, "credit; XSMALL takes one an hour", "snowflake.com/pricing"),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one resource costs a month, in USD.
+
+    :param basis: what it is computed from, or what costs besides
+    """
+
+    resource: Resource
+    usd: float
+    basis: str
+
+
+def costs(resources: Iterable[Resource], config: Settings, live: Mapping[str, Live]) -> list[Cost]:
+    """Return what the wanted resources cost that are not free, by the month.
+
+    :param live: what exists, by key: a cluster keeps its type
+    """
+    wanted = (one for one in resources if one.wanted)
+    found = (one.cost(config, live.get(one.key)) for one in wanted)
+    return [cost for cost in found if cost is not None]
+
+
+def poll_credits(config: Settings) -> float:
+    """Return the credits a month of polling the catalog for one object."""
+    return HOURS * POLL_SECONDS / config.snowflake_refresh_seconds
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A documented limit, by default. Most can be raised by the vendor's support.
+
+    :param scope: what shares it, e.g. other deployments of the account
+    """
+
+    name: str
+    limit: int
+    scope: str
+    source: str
+
+
+_REGIONAL = "account and region"
+_CLUSTER_TYPES = "docs.confluent.io/cloud/current/clusters/cluster-types.html"
+_SERVICE_QUOTAS = "docs.confluent.io/cloud/current/quotas/service-quotas.html"
+_EMR = "docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/endpoints-quotas.html"
+_IAM = "docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"
+_GENERAL = "docs.aws.amazon.com/general/latest/gr"
+QUOTAS = {
+    quota.name: quota
+    for quota in (
+        Quota("partitions", 4096, "Basic or Standard cluster", _CLUSTER_TYPES),
+        Quota("ACLs", 1000, "cluster", _CLUSTER_TYPES),
+        Quota("service accounts", 1000, "organization", _SERVICE_QUOTAS),
+        Quota("schemas", 100, "environment with Essentials, free", CONFLUENT),
+        Quota("S3 buckets", 10_000, "account", f"{_GENERAL}/s3.html"),
+        Quota("IAM roles", 1000, "account", _IAM),
+        Quota("IAM policies", 1500, "account", _IAM),
+        Quota("SSM parameters", 10_000, _REGIONAL, f"{_GENERAL}/ssm.html"),
+        Quota("vCPU of EMR Serverless", 16, _REGIONAL, _EMR),
+        Quota("Athena workgroups", 1000, _REGIONAL, f"{_GENERAL}/athena.html"),
+    )
+}
+"""No number was found for connectors and Tableflow topics of a cluster, nor for Snowflake's
+volumes, integrations and tables. Confluent's Service Quotas API has those of an organization.
+"""
+
+
+def usage(resources: Iterable[Resource], config: Settings) -> Counter[Quota]:
+    """Return how much of each quota the wanted resources take, for those that they take."""
+    used = Counter[Quota]()
+    for resource in resources:
+        if resource.wanted and resource.quota is not None:
+            used[resource.quota] += resource.quota_units(config)
+    return used

@@ -1,0 +1,1 @@
+"""The platform as assets of the graph, and the rotation of its keys."""

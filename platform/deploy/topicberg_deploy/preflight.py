@@ -1,0 +1,83 @@
+"""Check the log-ins of all accounts before anything changes, and report all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from topicberg.clients.aws import login_hint
+from topicberg.errors import TopicbergError
+from topicberg_deploy.aws.lake_formation import check_deployer
+from topicberg_deploy.aws.simulate import check_permissions
+from topicberg_deploy.confluent.organization import check_given, organization
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.open_catalog import check_account
+from topicberg_deploy.settings import check_secrets
+from topicberg_deploy.snowflake.session import admin, refusal_hint, take_roles
+
+PARTITION = "aws"
+"""Confluent Cloud and its Tableflow write to buckets of this partition."""
+
+
+Command = Literal["plan", "create"]
+"""Commands that need more than the logins: what exists, and the rights to create the rest."""
+
+
+def check_confluent(context: DeployContext, before: Command | None) -> None:
+    """:raises TopicbergError: the key is refused, or what has to exist does not"""
+    organization(context.confluent.cloud)
+    if before:  # to delete the rest, it need not exist any more
+        check_given(context)
+
+
+def check_aws(context: DeployContext) -> None:
+    """:raises TopicbergError: the account is of another partition"""
+    arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
+    partition = arn.split(":")[1]
+    if partition != PARTITION:
+        raise TopicbergError(
+            f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
+            hint="log in to an account of another partition than China's and GovCloud's",
+        )
+
+
+def check(context: DeployContext, before: Command | None = None) -> None:
+    """:raises TopicbergError: names every account that does not let us in, or lacks what is
+    needed
+    """
+    from snowflake.connector.errors import Error as SnowflakeError
+
+    requests: list[tuple[str, Callable[[], object]]] = [
+        ("Confluent Cloud", lambda: check_confluent(context, before)),
+        ("AWS", lambda: check_aws(context)),
+        ("Snowflake's admin user", lambda: take_roles(context)),
+    ]
+    if before:
+        requests.append(("Snowflake's REST catalog", lambda: check_account(context)))
+    if before == "create":  # who plans or rotates sends none
+        requests.append(
+            ("Clients of catalogs", lambda: check_secrets(context.config, context.deploy))
+        )
+    if before == "create" and context.config.deployment == "cloud":  # who plans may only read
+        requests += [
+            ("AWS Lake Formation", lambda: check_deployer(context)),
+            ("AWS IAM", lambda: check_permissions(context)),
+        ]
+    problems = []
+    hint = "see docs/cloud.md for what each account needs"
+    for name, ask in requests:
+        try:
+            ask()
+        except TopicbergError as error:
+            problems.append(f"{name}: {error.message}")
+            hint = error.hint or hint
+        except (BotoCoreError, ClientError) as error:
+            problems.append(f"{name}: {error}")
+            hint = login_hint(error, context.deploy.profile) or hint
+        except SnowflakeError as error:  # e.g. a network policy, before anything costs money
+            problems.append(f"{name} cannot log in: {error.msg}")
+            hint = refusal_hint(str(error.msg), admin(context)["user"]) or hint
+    if problems:
+        raise TopicbergError("nothing was changed, because:\n  " + "\n  ".join(problems), hint=hint)

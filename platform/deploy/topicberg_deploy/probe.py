@@ -1,0 +1,143 @@
+"""What documentation does not settle, tried in the accounts: ``topicberg deploy probe``.
+
+A volume and a catalog integration are created in Snowflake, described and dropped. Neither connects
+to AWS, so their bucket and role need not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from topicberg.errors import TopicbergError
+from topicberg_deploy.aws.lake_formation import read_data_lake
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.snowflake.session import SqlObject, admin, run
+
+OWNER = "ACCOUNTADMIN"
+ROLE_ARN = "arn:aws:iam::123456789012:role/probe"
+PRINCIPALS = ("GLUE_AWS", "API_AWS")
+"""How the names of an integration's principal and external id begin."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """
+    :param difference: from what is expected; empty: there is none
+    """
+
+    what: str
+    difference: str = ""
+
+
+@dataclass(frozen=True)
+class _Volume(SqlObject):
+    kind = "external volume"
+    of = "EXTERNAL VOLUME"
+    owner = OWNER
+
+    def definition(self, context: DeployContext) -> str:
+        return (
+            "STORAGE_LOCATIONS = ((NAME = 'probe' STORAGE_PROVIDER = 'S3' "
+            f"STORAGE_BASE_URL = 's3://probe/' STORAGE_AWS_ROLE_ARN = '{ROLE_ARN}')) "
+            "ALLOW_WRITES = FALSE"
+        )
+
+
+@dataclass(frozen=True)
+class _Integration(SqlObject):
+    kind = "catalog integration"
+    of = "CATALOG INTEGRATION"
+    owner = OWNER
+
+    def definition(self, context: DeployContext) -> str:
+        region = context.config.aws_region
+        return (
+            "CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG CATALOG_NAMESPACE = 'probe' "
+            f"REST_CONFIG = (CATALOG_URI = 'https://glue.{region}.amazonaws.com/iceberg' "
+            "CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = '123456789012') "
+            f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = '{ROLE_ARN}' "
+            f"SIGV4_SIGNING_REGION = '{region}') ENABLED = TRUE"
+        )
+
+
+@dataclass(frozen=True)
+class _User(SqlObject):
+    kind = "user"
+    of = "USER"
+    owner = "SECURITYADMIN"
+
+
+def probe(context: DeployContext) -> Iterator[ProbeResult]:
+    """Yield what was observed. What is created for it is dropped, also after an error."""
+    name = f"{context.config.prefix}_PROBE".upper()
+    volume, integration = _Volume("probe/volume", name), _Integration("probe/integration", name)
+    with _created(volume, context):
+        yield _observe(volume.title, lambda: _names(volume, context, ["ALLOW_WRITES"], _LOCATION))
+    with _created(integration, context):
+        principals = [
+            (f"{principal}_IAM_USER_ARN", f"{principal}_EXTERNAL_ID") for principal in PRINCIPALS
+        ]
+        yield _observe(
+            integration.title, lambda: _names(integration, context, _PROPERTIES, *principals)
+        )
+    user = _User("probe/user", admin(context)["user"])
+    yield _observe(user.title, lambda: _names(user, context, _FINGERPRINTS))
+    yield _observe("network policy of Snowflake's account", lambda: _network_policy(context))
+    yield _observe("AWS Lake Formation", lambda: _lake_formation(context))
+
+
+_LOCATION = ("STORAGE_LOCATION_1",)
+_PROPERTIES = (
+    *("CATALOG_SOURCE", "CATALOG_NAMESPACE", "ENABLED", "REFRESH_INTERVAL_SECONDS"),
+    *("REST_CONFIG", "REST_AUTHENTICATION"),
+)
+_FINGERPRINTS = ("RSA_PUBLIC_KEY_FP", "RSA_PUBLIC_KEY_2_FP")
+
+
+@contextmanager
+def _created(resource: SqlObject, context: DeployContext) -> Iterator[None]:
+    resource.create(context)
+    try:
+        yield
+    finally:
+        run(context, f'DROP {resource.of} IF EXISTS "{resource.name}"', resource.owner)
+
+
+def _observe(what: str, look: Callable[[], str]) -> ProbeResult:
+    try:
+        return ProbeResult(what, look())
+    except TopicbergError as error:  # it names what the answer has
+        return ProbeResult(what, error.message)
+
+
+def _names(
+    resource: SqlObject, context: DeployContext, names: Iterable[str], *one_of: tuple[str, ...]
+) -> str:
+    """Return which names DESC lacks.
+
+    :param names: all of them are expected
+    :param one_of: of these, all names of one of them
+    """
+    described = resource.described(context)
+    if described is None:
+        return "DESC finds nothing"
+    missing = [name for name in names if name not in described]
+    if one_of and not any(all(name in described for name in group) for group in one_of):
+        missing.append(" or ".join(" and ".join(group) for group in one_of))
+    return f"DESC lacks {', '.join(missing)}; it has {', '.join(described)}" if missing else ""
+
+
+def _network_policy(context: DeployContext) -> str:
+    rows = run(context, "SHOW PARAMETERS LIKE 'network_policy' IN ACCOUNT", "SECURITYADMIN")
+    policy = next((row["value"] for row in rows), "")
+    if not policy:
+        return ""
+    return f"{policy} must allow this machine, and every other one that runs `topicberg deploy`"
+
+
+def _lake_formation(context: DeployContext) -> str:
+    if not read_data_lake(context).is_governed:
+        return ""
+    return "it governs the catalog: `topicberg deploy plan` prints the grants that are missing"

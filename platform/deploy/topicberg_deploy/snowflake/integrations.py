@@ -1,0 +1,394 @@
+"""What Snowflake reads the buckets and the catalogs with: volumes, integrations, their role."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import SecretStr
+
+from topicberg.catalogs.snowflake.names import SnowflakeNames, quote, text
+from topicberg.catalogs.snowflake.session import parsed
+from topicberg.catalogs.snowflake.statements import (
+    PRIVATE,
+    RestLogin,
+    create_integration,
+    create_rest_integration,
+    create_volume,
+    delegation,
+    glue_api,
+    rest_api,
+    role_arn,
+    set_polling,
+    set_rest_secret,
+)
+from topicberg.clients.answers import VendorAnswer
+from topicberg.endpoints import glue_rest_uri
+from topicberg.errors import TopicbergError
+from topicberg_deploy import logins
+from topicberg_deploy.aws import iam
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.polling import poll_problem
+from topicberg_deploy.resource import Changes, Fields, Live
+from topicberg_deploy.snowflake.session import SqlObject, find, run
+
+Parts = dict[str, str]
+INTEGRATOR = "ACCOUNTADMIN"
+ACCESS_SECONDS = 600.0
+VERIFY_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class _UsedByTables(SqlObject):
+    """What tables in our database use, whoever created them, and what is deleted with them:
+    Snowflake drops no volume and no integration that a table uses.
+    """
+
+    owner = INTEGRATOR
+    column: ClassVar[str]
+    """Of ``SHOW ICEBERG TABLES``: the one that names what a table uses."""
+
+    def _tables(self, context: DeployContext) -> list[tuple[str, str, str]]:
+        database = quote(SnowflakeNames.of(context.config).database)
+        rows = find(context, f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
+        return [
+            (row["database_name"], row["schema_name"], row["name"])
+            for row in rows or []
+            if row[self.column] == self.name
+        ]
+
+    def contents(self, context: DeployContext) -> list[str]:
+        """Without the topics' own tables, which are resources by themselves."""
+        names, specs = SnowflakeNames.of(context.config), context.specs
+        if context.config.snowflake_linked_database:  # which has them; those here are from before
+            specs = []
+        topics = {(names.database, names.schema, one.snowflake_name) for one in specs}
+        return [".".join(table) for table in self._tables(context) if table not in topics]
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        """With the tables in our database that derived assets created with it."""
+        for table in self._tables(context):
+            run(context, f"DROP ICEBERG TABLE IF EXISTS {quote(*table)}", INTEGRATOR)
+        super().delete(context, live)
+
+
+@dataclass(frozen=True)
+class Volume(_UsedByTables):
+    """A bucket, read-only. Its external id is ours: Snowflake's own would change each time.
+
+    :param derived: the bucket of the derived tables
+    """
+
+    derived: bool = False
+
+    kind = "external volume"
+    of = "EXTERNAL VOLUME"
+    column = "external_volume_name"
+    replaced_for = frozenset({"base_url", "role", "external_id", "private"})
+
+    def find(self, context: DeployContext) -> Live | None:
+        properties = self.described(context)
+        if properties is None:
+            return None
+        location = parsed(properties["STORAGE_LOCATION_1"], f"DESC {self.title}")
+        external_id = location["STORAGE_AWS_EXTERNAL_ID"]
+        fields = {
+            "base_url": location["STORAGE_BASE_URL"],
+            "role": location["STORAGE_AWS_ROLE_ARN"],
+            "external_id": external_id,
+            "allow_writes": properties["ALLOW_WRITES"].lower(),
+            "private": str(properties.get("COMMENT") == PRIVATE).lower(),
+        }
+        principal = location["STORAGE_AWS_IAM_USER_ARN"]
+        return Live(self.name, fields, {"principal": principal, "external_id": external_id})
+
+    def desired(self, context: DeployContext) -> Fields:
+        return {
+            "base_url": context.seen.derived_warehouse if self.derived else context.seen.warehouse,
+            "role": role_arn(context.seen),
+            "external_id": context.config.prefix,
+            "allow_writes": "false",
+            "private": str(context.config.snowflake_privatelink).lower(),
+        }
+
+    def create(self, context: DeployContext) -> None:
+        run(context, create_volume(context.seen, derived=self.derived), INTEGRATOR)
+
+    def definition(self, context: DeployContext) -> str:
+        return "ALLOW_WRITES = FALSE"
+
+
+@dataclass(frozen=True)
+class _CatalogIntegration(_UsedByTables):
+    """:param linked: of the catalog-linked database"""
+
+    linked: bool = False
+
+    kind = "Snowflake catalog integration"
+    of = "CATALOG INTEGRATION"
+    column = "catalog_name"
+
+    def read(
+        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    ) -> tuple[Fields, Parts]:
+        """Return the fields and the facts that only this kind of integration has.
+
+        :param config: ``REST_CONFIG``
+        :param login: ``REST_AUTHENTICATION``
+        """
+        raise NotImplementedError
+
+    def wanted_of(self, context: DeployContext) -> Fields:
+        """Return the desired values of these fields."""
+        raise NotImplementedError
+
+    def find(self, context: DeployContext) -> Live | None:
+        properties = self.described(context)
+        if properties is None:
+            return None
+        config, login = (
+            VendorAnswer(
+                parts(properties.get(name) or ""),
+                f"Snowflake ({name} of {self.name})",
+                is_certain=True,
+            )
+            for name in ("REST_CONFIG", "REST_AUTHENTICATION")
+        )
+        fields, facts = self.read(properties, config, login)
+        fields |= {
+            "namespace": properties["CATALOG_NAMESPACE"],
+            "delegation": config.get("ACCESS_DELEGATION_MODE"),
+            "enabled": properties["ENABLED"].lower(),
+            "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
+        }
+        return Live(self.name, fields, facts)
+
+    def desired(self, context: DeployContext) -> Fields:
+        # Of the linked database's integration only: others have an older default.
+        delegated = {"delegation": delegation(context.config)} if self.linked else {}
+        return {
+            **delegated,
+            **self.wanted_of(context),
+            "namespace": context.seen.snowflake_namespace,
+            "enabled": "true",
+            "refresh_seconds": context.config.snowflake_refresh_seconds,
+        }
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        run(context, set_polling(context.config, self.name), INTEGRATOR)
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        """Also with the linked database, which holds no data."""
+        if self.linked:
+            database = quote(SnowflakeNames.of(context.config).linked_database)
+            run(context, f"DROP DATABASE IF EXISTS {database}", INTEGRATOR)
+        super().delete(context, live)
+
+
+@dataclass(frozen=True)
+class Integration(_CatalogIntegration):
+    """The catalog integration with AWS Glue, or with its Iceberg REST API."""
+
+    replaced_for = frozenset(
+        {"source", "api", "role", "catalog", "region", "namespace", "delegation"}
+    )
+
+    def read(
+        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    ) -> tuple[Fields, Parts]:
+        source = properties["CATALOG_SOURCE"]
+        rest = source == "ICEBERG_REST"
+        fields = {
+            "source": config["CATALOG_URI"] if rest else source,
+            "api": config.get("CATALOG_API_TYPE", "AWS_GLUE") if rest else None,
+            "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
+            "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
+            "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
+        }
+        return fields, {
+            "principal": _aws_property(properties, "IAM_USER_ARN"),
+            "external_id": _aws_property(properties, "EXTERNAL_ID"),
+        }
+
+    def wanted_of(self, context: DeployContext) -> Fields:
+        rest = self.linked or context.config.snowflake_catalog == "glue_rest"
+        return {
+            "source": glue_rest_uri(context.seen) if rest else "GLUE",
+            "api": glue_api(context.config) if rest else None,
+            "role": role_arn(context.seen),
+            "catalog": context.aws.account,
+            "region": context.config.aws_region,
+        }
+
+    def create(self, context: DeployContext) -> None:
+        run(context, create_integration(context.seen, linked=self.linked), INTEGRATOR)
+
+
+@dataclass(frozen=True)
+class RestIntegration(_CatalogIntegration):
+    """The catalog integration with Open Catalog or another REST catalog, by OAuth.
+
+    Snowflake never returns the secret. It is set when another one than the settings' was sent, and
+    again when the integration cannot be verified.
+    """
+
+    replaced_for = frozenset(
+        {"source", "uri", "api", "catalog", "client", "scopes", "namespace", "delegation"}
+    )
+
+    def read(
+        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    ) -> tuple[Fields, Parts]:
+        return {
+            "source": properties["CATALOG_SOURCE"],
+            "uri": config["CATALOG_URI"],
+            "api": config.get("CATALOG_API_TYPE", "PUBLIC"),
+            "catalog": config.get("CATALOG_NAME", ""),
+            "client": login.get("OAUTH_CLIENT_ID", ""),
+            "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
+        }, {}
+
+    def find(self, context: DeployContext) -> Live | None:
+        live = super().find(context)
+        if live is not None:
+            live.fields["login"] = logins.state(context, self.key, logins.catalog_client(context))
+        return live
+
+    def wanted_of(self, context: DeployContext) -> Fields:
+        login = rest_login(context)
+        open_catalog = context.config.snowflake_catalog == "open_catalog"
+        return {
+            "source": "POLARIS" if open_catalog else "ICEBERG_REST",
+            "uri": login.uri,
+            "api": rest_api(context.config),
+            "catalog": login.catalog or "",
+            "client": login.client_id,
+            "scopes": f"[{login.scope}]",
+            "login": logins.CURRENT,
+        }
+
+    def create(self, context: DeployContext) -> None:
+        login = rest_login(context)
+        self._send(context, create_rest_integration(context.seen, login, linked=self.linked))
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        if "login" in changes:
+            self._set_secret(context)
+        if set(changes) != {"login"}:
+            super().update(context, live, changes)
+
+    def settle(self, context: DeployContext, live: Live) -> None:
+        if _verify(context, self.name):
+            self._set_secret(context)
+            wait_until_verified(context, self.name)
+
+    def _set_secret(self, context: DeployContext) -> None:
+        self._send(context, set_rest_secret(self.name, rest_login(context)))
+
+    def _send(self, context: DeployContext, statement: str) -> None:
+        """Run a statement that has the login, and record that Snowflake has it."""
+        client = logins.catalog_client(context)
+        client.check()
+        _run_with_secret(context, statement, rest_login(context))
+        logins.note_sent(context, self.key, client)
+
+
+def _aws_property(properties: VendorAnswer, name: str) -> str:
+    """Return what Snowflake is to AWS. DESC calls it either way for Glue's REST API.
+
+    ``GLUE_AWS_…``: docs.snowflake.com, "Configure a catalog integration for AWS Glue Iceberg REST".
+    ``API_AWS_…``: "Configure a catalog integration for Apache Iceberg REST catalogs" (SigV4), and
+    what accounts have been seen to return.
+    """
+    return str(properties.first(f"GLUE_AWS_{name}", f"API_AWS_{name}"))
+
+
+def rest_login(context: DeployContext) -> RestLogin:
+    """The settings have been checked: none that is needed is missing."""
+    deploy = context.deploy
+    return RestLogin(
+        deploy.catalog_uri or "",
+        deploy.catalog_name,
+        deploy.catalog_client_id or "",
+        deploy.catalog_client_secret or SecretStr(""),
+        deploy.catalog_scope or "",
+        deploy.catalog_token_uri,
+    )
+
+
+def _run_with_secret(context: DeployContext, statement: str, login: RestLogin) -> None:
+    """:raises TopicbergError: Snowflake refuses it; without the secret in the message"""
+    from snowflake.connector.errors import ProgrammingError
+
+    try:
+        run(context, statement, INTEGRATOR)
+    except ProgrammingError as error:
+        secret = login.client_secret.get_secret_value()
+        message = str(error.msg).replace(secret, "***").replace(text(secret), "***")
+        raise TopicbergError(f"catalog {login.uri}: {message}") from None
+
+
+def parts(value: str) -> Parts:
+    """``{A=x, B=[y, z], C=null}``, as DESC CATALOG INTEGRATION has it, without what is null."""
+    found = dict(
+        part.split("=", 1)
+        for part in re.split(r",\s*(?![^\[]*\])", value.strip("{}"))
+        if "=" in part
+    )
+    return {name: given for name, given in found.items() if given not in ("null", "")}
+
+
+def verification(context: DeployContext, function: str, name: str) -> VendorAnswer:
+    """Return the answer of a system function about an object."""
+    statement = f"SELECT SYSTEM${function}({text(name)}) AS answer"
+    rows = run(context, statement, INTEGRATOR)
+    return parsed(rows[0].get("answer") if rows else None, statement)
+
+
+def _verify(context: DeployContext, integration: str) -> str:
+    """Why a REST catalog cannot be reached; empty: it can."""
+    answer = verification(context, "VERIFY_CATALOG_INTEGRATION", integration)
+    if str(answer["success"]).lower() == "true":
+        return ""
+    return f"{answer.get('errorMessage') or 'no reason is given'} ({answer.get('errorCode')})"
+
+
+def wait_until_verified(context: DeployContext, integration: str) -> None:
+    """:raises TopicbergError: the catalog cannot be reached, with Snowflake's reason"""
+    if problem := poll_problem(
+        lambda: _verify(context, integration), VERIFY_SECONDS, sleep=context.sleep
+    ):
+        raise TopicbergError(f"catalog integration {integration}: {problem}")
+
+
+@dataclass(frozen=True)
+class ReadingRole(iam.Role):
+    """The IAM role by which Snowflake reads: it is there when Snowflake can take it.
+
+    :param integrations: with Glue's REST API
+    """
+
+    volumes: tuple[str, ...] = ()
+    integrations: tuple[str, ...] = ()
+
+    def settle(self, context: DeployContext, live: Live) -> None:
+        lacks_buckets = context.wait_of("aws/bucket", "aws/derived_bucket")
+        for volume in () if lacks_buckets else self.volumes:
+            self._verify(context, volume)
+        for integration in self.integrations:
+            wait_until_verified(context, integration)
+
+    def _verify(self, context: DeployContext, volume: str) -> None:
+        """:raises TopicbergError: Snowflake cannot take the role to read the volume"""
+
+        def ask() -> str:
+            answer = verification(context, "VERIFY_EXTERNAL_VOLUME", volume)
+            if str(answer["success"]).lower() == "true":
+                return ""
+            good = ("PASSED", "SKIPPED")
+            bad = {k: v for k, v in answer.items() if k.endswith("Result") and v not in good}
+            return f"external volume {volume}: {bad}"
+
+        if problem := poll_problem(ask, ACCESS_SECONDS, sleep=context.sleep):
+            raise TopicbergError(problem)

@@ -1,0 +1,227 @@
+"""``topicberg up | down | status | logs | reset``: the local stack."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topicberg.cli.lazy import settings
+from topicberg.cli.output import console as table_console
+from topicberg.cli.output import echo, echo_json
+from topicberg.errors import StackError
+from topicberg.security.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg_local.progress import Report
+
+
+class _TerminalReport:
+    """A progress line: bytes while jars are downloaded, then the services that answer, or what has
+    not ended yet.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._starting: TaskID | None = None
+        self._stopping: TaskID | None = None
+
+    def downloading(self, files: int, size: int) -> Callable[[int], None]:
+        task = self._progress.add_task(f"downloading {files} jars", total=size / 1e6, unit="MB")
+        return lambda more: self._progress.advance(task, more / 1e6)
+
+    def answers(self, service: str, count: int, total: int) -> None:
+        if self._starting is None:
+            self._starting = self._progress.add_task("starting", total=total, unit="services")
+        text = f"{service} is up"
+        self._progress.update(self._starting, completed=count, description=text)
+
+    def stopping(self, names: Sequence[str]) -> None:
+        from topicberg.wording import listed
+
+        if self._stopping is None:
+            self._stopping = self._progress.add_task("", total=len(names), unit="to end")
+        text = f"stopping {listed(names, 3)}"
+        self._progress.update(self._stopping, completed=len(names), description=text)
+
+
+def up() -> None:
+    """Start the local stack, or those of its services that are not running."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    began = time.monotonic()
+    start(settings(), console)
+    console.print(f"the stack is up after {time.monotonic() - began:.0f} s; `topicberg status`")
+
+
+def start(config: Settings, console: Console) -> Endpoints:
+    """Run :func:`topicberg_local.stack.up` with progress."""
+    from topicberg_local import stack
+
+    with _report(console) as report:
+        return stack.up(config, report)
+
+
+@contextmanager
+def _report(console: Console) -> Iterator[Report | None]:
+    """Yield what shows the progress: a bar on a terminal, else lines."""
+    if console.is_terminal:
+        with _progress(console) as progress:
+            yield _TerminalReport(progress)
+    else:
+        log_to_stderr(logging.WARNING, levels={"topicberg_local": logging.INFO})
+        yield None
+
+
+def _progress(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    text = TextColumn("{task.description}")
+    amount = TextColumn("{task.completed:.0f} of {task.total:.0f} {task.fields[unit]}")
+    return Progress(text, BarColumn(), amount, TimeElapsedColumn(), console=console, transient=True)
+
+
+def down() -> None:
+    """Stop the local stack and the runs that use it; its data stays.
+
+    It stays down until `topicberg up` or `topicberg ui`: no run starts it again.
+    """
+    from rich.console import Console
+
+    from topicberg_local import stack
+
+    with _report(Console(stderr=True)) as report:
+        ran = stack.down(settings(), report)
+    echo("the stack is down" if ran else "the stack was not running")
+
+
+def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
+    """Show every service. Exits with 1 if a service is not running.
+
+    States: running (it answers a request), starting (nothing listens yet), unresponsive (it does
+    not answer within five seconds), restarting (it ended by itself), stopping, stopped. Dagster is
+    shown while `topicberg ui` runs.
+    """
+    from rich.table import Table
+
+    from topicberg.endpoints import local_endpoints
+    from topicberg_local import stack
+    from topicberg_local.health import dagster_status
+
+    states = [*stack.status(settings()), *dagster_status(settings())]
+    if as_json:
+        services = {
+            s.name: {
+                "state": s.state,
+                "pid": s.pid,
+                "port": s.port,
+                "url": s.url,
+                "problem": s.problem,
+            }
+            for s in states
+        }
+        try:
+            addresses = _addresses(local_endpoints(settings()))
+        except StackError:
+            addresses = {}
+        echo_json({"services": services, "endpoints": addresses})
+    else:
+        table = Table("service", "state", "port", "pid", "memory", "uptime")
+        for s in states:
+            table.add_row(
+                s.name,
+                s.state if s.running else f"[red]{s.state}",
+                str(s.port or ""),
+                str(s.pid or ""),
+                f"{s.memory / 2**20:,.0f} MB" if s.memory else "",
+                _duration(s.uptime) if s.running else "",
+            )
+        total = sum(s.memory for s in states)
+        table.caption = f"{total / 2**20:,.0f} MB in all"
+        table_console().print(table)
+        for s in states:
+            if s.problem:
+                echo(f"{s.name} is {s.state}: {s.problem}", fg="red", err=True)
+    if not all(s.running for s in states):
+        raise typer.Exit(1)
+
+
+def logs(
+    service: Annotated[str | None, typer.Argument(help="one service; all by default")] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1)] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="wait for further lines")] = False,
+) -> None:
+    """Show the logs of the services."""
+    from topicberg_local.stack import SERVICES
+
+    folder = settings().state_dir / "logs"
+    if service and service not in SERVICES and not (folder / f"{service}.log").exists():
+        raise StackError(
+            f"there is no service {service!r}", hint=f"use one of {', '.join(SERVICES)}"
+        )
+    paths = [folder / f"{service}.log"] if service else sorted(folder.glob("*.log"))
+    streams = {}
+    for path in paths:
+        if not path.exists():
+            continue
+        stream = path.open(errors="replace")
+        prefix = "" if service else f"{path.stem}: "
+        for line in deque(stream, maxlen=lines):
+            echo(prefix + line.rstrip())
+        streams[prefix] = stream
+    while follow:
+        for prefix, stream in streams.items():
+            for line in stream:
+                echo(prefix + line.rstrip())
+        time.sleep(0.3)
+
+
+def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
+    """Stop the stack and delete its state: topics, schemas, tables, run history."""
+    from rich.console import Console
+
+    from topicberg_local import stack
+
+    config = settings()
+    if not config.state_dir.exists():
+        echo(f"there is nothing to delete: {config.state_dir} does not exist")
+        return
+    if not yes:
+        typer.confirm(f"Delete {config.state_dir} with every local topic and table?", abort=True)
+    with _report(Console(stderr=True)) as report:
+        stack.reset(config, report)
+    echo("the stack is down, its state is deleted")
+
+
+def _addresses(endpoints: Endpoints) -> dict[str, str | None]:
+    from topicberg.spark import without_token
+
+    snowflake = endpoints.snowflake
+    return {
+        "kafka_bootstrap": endpoints.kafka_bootstrap,
+        "schema_registry": endpoints.schema_registry,
+        "s3": endpoints.s3,
+        "iceberg_rest": endpoints.iceberg_rest,
+        "spark_connect": without_token(endpoints.spark_connect),
+        "aws": endpoints.aws,
+        "snowflake": f"{snowflake.protocol}://{snowflake.host}:{snowflake.port}",
+        "confluent": endpoints.confluent,
+    }
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,1 @@
+"""Generators of records as processes of this machine."""
