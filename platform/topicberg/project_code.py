@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError
 from topicberg.project import FILE, project_name, read_project
+from topicberg.settings import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -276,3 +277,39 @@ def _installed_with(root: Path) -> set[str]:
     except (PackageNotFoundError, ValueError):
         return set()
     return {file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}
+
+
+def source_file_of(module: str) -> str:
+    """Return the file of a module, which is not imported for that; empty: it has none."""
+    if loaded := sys.modules.get(module):
+        return getattr(loaded, "__file__", None) or ""
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return ""
+    return (spec.origin if spec else None) or ""
+
+
+def is_project(module: str, package: str) -> bool:
+    """Return whether a module is the user's, wherever the project and Spark are installed.
+
+    :param package: the outermost package of a function of the user's
+    """
+    outer = module.partition(".")[0]
+    if outer == package or outer in sys.stdlib_module_names or outer in LIBRARIES:
+        return outer == package
+    file = source_file_of(outer) or source_file_of(module)
+    return bool(file and not is_library(Path(file))) or outer in _own_packages()
+
+
+def _own_packages() -> frozenset[str]:
+    """Return the packages of the project; none if there is no valid project."""
+    try:
+        return _packages_of(settings().project_root)
+    except TopicbergError:
+        return frozenset()
+
+
+@cache
+def _packages_of(root: Path) -> frozenset[str]:
+    return frozenset(packages(root))

@@ -12,9 +12,9 @@ import dagster as dg
 import pytest
 import yaml
 
-from topicberg.dagster import sqlite as dagster_storage
 from topicberg.dagster.home import dagster_home
 from topicberg.settings import Settings
+from topicberg_local.dagster import sqlite as dagster_storage
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-03-01")
 RANGE = {

@@ -92,7 +92,7 @@ from topicberg.dagster.webserver import guard_webservers
 from topicberg.documents import ROUTE
 from topicberg.settings import Settings
 
-guard_webservers(Settings(), same_user=False)
+guard_webservers(Settings())
 target = EmptyWorkspaceTarget()
 with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, target) as context:
     app = DagsterWebserver(context).create_asgi_app()

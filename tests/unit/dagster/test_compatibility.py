@@ -21,6 +21,7 @@ from topicberg.dagster.compatibility import require_attributes, require_paramete
 from topicberg.dagster.home import dagster_home
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.settings import Settings
+from topicberg_local import peers
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_storage_without_private_part_uses_dagsters_with_one_warning(
 
     guarded = []
     monkeypatch.setattr(
-        webserver, "guard_webservers", lambda _config, *, same_user: guarded.append(same_user)
+        webserver, "guard_webservers", lambda _config, is_own: guarded.append(is_own)
     )
     monkeypatch.setattr(sqlite, "open_storages", _missing)
     home = dagster_home(Settings(state_dir=tmp_path))
@@ -64,7 +65,7 @@ def test_storage_without_private_part_uses_dagsters_with_one_warning(
     assert warning.startswith(f"Dagster {dg.__version__} differs from the versions")
     assert "every event opens its database" in warning
     assert "Something has no part" in warning
-    assert guarded == [True]
+    assert guarded == [peers.own_client()]
     monkeypatch.undo()
     with dg.DagsterInstance.from_config(str(home)) as instance:
         assert len(instance.get_runs()) == 2
@@ -130,7 +131,7 @@ def test_web_server_that_cannot_be_guarded_does_not_start(
             if name in vars(each):
                 patch.delattr(each, name)
         with pytest.raises(webserver.UnguardedWebServerError, match=f"has no attribute '{name}'"):
-            webserver.guard_webservers(Settings(), same_user=True)
+            webserver.guard_webservers(Settings())
         for start in (storage._guard, webserver.main):
             with pytest.raises(SystemExit, match="error: Dagster's web server is not started"):
                 start()
@@ -139,7 +140,7 @@ def test_web_server_that_cannot_be_guarded_does_not_start(
 
 def test_application_without_the_guard_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DagsterWebserver, "create_asgi_app", lambda _server, **_: Starlette())
-    webserver.guard_webservers(Settings(), same_user=True)
+    webserver.guard_webservers(Settings())
     with pytest.raises(webserver.UnguardedWebServerError, match="has no middleware of topicberg"):
         DagsterWebserver.create_asgi_app(None)  # type: ignore[arg-type]
 
@@ -149,8 +150,8 @@ def test_process_that_has_imported_the_web_server_is_guarded(
 ) -> None:
     guarded = []
     monkeypatch.setattr(
-        webserver, "guard_webservers", lambda _config, *, same_user: guarded.append(same_user)
+        webserver, "guard_webservers", lambda _config, is_own: guarded.append(is_own)
     )
     with dg.DagsterInstance.from_config(str(dagster_home(Settings(state_dir=tmp_path)))):
         assert "dagster_webserver.webserver" in sys.modules
-    assert guarded == [True]
+    assert guarded == [peers.own_client()]

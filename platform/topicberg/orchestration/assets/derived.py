@@ -53,6 +53,7 @@ from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
+from topicberg.transforms.code import hashed
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow, write_window
 from topicberg.transforms.spark_tables import read_window
@@ -138,6 +139,8 @@ class DerivedTable:
     owners: tuple[str, ...] = ()
     lineage: Lineage = field(default_factory=dict)
     format_version: Literal[2, 3] = 2
+    code_version: str | None = None
+    """What stands for the code; None: a hash of it."""
 
     def __post_init__(self) -> None:
         """:raises SpecError: an argument of :func:`derived_table` is wrong"""
@@ -265,6 +268,7 @@ def derived_table(
     owners: tuple[str, ...] = (),
     lineage: Lineage | None = None,
     format_version: Literal[2, 3] = 2,
+    code_version: str | None = None,
 ) -> Callable[[Transform], DerivedTable]:
     """Make a function from the sources' rows to the table's rows a derived table of its name.
 
@@ -291,6 +295,8 @@ def derived_table(
     :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
         names a column of one of several
     :param format_version: Iceberg's, of a new table; not every reader supports version 3
+    :param code_version: stands for the code: the table is computed again when this text changes,
+        not when the function or what it calls does
     """
 
     def decorate(function: Transform) -> DerivedTable:
@@ -311,6 +317,7 @@ def derived_table(
             owners=owners,
             lineage=lineage or {},
             format_version=format_version,
+            code_version=code_version,
         )
 
     return decorate
@@ -641,4 +648,6 @@ def code_version(derived: DerivedTable, lake: "Lake") -> str:
         )
     )
     models = (derived.parameters,) if derived.parameters else ()
+    if derived.code_version is not None:
+        return hashed(settings, derived.code_version)
     return version_of_code(derived.transform, settings, *models)
