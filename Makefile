@@ -69,7 +69,7 @@ lock: $(BIN)/uv  ## compile requirements.lock, the images' own and the library's
 	  pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra production --extra lineage --constraint requirements.lock \
-	  pyproject.toml -o requirements-production.lock
+	  --no-emit-package topicberg --no-emit-package topicberg-deploy pyproject.toml -o requirements-production.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
 	  --extra deploy --extra local --extra production --extra lineage --constraint requirements.lock \
 	  --no-emit-package topicberg --no-emit-package topicberg-deploy --no-emit-package topicberg-local \

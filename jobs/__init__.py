@@ -10,7 +10,7 @@ from topicberg.orchestration import Lake, lake_jobs, lake_schedules, lake_sensor
 
 
 def jobs(lake: Lake) -> Iterator[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]:
-    """To run by hand, and by the schedules."""
+    """What users and the schedules run."""
     yield from lake_jobs(lake)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagster import MarkdownMetadataValue, MetadataValue
 
+from topicberg.extras import of_extra
 from topicberg.security.text import markdown_cell, one_line
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ _MINUTE = 1 / (24 * 60)
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     """Return an empty chart. It is not part of pyplot's global state, so any thread may draw it."""
-    from matplotlib.figure import Figure
+    with of_extra("charts"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
     drawn: Axes = figure.add_subplot(title=title, xlabel=x, ylabel=y)

@@ -22,6 +22,7 @@ from importlib.metadata import EntryPoint, version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from topicberg.errors import StackError, TopicbergError
+from topicberg.extras import needs
 
 if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
@@ -85,17 +86,12 @@ def local_stack() -> LocalStack:
     :raises StackError: it is not installed, or of another version than this library
     """
     for _, stack in extensions("topicberg.stack"):
-        found: LocalStack = stack
-        return found
+        typed: LocalStack = stack
+        return typed
     raise StackError(
         "the local stack is not installed",
         hint=f"{needs('local')}, or set TOPICBERG_DEPLOYMENT=cloud",
     )
-
-
-def needs(extra: str) -> str:
-    """Return the hint of what an extra of this library has."""
-    return f"run `pip install 'topicberg[{extra}]'`"
 
 
 @cache

@@ -34,9 +34,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of, id_of, payload
-from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.reasons import MalformedError, not_text
-from topicberg.formats.subjects import RegisteredSchema
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
@@ -312,10 +310,7 @@ def _decoded(pairing: ResolvedSchema, payload: bytes) -> tuple[Mapping[str, Any]
 
     :raises MalformedError: the record is malformed
     """
-    writer = pairing.writer
-    values = format_of(writer).record_decoder(pairing)(payload)
-    if writer.schema_type == "PROTOBUF":
-        return values, _plain(_protobuf(writer, payload))
+    values = format_of(pairing.writer).record_decoder(pairing)(payload)
     return values, _row(values, pairing.fields)
 
 
@@ -350,18 +345,6 @@ def _shown(value: Any, column: IcebergType) -> Any:
             moment = _EPOCH + timedelta(microseconds=value)
             return moment.replace(tzinfo=UTC).isoformat()
     return _plain(value)
-
-
-def _protobuf(writer: RegisteredSchema, payload: bytes) -> Any:
-    from google.protobuf.json_format import MessageToDict
-    from google.protobuf.message_factory import GetMessageClass
-
-    found = message_of_record(payload, writer)
-    assert found is not None  # noqa: S101  it was decoded
-    parsed = GetMessageClass(found.message)()
-    parsed.ParseFromString(payload[found.begin :])
-    pool = found.message.file.pool
-    return MessageToDict(parsed, preserving_proto_field_name=True, descriptor_pool=pool)
 
 
 def _plain(value: Any) -> Any:

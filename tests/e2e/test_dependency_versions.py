@@ -27,8 +27,8 @@ COMPONENTS = ("dagster", "alerts")
 """Tests of what depends on the versions of libraries, in ``tests/unit`` and ``tests/component``."""
 IMPORTS = """
 import importlib, pkgutil, sys
-import topicberg, topicberg_local
-for package in (topicberg, topicberg_local):
+import topicberg, topicberg_deploy, topicberg_local
+for package in (topicberg, topicberg_deploy, topicberg_local):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.endswith("__main__") and ".emr.job" not in module.name:
             importlib.import_module(module.name)

@@ -81,7 +81,10 @@ def installed() -> Iterator[Installed]:
     with TemporaryDirectory(prefix="topicberg-installed-") as name:
         folder = Path(name)
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-        for part in (PROJECT_ROOT, PROJECT_ROOT / "platform" / "local"):
+        for part in (
+            PROJECT_ROOT,
+            *(PROJECT_ROOT / "platform" / one for one in ("deploy", "local")),
+        ):
             subprocess.run([*build, str(folder)], cwd=part, check=True, capture_output=True)
         shutil.copy(CONSTRAINTS, folder / "constraints.txt")
         (folder / "built.txt").write_text(_locked("pyspark"))
@@ -92,7 +95,8 @@ def installed() -> Iterator[Installed]:
         # Without its hash, uv would download and build Spark again: 20 seconds of a processor.
         built = ["--no-deps", "--require-hashes", "--requirement", "built.txt"]
         subprocess.run([*install, *built], cwd=folder, check=True)
-        wheels = [str(path) for path in folder.glob("*.whl")]
+        library, *others = sorted(map(str, folder.glob("*.whl")))
+        wheels = [f"{library}[local,production]", *others]
         tools = ["dagster-dg-cli", "editables", "hatchling", "pytest"]
         subprocess.run(
             [*install, "--constraint", "constraints.txt", *wheels, *tools], cwd=folder, check=True
@@ -125,14 +129,14 @@ def _link_compiled_modules(environment: Path) -> None:
 def test_wheels_have_one_package_each(installed: Installed) -> None:
     found = installed.folder.glob("venv/lib/python*/site-packages/*")
     names = {path.name for path in found}
-    assert {"topicberg", "topicberg_local"} <= names
+    assert {"topicberg", "topicberg_deploy", "topicberg_local"} <= names
     assert not names & {"assets", "jobs", "resources", "emulators", "definitions.py", "platform"}
 
 
 def test_wheels_have_the_license_and_the_constraints(installed: Installed) -> None:
     (packages,) = installed.folder.glob("venv/lib/python*/site-packages")
     licenses = {path.parts[-3] for path in packages.glob("topicberg*.dist-info/licenses/LICENSE")}
-    assert len(licenses) == 2
+    assert len(licenses) == 3
     assert installed.run("topicberg constraints", installed.folder) == CONSTRAINTS.read_text()
 
 

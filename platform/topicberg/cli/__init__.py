@@ -19,7 +19,8 @@ import typer  # noqa: E402
 
 from topicberg.cli.output import echo  # noqa: E402
 from topicberg.errors import TopicbergError  # noqa: E402
-from topicberg.extensions import entry_points, load, needs  # noqa: E402
+from topicberg.extensions import entry_points, load  # noqa: E402
+from topicberg.extras import needs  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
 # Dagster and Spark, and half a second when the process ends. (Python does not promise either that

@@ -13,6 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from topicberg.extras import of_extra
+
 if TYPE_CHECKING:
     from dagster_snowflake import SnowflakeResource
 
@@ -53,7 +55,8 @@ def snowflake_resource() -> type[SnowflakeResource]:
     absent = {name: _DeferredModule(name) for name in _DEFERRED if name not in sys.modules}
     sys.modules.update(absent)
     try:
-        from dagster_snowflake import SnowflakeResource
+        with of_extra("snowflake"):
+            from dagster_snowflake import SnowflakeResource
     finally:
         for name in absent:
             del sys.modules[name]

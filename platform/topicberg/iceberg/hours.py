@@ -1,9 +1,9 @@
 """The hours of event time that the files of a table hold.
 
-They are read from metadata if possible: partition values, then the bounds in manifests. For a data
-file without bounds (Iceberg keeps none beyond a table's first 100 columns), the statistics in its
-footer are read. A position delete changes the hours of the data files that it names. A file without
-any of these counts for every hour: too many hours are computed again, never too few.
+They are read from metadata: partition values, then the bounds in manifests. A position delete
+changes the hours of the data files that it names. A file without these counts for every hour, as
+Iceberg keeps no bounds beyond a table's first 100 columns: too many hours are computed again, never
+too few.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 from itertools import pairwise
 
-import pyarrow as pa
 from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
@@ -23,7 +22,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
-from topicberg.iceberg.files import entries, in_parallel, names_in_file
+from topicberg.iceberg.files import entries, in_parallel
 from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries, referenced_file
 
 HOUR_MICROSECONDS = 3_600_000_000
@@ -96,7 +95,7 @@ class FileHours:
         if hours := self._of_partition(file):
             return hours
         if file.content == DataFileContent.DATA:
-            return self._of_bounds(file) or self._of_footer(file.file_path, file.file_format)
+            return self._of_bounds(file)
         if is_vector(file):
             return self._of_named({str(referenced_file(file))}, snapshot)
         if file.content == DataFileContent.POSITION_DELETES and file.file_format == _PARQUET:
@@ -128,35 +127,26 @@ class FileHours:
         return []
 
     def _of_bounds(self, file: DataFile) -> list[Hours]:
-        """Return the hours by the manifest's bounds; empty: the manifest has none."""
+        """Return the hours by the manifest's bounds; all of them: the manifest has none."""
         nulls = (file.null_value_counts or {}).get(self._field.field_id)
         bounds = time_bounds(file, self._field)
         if bounds is None:
-            return [NO_TIME] if nulls is not None and nulls == file.record_count else []
+            return [NO_TIME] if nulls is not None and nulls == file.record_count else [EVERYTHING]
         hours = [_between(self._field, *bounds)]
         return hours if nulls == 0 else [NO_TIME, *hours]
 
-    def _of_footer(self, path: str, kind: FileFormat) -> list[Hours]:
-        found = _footer_hours(self._table.io, path, self._field) if kind == _PARQUET else []
-        return found or [EVERYTHING]
-
     def _of_named(self, paths: set[str] | None, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of data files of a snapshot: those with these paths, or all."""
-        io, ranges, silent = self._table.io, list[Hours](), list[tuple[str, FileFormat]]()
-        manifests = [m for m in snapshot.manifests(io) if m.content == ManifestContent.DATA]
-        waiting = None if paths is None else set(paths)
-        for known in in_parallel(self._manifest, manifests):
+        ranges, waiting = list[Hours](), None if paths is None else set(paths)
+        manifests = snapshot.manifests(self._table.io)
+        data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
+        for known in in_parallel(self._manifest, data):
             for path in known if waiting is None else waiting & known.keys():
-                hours, kind = known[path]
-                ranges += hours
-                if not hours:
-                    silent.append((path, kind))
+                ranges += known[path]
             if waiting is not None:
                 waiting -= known.keys()
                 if not waiting:
                     break
-        for hours in in_parallel(lambda each: self._of_footer(*each), silent):
-            ranges += hours
         return union(ranges)
 
     # Manifests never change, and a sensor reads the same ones at every tick.
@@ -165,13 +155,10 @@ class FileHours:
         key=lambda self, manifest: (manifest.manifest_path, self._field.field_id),
         lock=threading.Lock(),
     )
-    def _manifest(self, manifest: ManifestFile) -> dict[str, tuple[list[Hours], FileFormat]]:
-        """Return path → hours and format of the live data files of a manifest."""
+    def _manifest(self, manifest: ManifestFile) -> dict[str, list[Hours]]:
+        """Return path → hours of the live data files of a manifest."""
         files = [entry.data_file for entry in read_entries(self._table.io, manifest)]
-        return {
-            file.file_path: (self._of_partition(file) or self._of_bounds(file), file.file_format)
-            for file in files
-        }
+        return {file.file_path: self._of_partition(file) or self._of_bounds(file) for file in files}
 
 
 def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
@@ -184,41 +171,6 @@ def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
     except FileNotFoundError:
         return None
     return {path for path in named.column(0).unique().to_pylist() if path is not None}
-
-
-def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
-    """Return the hours of a column by the statistics of a Parquet file; empty: it has none."""
-    import pyarrow.parquet as pq
-
-    try:
-        with io.new_input(path).open() as stream:
-            parquet = pq.ParquetFile(stream)
-            schema, footer = parquet.schema_arrow, parquet.metadata
-    except FileNotFoundError:  # deleted because the last snapshot that had it is expired
-        return []
-    name = next(iter(names_in_file(schema, {field.field_id: field.name})), None)
-    if name is None:  # the column was added later: all of its values are null
-        return [NO_TIME]
-    kind = schema.field(name).type
-    known = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
-    places = [n for n in range(footer.num_columns) if footer.schema.column(n).path == name]
-    if not known or len(places) != 1:
-        return []
-    ranges: list[Hours] = []
-    for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(places[0]).statistics
-        rows = footer.row_group(group).num_rows
-        if statistics is None or not statistics.has_null_count:
-            return []
-        if statistics.null_count:
-            ranges.append(NO_TIME)
-        if statistics.null_count == rows:
-            continue
-        if not statistics.has_min_max:
-            return []
-        unit = 24 * HOUR_MICROSECONDS if pa.types.is_date32(kind) else 1
-        ranges.append(_between(field, statistics.min_raw * unit, statistics.max_raw * unit))
-    return union(ranges)
 
 
 def partition_hours(value: int | date | None, width: int) -> Hours:

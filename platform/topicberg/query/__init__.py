@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.extras import of_extra
 from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.readers import (
     ATHENA,
@@ -156,7 +157,8 @@ def load_extensions(connection: DuckDBPyConnection) -> None:
 
     They are signed only for DuckDB's own download folder, so it must allow unsigned ones.
     """
-    import duckdb
+    with of_extra("query"):
+        import duckdb
 
     for name in _EXTENSIONS:
         folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
@@ -168,7 +170,8 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
 
     :raises QueryError: the catalog does not answer
     """
-    import duckdb
+    with of_extra("query"):
+        import duckdb
 
     from topicberg.catalogs.snowflake.names import quote  # DuckDB quotes as Snowflake does
 
@@ -264,7 +267,8 @@ def _ask_spark(sql: str, endpoints: Endpoints, config: Settings, max_rows: int |
 
 def _snowflake_connection(endpoints: Endpoints, config: Settings) -> SnowflakeConnection:
     """Return a connection that can only read."""
-    import snowflake.connector
+    with of_extra("snowflake"):
+        import snowflake.connector
 
     from topicberg.catalogs.snowflake.names import QUERY_ROLE
     from topicberg.catalogs.snowflake.session import ask, logging_in

@@ -11,6 +11,7 @@ import re
 from typing import Literal
 
 from topicberg.errors import TopicbergError
+from topicberg.extras import of_extra
 from topicberg.query.help import unquoted
 
 Engine = Literal["duckdb", "spark", "snowflake", "athena"]
@@ -52,7 +53,8 @@ def check_reads(sql: str, engine: Engine) -> None:
 
 def _duckdb_kinds(sql: str) -> list[str]:
     """Return ``query``, or the kind of what is none, for each statement."""
-    import duckdb
+    with of_extra("query"):
+        import duckdb
 
     try:
         kinds = [statement.type.name for statement in duckdb.extract_statements(sql)]
@@ -65,9 +67,10 @@ def _duckdb_kinds(sql: str) -> list[str]:
 
 
 def _kinds(sql: str, engine: Engine) -> list[str]:
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
+    with of_extra("query"):
+        import sqlglot
+        from sqlglot import exp
+        from sqlglot.errors import SqlglotError
 
     try:
         parsed = sqlglot.parse(sql, read=engine)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
+from topicberg.extras import of_extra
 from topicberg.topics.spec import asset_name
 from topicberg.wording import count
 
@@ -42,7 +43,8 @@ def quoted(name: str, engine: str) -> str:
 @cache
 def _reserved() -> frozenset[str]:
     """Return DuckDB's reserved words, e.g. ``to``: a column of such a name needs quotes."""
-    import duckdb
+    with of_extra("query"):
+        import duckdb
 
     query = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
     with duckdb.connect() as connection:

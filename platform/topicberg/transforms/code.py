@@ -49,16 +49,16 @@ def code_version(function: Callable[..., Any], settings: str, *others: type) -> 
         bound.append((function.args, sorted(function.keywords.items())))
         function = function.func
     module = function.__module__ or ""
-    found = _Found({}, module.partition(".")[0])
+    uses = _Found({}, module.partition(".")[0])
     for definition in (function, *others):
-        found.add((definition.__module__ or "", _outer_name(definition)))
-    if not found.sources.get((module, _outer_name(function))):
+        uses.add((definition.__module__ or "", _outer_name(definition)))
+    if not uses.sources.get((module, _outer_name(function))):
         raise TopicbergError(
             f"function {module}.{function.__qualname__}: its source cannot be read",
             hint="define the function in a file of the project",
         )
-    values = found.text(bound) + "".join(found.captured(function, ()))
-    sources = (f"{'.'.join(name)}: {text}" for name, text in sorted(found.sources.items()))
+    values = uses.text(bound) + "".join(uses.captured(function, ()))
+    sources = (f"{'.'.join(name)}: {text}" for name, text in sorted(uses.sources.items()))
     return hashed(settings, values, *sources)
 
 
@@ -186,20 +186,20 @@ def _module(name: str) -> _Module:
 
 @cache
 def _module_of(parsed: ast.Module, name: str) -> _Module:
-    found = _Module({}, _imports(parsed, name), [])
+    names = _Module({}, _imports(parsed, name), [])
     functions: set[str] = set()
     for each in _outside(parsed):
         if isinstance(each, ast.ImportFrom) and each.names[0].name == "*":
-            found.stars.append(_origin(each, name))
+            names.stars.append(_origin(each, name))
         elif isinstance(each, _DEFINITION):
             functions.add(each.name)
             for inner in ast.walk(each):
                 for changed in inner.names if isinstance(inner, ast.Global) else ():
-                    found.statements.setdefault(changed, []).append(each)
+                    names.statements.setdefault(changed, []).append(each)
     for statement in parsed.body:
         for named in _defined(statement, functions):
-            found.statements.setdefault(named, []).append(statement)
-    return found
+            names.statements.setdefault(named, []).append(statement)
+    return names
 
 
 def _defined(statement: ast.stmt, functions: AbstractSet[str]) -> set[str]:
@@ -216,7 +216,7 @@ def _defined(statement: ast.stmt, functions: AbstractSet[str]) -> set[str]:
             case ast.Attribute() | ast.Subscript() if not isinstance(each.ctx, ast.Load):
                 stored |= _root(each)
             case ast.Expr(value=ast.Call(func=called, args=given, keywords=named)):
-                changed = set().union(*map(_root, (*given, *(one.value for one in named))))
+                changed = set().union(*map(_root, (*given, *(keyword.value for keyword in named))))
                 changed |= set() if isinstance(called, ast.Name) else _root(called)
                 is_set = dotted(called)[-1:] in (("setattr",), ("delattr",))
                 # A function is called, then or later, and not changed.
@@ -235,17 +235,17 @@ def _root(node: ast.AST) -> set[str]:
 
 def _imports(node: ast.AST, module: str) -> dict[str, Name]:
     """Return what the imports of a part of a module bind, without those of its functions."""
-    found: dict[str, Name] = {}
+    bound: dict[str, Name] = {}
     for each in _outside(node) if isinstance(node, ast.Module) else ast.walk(node):
         if isinstance(each, ast.Import):
-            for one in each.names:
-                name = one.name if one.asname else one.name.partition(".")[0]
-                found[one.asname or name] = (name, "")
+            for alias in each.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                bound[alias.asname or name] = (name, "")
         elif isinstance(each, ast.ImportFrom):
             origin = _origin(each, module)
-            found |= {one.asname or one.name: (origin, one.name) for one in each.names}
-    found.pop("*", None)
-    return found
+            bound |= {alias.asname or alias.name: (origin, alias.name) for alias in each.names}
+    bound.pop("*", None)
+    return bound
 
 
 def _origin(statement: ast.ImportFrom, module: str) -> str:

@@ -26,17 +26,20 @@ class LibraryCopy:
     """The files that the recipe has added or changed."""
 
     def add(self, file: str, text: str) -> None:
-        path = self.folder / "topicberg" / file
+        path = self._path(file)
         assert not path.exists()
         path.write_text(dedent(text), encoding="utf-8")
         self.touched.add(file)
 
     def change(self, file: str, old: str, new: str) -> None:
-        path = self.folder / "topicberg" / file
+        path = self._path(file)
         text = path.read_text(encoding="utf-8")
         assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
         path.write_text(text.replace(old, new), encoding="utf-8")
         self.touched.add(file)
+
+    def _path(self, file: str) -> Path:
+        return self.folder / ("" if file.startswith("topicberg_deploy/") else "topicberg") / file
 
     def run(self, code: str) -> None:
         """Run code with the copy instead of the library."""
@@ -56,7 +59,9 @@ class LibraryCopy:
 @pytest.fixture
 def library(tmp_path: Path) -> LibraryCopy:
     # With the compiled code, which is valid as long as the times of the files are the same.
-    shutil.copytree(PROJECT_ROOT / "platform/topicberg", tmp_path / "library/topicberg")
+    for package in ("topicberg", "deploy/topicberg_deploy"):
+        place = tmp_path / "library" / Path(package).name
+        shutil.copytree(PROJECT_ROOT / "platform" / package, place)
     return LibraryCopy(tmp_path / "library")
 
 
@@ -229,9 +234,9 @@ GROUP = '''
 
 
 def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCopy) -> None:
-    library.add("deploy/aws/groups.py", GROUP)
-    platform, permissions = "deploy/platform.py", "deploy/aws/permissions.py"
-    calls = "deploy/aws/calls.json"
+    library.add("topicberg_deploy/aws/groups.py", GROUP)
+    platform, permissions = "topicberg_deploy/platform.py", "topicberg_deploy/aws/permissions.py"
+    calls = "topicberg_deploy/aws/calls.json"
     library.change(
         platform,
         "from topicberg_deploy.aws.iam import (\n",

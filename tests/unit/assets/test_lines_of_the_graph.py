@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import dagster as dg
 import pytest
 
-import assets
 import definitions
-import jobs
 import topicberg
-from topicberg.orchestration import Lake
+from topicberg.orchestration import Lake, lake_assets
 from topicberg.orchestration.assets.lake import lake_of
 from topicberg.settings import settings
 from topicberg.topics import load_topics
@@ -35,20 +32,20 @@ def keys(defs: dg.Definitions) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "lost", "kept"),
+    ("left_out", "lost", "kept"),
     [
-        ("derived_assets", "iceberg/stock_total_trades", "iceberg/stock_trades"),
-        ("published_assets", "kafka/flagged_stock_trades", "iceberg/flagged_stock_trades"),
-        ("topic_assets", "kafka/stock_trades", "platform/aws/bucket"),
-        ("platform_assets", "platform/aws/bucket", "iceberg/stock_trades"),
+        ("iceberg/stock_total_trades", "iceberg/stock_total_trades", "iceberg/stock_trades"),
+        ("kafka/flagged_stock_trades", "kafka/flagged_stock_trades", "platform/aws/bucket"),
     ],
 )
-def test_asset_without_its_line_is_not_in_the_graph(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, line: str, lost: str, kept: str
+def test_asset_that_a_project_leaves_out_is_not_in_the_graph(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, left_out: str, lost: str, kept: str
 ) -> None:
-    complete = keys(definitions.platform(lake))
-    monkeypatch.setattr(assets, line, lambda *_: ())
-    defs = definitions.platform(lake)
+    key = dg.AssetKey.from_user_string(left_out)
+    complete = keys(build_without(lake))
+    some = [one for one in lake_assets(lake) if key not in getattr(one, "keys", ())]
+    monkeypatch.setattr(definitions, "assets", lambda _: some)
+    defs = build_without(lake)
     found = keys(defs)
     assert found <= complete
     assert kept in found
@@ -59,39 +56,12 @@ def test_asset_without_its_line_is_not_in_the_graph(
     assert checked <= found
 
 
+def build_without(lake: Lake) -> dg.Definitions:
+    return dg.Definitions.merge(definitions.platform(lake), *lake.additions)
+
+
 def _checks(defs: dg.Definitions) -> Iterator[dg.AssetCheckKey]:
     yield from defs.get_repository_def().asset_graph.asset_check_keys
-
-
-@pytest.mark.parametrize(
-    ("line", "kind", "name"),
-    [
-        ("snapshot_sensor", "sensor_defs", "snapshots"),
-        ("catalog_sensor", "sensor_defs", "catalogs"),
-        ("alert_sensor", "sensor_defs", "alerts"),
-        ("engine_sensor", "sensor_defs", "engine"),
-        ("check_schedule", "schedule_defs", "check_tables_schedule"),
-        ("maintenance_schedule", "schedule_defs", "maintain_tables_schedule"),
-        ("retention_schedule", "schedule_defs", "forget_old_runs_schedule"),
-        ("rotation_schedule", "schedule_defs", "rotate_keys_schedule"),
-    ],
-)
-def test_automation_without_its_line_is_not_there(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, line: str, kind: str, name: str
-) -> None:
-    def names() -> set[str]:
-        defs = definitions.platform(lake).get_repository_def()
-        return {one.name for one in getattr(defs, kind)}
-
-    def without(made: Callable[[Lake], Iterator[Any]]) -> Callable[[Lake], Iterator[Any]]:
-        return lambda lake: (one for one in made(lake) if one is not None)
-
-    before = names()
-    monkeypatch.setattr(jobs, line, lambda *_: None)
-    for part in ("sensors", "schedules"):
-        monkeypatch.setattr(definitions, part, without(getattr(jobs, part)))
-    assert names() == before - {name}
-    assert name in before
 
 
 def test_definitions_are_those_of_the_reference_project() -> None:

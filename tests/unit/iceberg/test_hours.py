@@ -1,4 +1,4 @@
-"""Which hours files hold: by partitions, bounds, footers, and the files that deletes name."""
+"""Which hours files hold: by partitions, bounds, and the files that deletes name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 from hypothesis import given
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -50,11 +48,8 @@ def affected(table: Table, column: str = TIME) -> list[Hours]:
     ]
 
 
-@pytest.mark.parametrize("properties", [{}, NO_BOUNDS])
-def test_files_without_bounds_say_it_in_their_footer(
-    catalog: SqlCatalog, properties: dict[str, str]
-) -> None:
-    table = catalog.create_table("shop.orders", SCHEMA, properties=properties)
+def test_files_hold_the_hours_of_their_bounds(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
     for hours, expected in (
         ((3, 5), [Hours(3, 6)]),
         ((None, 3), [NO_TIME, Hours(3, 4)]),
@@ -64,15 +59,15 @@ def test_files_without_bounds_say_it_in_their_footer(
         append(table, *hours)
         assert affected(table) == expected
         assert affected(table, "day")[-1].stop % 24 == 0 or expected == [NO_TIME]
+
+
+def test_files_without_bounds_hold_every_hour(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA, properties=NO_BOUNDS)
+    append(table, 3)
+    assert held_hours(table, TIME) == [EVERYTHING]
     with table.update_schema() as update:
         update.add_column("later", TimestamptzType())
-    assert held_hours(table, "later") == [NO_TIME]
-    head = table.current_snapshot()
-    assert head
-    for task in table.scan().plan_files():  # what removed files held cannot be read any more
-        table.io.delete(task.file.file_path)
-    expected = [EVERYTHING] if properties else held_hours(table, TIME)
-    assert held_hours(table, TIME) == expected
+    assert held_hours(table, "later") == [EVERYTHING]
 
 
 def test_deletes_change_the_hours_of_the_files_they_name(catalog: SqlCatalog) -> None:
@@ -124,13 +119,3 @@ def test_ranges_are_sets_of_hours(ranges: list[Hours], limit: int, start: int, w
     assert hours_of(common(ranges, [removed])) == hours_of(ranges) & {*removed}
     assert common(ranges, ranges) == union(ranges)
     assert hours_of(without(ranges, removed)) == hours_of(ranges) - set(removed)
-
-
-def test_a_file_of_another_writer_is_read_by_column_name(catalog: SqlCatalog) -> None:
-    table = catalog.create_table("shop.orders", SCHEMA, properties=NO_BOUNDS)
-    append(table, 4)
-    (task,) = table.scan().plan_files()
-    rows = {"id": [1], TIME: pa.array([START + timedelta(hours=9)], pa.timestamp("us", "UTC"))}
-    with table.io.new_output(task.file.file_path).create(overwrite=True) as stream:
-        pq.write_table(pa.table(rows), stream)
-    assert affected(table) == [Hours(9, 10)]

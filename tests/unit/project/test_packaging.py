@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from topicberg.cli import app
 
-LOCAL = PROJECT_ROOT / "platform" / "local"
+LOCAL, DEPLOY = (PROJECT_ROOT / "platform" / name for name in ("local", "deploy"))
 CONSTRAINTS = PROJECT_ROOT / "platform" / "topicberg" / "constraints.txt"
 _PIN = re.compile(r"(?m)^([a-z0-9-]+)==([^\s;]+)( ; .*?)?(?: \\)?$")
 
@@ -27,13 +27,14 @@ def project(folder: Any) -> dict[str, Any]:
 
 
 def requirements() -> list[Requirement]:
-    """Return what both distributions need, without topicberg itself."""
+    """Return what the distributions need, without themselves."""
     library = project(PROJECT_ROOT)["project"]
-    hook = project(LOCAL)["tool"]["hatch"]["metadata"]["hooks"]["custom"]
-    production = library["optional-dependencies"]["production"]
-    return [
-        Requirement(text) for text in (*library["dependencies"], *production, *hook["dependencies"])
-    ]
+    texts = [*library["dependencies"]]
+    for extra in ("charts", "delta", "query", "snowflake", "production"):
+        texts += library["optional-dependencies"][extra]
+    for folder in (DEPLOY, LOCAL):
+        texts += project(folder)["tool"]["hatch"]["metadata"]["hooks"]["custom"]["dependencies"]
+    return [Requirement(text) for text in texts if not text.startswith("topicberg")]
 
 
 def pins(text: str) -> dict[str, set[tuple[str, str]]]:
@@ -71,7 +72,8 @@ def test_constraints_are_printed_as_pip_reads_them() -> None:
         assert not Requirement(line).extras
 
 
-def test_topicberg_local_requires_its_own_version_of_topicberg() -> None:
+@pytest.mark.parametrize("folder", [DEPLOY, LOCAL], ids=["deploy", "local"])
+def test_distribution_requires_its_own_version_of_topicberg(folder: Any) -> None:
     code = (
         "from hatchling.metadata.core import ProjectMetadata\n"
         "from hatchling.plugin.manager import PluginManager\n"
@@ -79,7 +81,7 @@ def test_topicberg_local_requires_its_own_version_of_topicberg() -> None:
         "print(metadata.version, *[one for one in metadata.core.dependencies if 'berg=' in one])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=LOCAL, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True
     )
     version, required = done.stdout.split()
     requirement = Requirement(required)
@@ -88,7 +90,11 @@ def test_topicberg_local_requires_its_own_version_of_topicberg() -> None:
     assert str(requirement.specifier) == f"=={Version(version).public}"
 
 
-@pytest.mark.parametrize("folder", [PROJECT_ROOT, LOCAL], ids=["topicberg", "topicberg-local"])
+@pytest.mark.parametrize(
+    "folder",
+    [PROJECT_ROOT, DEPLOY, LOCAL],
+    ids=["topicberg", "topicberg-deploy", "topicberg-local"],
+)
 def test_distribution_has_a_license(folder: Any) -> None:
     assert project(folder)["project"]["license-files"] == ["LICENSE"]
     assert (folder / "LICENSE").read_text() == (PROJECT_ROOT / "LICENSE").read_text()

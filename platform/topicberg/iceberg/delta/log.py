@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.extras import of_extra
 from topicberg.iceberg.delta.schema import Action
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class DeltaLog:
         return {unquote(path) for path in self._open().get_add_actions()["path"].to_pylist()}
 
     def _open(self) -> DeltaTable:
-        from deltalake import DeltaTable
+        with of_extra("delta"):
+            from deltalake import DeltaTable
 
         return DeltaTable(self.location, storage_options=storage_options(self._properties))
 

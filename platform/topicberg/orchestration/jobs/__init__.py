@@ -18,7 +18,7 @@ from topicberg.orchestration.jobs.sensors import snapshot_sensor
 
 
 def lake_jobs(lake: Lake) -> Iterator[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]:
-    """Return what is run by hand, and by the schedules."""
+    """Return what users and the schedules run."""
     yield from pipeline_jobs(lake)  # each pipeline as a whole, and everything
     yield check_job(lake)
     yield maintenance_job(lake)
