@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from packaging.requirements import Requirement
-from repository import PROJECT_ROOT
+from repository import DISTRIBUTIONS, PROJECT_ROOT
 
 from topicberg.cli.constraints import FILE as CONSTRAINTS
 
@@ -34,6 +34,7 @@ for package in (topicberg, topicberg_deploy, topicberg_local):
             importlib.import_module(module.name)
 print(len(sys.modules), "modules")
 """
+EXTRAS = ("charts", "delta", "query", "snowflake")
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")
 NO_WHEELS = ("pyspark",)
 """Published without a wheel; it is plain Python and jars."""
@@ -43,7 +44,7 @@ NO_WHEELS = ("pyspark",)
 def wheels() -> Iterator[list[Path]]:
     with TemporaryDirectory(prefix="topicberg-wheels-") as name:
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-        for part in (PROJECT_ROOT, PROJECT_ROOT / "platform" / "local"):
+        for part in DISTRIBUTIONS:
             subprocess.run([*build, name], cwd=part, check=True, capture_output=True)
         yield sorted(Path(name).glob("*.whl"))
 
@@ -57,8 +58,10 @@ def needed(wheels: list[Path]) -> list[str]:
             metadata = message_from_bytes(archive.read(name))
         for text in metadata.get_all("Requires-Dist", ()):
             requirement = Requirement(text)
-            if requirement.marker is None and not requirement.name.startswith("topicberg"):
-                found.append(text)
+            marker = requirement.marker
+            is_needed = marker is None or any(marker.evaluate({"extra": one}) for one in EXTRAS)
+            if is_needed and not requirement.name.startswith("topicberg"):
+                found.append(text.partition(";")[0])
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from repository import PROJECT_ROOT
+from repository import DISTRIBUTIONS, PROJECT_ROOT
 
 from topicberg.cli.constraints import FILE as CONSTRAINTS
 
@@ -81,10 +81,7 @@ def installed() -> Iterator[Installed]:
     with TemporaryDirectory(prefix="topicberg-installed-") as name:
         folder = Path(name)
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-        for part in (
-            PROJECT_ROOT,
-            *(PROJECT_ROOT / "platform" / one for one in ("deploy", "local")),
-        ):
+        for part in DISTRIBUTIONS:
             subprocess.run([*build, str(folder)], cwd=part, check=True, capture_output=True)
         shutil.copy(CONSTRAINTS, folder / "constraints.txt")
         (folder / "built.txt").write_text(_locked("pyspark"))

@@ -12,12 +12,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from repository import PROJECT_ROOT
+from repository import DISTRIBUTIONS, PROJECT_ROOT
 from typer.testing import CliRunner
 
 from topicberg.cli import app
 
-LOCAL, DEPLOY = (PROJECT_ROOT / "platform" / name for name in ("local", "deploy"))
+_, DEPLOY, LOCAL = DISTRIBUTIONS
 CONSTRAINTS = PROJECT_ROOT / "platform" / "topicberg" / "constraints.txt"
 _PIN = re.compile(r"(?m)^([a-z0-9-]+)==([^\s;]+)( ; .*?)?(?: \\)?$")
 
