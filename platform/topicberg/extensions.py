@@ -7,6 +7,7 @@ group                    what an entry point names
 ``topicberg.definitions`` :class:`topicberg.orchestration.loading.Addition`: assets of the graph
 ``topicberg.catalogs``   :class:`topicberg.catalogs.catalog.Catalog`: where tables are registered
 ``topicberg.alert_channels`` :class:`topicberg.alerts.channels.ChannelFactory`: where alerts go
+``topicberg.settings``   a module with models of settings, :class:`.EnvironmentSettings`
 ``topicberg.stack``      :class:`LocalStack`: what starts a local stack
 ======================== ======================================================================
 

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from topicberg.extensions import extensions
+
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
 
 PREFIX = "TOPICBERG_"
 _MODULES = (
     *("settings", "logins.kafka", "logins.registry", "logins.catalog"),
-    *("endpoints.addresses", "endpoints.cloud", "deploy.settings", "alerts.settings"),
+    *("endpoints.addresses", "endpoints.cloud", "alerts.settings"),
     "clients.lineage",
 )
 """Modules of the library with models of settings."""
@@ -39,6 +41,7 @@ def models() -> list[type[BaseSettings]]:
 
     for name in _MODULES:
         import_module(f"topicberg.{name}")
+    list(extensions("topicberg.settings"))  # imports them
     return list(_subclasses(BaseSettings))
 
 

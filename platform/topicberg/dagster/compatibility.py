@@ -13,6 +13,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+from topicberg.errors import TopicbergError
+
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
 
@@ -52,3 +54,18 @@ def warn_degraded(effect: str, error: ImportError) -> None:
     if effect not in _logged:
         _logged.add(effect)
         logger.warning(degradation(effect, error))
+
+
+def moved(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module whose classes are in topicberg-local."""
+
+    def refuse(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TopicbergError(
+            f"dagster.yaml names {module}, which topicberg does not have",
+            hint=f"write {module.replace('topicberg', 'topicberg_local', 1)} in its place, which "
+            "`topicberg[local]` installs",
+        )
+
+    return refuse

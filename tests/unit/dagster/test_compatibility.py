@@ -16,12 +16,14 @@ from dagster_webserver.graphql import GraphQLServer
 from dagster_webserver.webserver import DagsterWebserver
 from starlette.applications import Starlette
 
-from topicberg.dagster import compatibility, launcher, sqlite, storage, webserver
+from topicberg.dagster import compatibility, webserver
 from topicberg.dagster.compatibility import require_attributes, require_parameters
 from topicberg.dagster.home import dagster_home
+from topicberg.errors import TopicbergError
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.settings import Settings
 from topicberg_local import peers
+from topicberg_local.dagster import launcher, sqlite, storage
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +157,10 @@ def test_process_that_has_imported_the_web_server_is_guarded(
     with dg.DagsterInstance.from_config(str(dagster_home(Settings(state_dir=tmp_path)))):
         assert "dagster_webserver.webserver" in sys.modules
     assert guarded == [peers.own_client()]
+
+
+@pytest.mark.parametrize("name", ["storage", "launcher"])
+def test_path_of_an_older_dagster_yaml_names_the_one_of_today(name: str) -> None:
+    module = importlib.import_module(f"topicberg.dagster.{name}")
+    with pytest.raises(TopicbergError, match=f"topicberg_local.dagster.{name}"):
+        module.SqliteStorage  # noqa: B018
