@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -142,11 +142,10 @@ def changed_by_others(table: Table, spec: TopicSpec) -> ForeignCommits | None:
 
     :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
-    line = list(ancestry(table))[::-1]
     before = checkpoint(table)
-    if before in line:
-        line = line[line.index(before) + 1 :]
-    elif before is None:
+    known = before.snapshot_id if before is not None else None
+    line = [*takewhile(lambda snapshot: snapshot.snapshot_id != known, ancestry(table))][::-1]
+    if before is None:
         # Behind expired snapshots, rows that replaced all others look like those of a new table.
         before = table.snapshot_by_name(CHECKPOINT_TAG)
         first = line[0].sequence_number or 0 if line else 0

@@ -104,8 +104,8 @@ class LogCheck:
         _check_deleted(self._spec.name, offsets, log)
         for p in wanted.keys() & self.unproven.keys():
             logger.warning(
-                "topic %s: partition %d no longer has the last record that the table holds, offset "
-                "%d: it was compacted or deleted, and the log cannot be compared",
+                "topic %s: the log of partition %d cannot be compared: the last record that the "
+                "table holds, offset %d, was compacted or deleted, or cannot be read",
                 *(self._spec.name, p, self.unproven[p]),
             )
         self._epochs |= {p: log.epochs.get(p, -1) for p in wanted}

@@ -30,6 +30,7 @@ from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM
 from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow import old_values
 from topicberg.tableflow import reread as reread_module
+from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
 from topicberg.topics.requests import StoredRequest, write_request
@@ -54,7 +55,6 @@ class Lake:
         )
         if version == 3:
             allow_version_3(monkeypatch)
-        monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: dict.fromkeys((0, 1), 0))
         monkeypatch.setattr(kafka, "end_offsets", lambda *_: self.topic.ends)
         monkeypatch.setattr(reread_module, "messages", self.messages)
         self.restart()
@@ -301,6 +301,24 @@ def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> N
     assert len(lake.rows()) == len(lake.expected()) + 3
     assert lake.reread().rows == 3
     assert lake.rows() == lake.expected()
+
+
+def test_forget_before_a_user_decides_about_other_rows_is_refused(make_lake: MakeLake) -> None:
+    lake = make_lake("upsert", 2)
+    lake.compact(changed(lake))
+    topic, rows = lake.topic, lake.rows()
+    key = KeyRows.parse(topic.spec, "k3", topic.endpoints, topic.config)
+    target, *_ = targets = topic_targets(topic.spec, topic.config, key.key)
+    forgetting = Forgetting(key, targets, topic.endpoints, topic.config, "asked for")
+    with pytest.raises(TableflowError, match="brought back or doubled 3 rows"):
+        forgetting.erase(target)
+    assert lake.rows() == rows
+    with pytest.raises(TableflowError, match="brought back or doubled 3 rows"):
+        lake.commit()
+    lake.reread()
+    assert forgetting.erase(target).rows == 1
+    lake.commit()
+    assert lake.rows() == [row for row in lake.expected() if row[0] != "k3"]
 
 
 def continues(lake: Lake) -> bool:
