@@ -41,7 +41,7 @@ class LastRecord(NamedTuple):
 
 
 LastRecords = dict[int, LastRecord]
-"""Partition → its last record that was read; a partition without one is left out."""
+"""Partition → its last record that was read; a partition without one is absent."""
 
 
 def last_records(records: Records) -> LastRecords:
@@ -114,7 +114,7 @@ def find_records(
 ) -> dict[int, LastRecord | None]:
     """Return partition → what its log has instead of a record: the same one, another, or nothing.
 
-    One record of each partition is read. A partition is left out if its record is gone, by
+    One record of each partition is read. A partition is left out if its record was deleted, by
     compaction or retention, and the leader epochs of the log do not tell that the record never was
     in this log.
 
@@ -128,14 +128,14 @@ def find_records(
         for p, message in first.items()
         if message.error() is None and message.offset() == records[p].offset
     }
-    gone = {
+    deleted = {
         p: max(record.offset + 1, beginning[p])
         for p, record in records.items()
         if p not in last_records and record.epoch >= 0 and not _is_damaged(first.get(p))
     }
-    if gone:
-        epochs = {p: records[p].epoch for p in gone}
-        after = first_messages(endpoints, topic, gone, epochs, is_needed=True)
+    if deleted:
+        epochs = {p: records[p].epoch for p in deleted}
+        after = first_messages(endpoints, topic, deleted, epochs, is_needed=True)
         truncated = {
             p
             for p, message in after.items()
@@ -143,7 +143,7 @@ def find_records(
         }
         # Or the records up to there were deleted meanwhile.
         now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
-        last_records |= {p: None for p in truncated if now.get(p, 0) <= gone[p]}
+        last_records |= {p: None for p in truncated if now.get(p, 0) <= deleted[p]}
     return last_records
 
 
