@@ -321,15 +321,15 @@ def test_zstd_batch_beyond_the_memory_is_skipped_as_a_batch(
         schema={"format": "none"},
         tableflow=handling(mode, **target),
     )
-    topic.config = topic.config.model_copy(update={"engine_process_memory_mb": 512})
+    topic.config = topic.config.model_copy(update={"engine_process_memory_mb": 1024})
     good = [b"first", b"last"]
     topic.send_raw(good[:1], partition=1)
     for _ in range(2):
-        send_zstd(topic, 15, 10_000_000)  # which a client could read that has other limits
+        send_zstd(topic, 27, 10_000_000)
     topic.send_raw(good[1:], partition=1)
     if mode == "SUSPEND":
-        for first in (1, 16):
-            with pytest.raises(TableflowError, match="it and the next 14 records") as error:
+        for first in (1, 28):
+            with pytest.raises(TableflowError, match="it and the next 26 records") as error:
                 topic.ingest()
             assert "or is damaged" in error.value.message
             assert f"offset {first}: " in error.value.message
@@ -339,10 +339,10 @@ def test_zstd_batch_beyond_the_memory_is_skipped_as_a_batch(
             assert not skips.request(table, topic.endpoints, name, (1, first + 7), "again")
     topic.ingest()
     assert sorted(row["value"] for row in topic.rows("value")) == sorted(good)
-    assert skipped(topic) == 30
+    assert skipped(topic) == 54
     assert not skips.failing(topic.table())
     if mode == "LOG":
         errors = Topic(topic.endpoints, dead_letter_spec(topic.spec), topic.config)
         errors.ingest()
         sources = [row["source_record"] for row in errors.rows("source_record")]
-        assert sorted(source["offset"] for source in sources) == list(range(1, 31))
+        assert sorted(source["offset"] for source in sources) == list(range(1, 55))
