@@ -276,11 +276,11 @@ class Ingestor:
             reader=self._reader(batch, size),
             last_records=committed.last_records,
         )
+        unproven = {p: o for p, o in self._log.unproven.items() if p not in batch.ranges}
         if not batch.records:
             missed.nothing_new()
-            done = result(plan, head, {})
-            nothing = replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
-            return replace(nothing, unproven=self._log.unproven)
+            done = replace(result(plan, head, {}), unproven=unproven)
+            return replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
         written = self._written(plan)
         if search is not None:
             discard(table.io, written.files)
@@ -293,7 +293,7 @@ class Ingestor:
         except BaseException:
             discard(table.io, written.files)
             raise
-        done = self._committer.commit(plan, written)
+        done = replace(self._committer.commit(plan, written), unproven=unproven)
         self.loader.held_ms = now_ms
         self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)
         return done

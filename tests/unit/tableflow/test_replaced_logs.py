@@ -280,6 +280,9 @@ def test_last_record_that_expired_or_was_compacted_is_reported() -> None:
         assert one.turn() == "RUNNING"
         assert one.turn() == "RUNNING"
         assert one.engine.report.status.unproven == {0: 3}
+        one.produce(1, 1)
+        one.turn()
+        assert one.engine.report.status.unproven == {0: 3}, "a batch of another partition"
         one.produce(0, 1)
         one.turn()
         one.turn()
