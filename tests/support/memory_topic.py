@@ -163,7 +163,7 @@ class MemoryTopic:
             left = [one for one in log[offset:] if not one.is_gone]
             ended = epochs is not None and len([m for m in log if m.epoch <= epochs[p]]) < offset
             first[p] = left[0] if left else NoMessage(KafkaError._PARTITION_EOF)
-            if ended or offset > len(log):
+            if ended or not self.beginning.get(p, 0) <= offset <= len(log):
                 first[p] = NoMessage(KafkaError._AUTO_OFFSET_RESET)
         return first
 
@@ -232,6 +232,7 @@ def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_ready()
     monkeypatch.setattr(engine, "shared", lambda *_: SimpleNamespace(ingest=_ingest_here))
     monkeypatch.setattr(kafka, "topic_log", topic.log)
+    monkeypatch.setattr(kafka, "beginning_offsets", lambda *given: topic.log(*given).beginning)
     monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)
     monkeypatch.setattr(batch_start, "first_times", topic.times)

@@ -192,8 +192,8 @@ def after(
 ) -> AlertState:
     """Return the state once the notices are sent; the alerts are as the faults are now.
 
-    Their times stay those that were sent, and so do their severities: who sends a warning that
-    became an error is told by that.
+    Their times stay those that were sent, and so do their severities, by which a warning that
+    became an error is known.
     """
     alerts, sent_at, acknowledged = (
         {key: _current(alert, now.get(key)) for key, alert in state.alerts.items()},

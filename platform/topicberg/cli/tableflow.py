@@ -200,7 +200,7 @@ def reread(
     from topicberg.tableflow.reread import reread as run_reread
 
     spec, table, endpoints = _open(topic)
-    name, changed = ".".join(table.name()), changed_by_others(table, spec)
+    name, changed = ".".join(table.name()), next(changed_by_others(table, spec), None)
     if changed is None:
         require_upsert(spec)
         question = f"Delete the rows of {name} whose keys the topic lacks?"

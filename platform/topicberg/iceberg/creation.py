@@ -1,7 +1,7 @@
 """The creation of tables in catalogs that do not accept every property.
 
 Managed catalogs decide some things themselves, and refuse a table whose properties say otherwise
-(AutoMQ/automq#3197). What only makes a table faster or smaller is left out then.
+(AutoMQ/automq#3197). What only makes a table faster or smaller is skipped then.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -200,22 +200,22 @@ def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1)
 
 def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
     """Return partition → first offset that the log still has."""
-    return _offsets(endpoints, topic, _EARLIEST)
+    return _offsets(_listed(endpoints, topic, _EARLIEST))
 
 
 def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
     """Return partition → offset after the last record that a read_committed consumer may read."""
-    return _offsets(endpoints, topic, LATEST)
+    return _offsets(_listed(endpoints, topic, LATEST))
 
 
 def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
     """Return partition → offset after the last record, including open transactions."""
-    return _offsets(endpoints, topic, LATEST, level=IsolationLevel.READ_UNCOMMITTED)
+    return _offsets(_listed(endpoints, topic, LATEST, level=IsolationLevel.READ_UNCOMMITTED))
 
 
 def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
     """Return partition → first offset of that time or later; -1: there is none."""
-    return _offsets(endpoints, topic, OffsetSpec.for_timestamp(timestamp_ms))
+    return _offsets(_listed(endpoints, topic, OffsetSpec.for_timestamp(timestamp_ms)))
 
 
 def produce(
@@ -297,12 +297,11 @@ def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
     """Return the id of a topic, and where its log begins and ends, in three requests."""
     described = _describe(endpoints, topic)
     ends = _listed(endpoints, topic, LATEST, described)
-    beginning = _offsets(endpoints, topic, _EARLIEST, described)
-    end = {partition: listed.offset for partition, listed in ends.items()}
+    beginning = _listed(endpoints, topic, _EARLIEST, described)
     epochs = {
         p: listed.leader_epoch for p, listed in ends.items() if listed.leader_epoch is not None
     }
-    return TopicLog(str(described.topic_id), beginning, end, epochs)
+    return TopicLog(str(described.topic_id), _offsets(beginning), _offsets(ends), epochs)
 
 
 @dataclass(frozen=True)
@@ -629,14 +628,7 @@ def no_leader(action: str) -> NoLeaderError:
     )
 
 
-def _offsets(
-    endpoints: Endpoints,
-    topic: str,
-    which: OffsetSpec,
-    described: TopicDescription | None = None,
-    level: IsolationLevel = IsolationLevel.READ_COMMITTED,
-) -> dict[int, int]:
-    listed = _listed(endpoints, topic, which, described, level)
+def _offsets(listed: Mapping[int, ListOffsetsResultInfo]) -> dict[int, int]:
     return {partition: of_partition.offset for partition, of_partition in listed.items()}
 
 

@@ -22,7 +22,7 @@ READ_SECONDS = 60.0
 SAMPLE_SECONDS = 3.0
 NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
-_SMALL_FETCH = 64 * 1024
+_SMALL_FETCH: dict[str, Any] = {"fetch.message.max.bytes": 64 * 1024}
 """Bytes of each partition that a request for its first records returns, at least one batch."""
 _SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
@@ -110,34 +110,33 @@ def messages(
                 )
 
 
-def batch_end(endpoints: Endpoints, topic: str, partition: int, offset: int, end: int) -> int:
+def batch_end(
+    endpoints: Endpoints, topic: str, partition: int, offset: int, end: int, max_bytes: int
+) -> int:
     """Return the offset after the batch of records that the client cannot read at an offset.
 
     At any offset of a batch, Kafka returns all of it, and the client's error has its first offset.
 
     :param end: of the partition, or of what is read of it
+    :param max_bytes: that the client may take for a batch: ``receive.message.max.bytes``
     """
+    limits: dict[str, Any] = {"receive.message.max.bytes": max_bytes, **_SMALL_FETCH}
+    with _consumer(endpoints, topic, {}, committed=False, **limits) as consumer:
 
-    def first_offset(offset: int) -> int | None:
-        with _consumer(endpoints, topic, {partition: offset}) as consumer:
-            deadline = time.monotonic() + READ_SECONDS
-            while time.monotonic() < deadline:
-                if (message := consumer.poll(0.2)) is None:
-                    continue
-                error = message.error()
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
-                    return None
-                if error.code() in DAMAGED:
-                    return message.offset()
-        return None
+        def first_offset(offset: int) -> int | None:
+            consumer.assign([TopicPartition(topic, partition, offset)])
+            message = _first(consumer, 1, READ_SECONDS).get(partition)
+            error = message.error() if message is not None else None
+            is_unreadable = error is not None and error.code() in DAMAGED
+            return message.offset() if message is not None and is_unreadable else None
 
-    first, last = first_offset(offset), offset
-    while first is not None and last + 1 < end:
-        middle = (last + end) // 2
-        if first_offset(middle) == first:
-            last = middle
-        else:
-            end = middle
+        first, last = first_offset(offset), offset
+        while first is not None and last + 1 < end:
+            middle = (last + end) // 2
+            if first_offset(middle) == first:
+                last = middle
+            else:
+                end = middle
     return last + 1
 
 
@@ -174,23 +173,28 @@ def first_messages(
         record does not arrive in time
     :raises UnreachableError: see ``is_needed``
     """
-    first: dict[int, Message] = {}
     seconds = NEEDED_SECONDS if is_needed else SAMPLE_SECONDS
-    small: dict[str, Any] = {"fetch.message.max.bytes": _SMALL_FETCH}
-    with _consumer(endpoints, topic, offsets, epochs, committed=False, **small) as consumer:
-        deadline = time.monotonic() + seconds
-        while len(first) < len(offsets) and time.monotonic() < deadline:
-            if (message := consumer.poll(0.2)) is None:
-                continue
-            error = message.error()
-            if error is None or error.code() in _OF_FIRST:
-                first.setdefault(message.partition() or 0, message)
+    with _consumer(endpoints, topic, offsets, epochs, committed=False, **_SMALL_FETCH) as consumer:
+        first = _first(consumer, len(offsets), seconds)
     if is_needed and (waiting := offsets.keys() - first.keys()):
         raise UnreachableError(
             f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
             f"{seconds:.0f} s",
             hint=f"{see_whether_it_runs('Kafka')}; see whether the partition has a leader",
         )
+    return first
+
+
+def _first(consumer: Consumer, partitions: int, seconds: float) -> dict[int, Message]:
+    """Return the first message of each partition that arrives within some seconds."""
+    first: dict[int, Message] = {}
+    deadline = time.monotonic() + seconds
+    while len(first) < partitions and time.monotonic() < deadline:
+        if (message := consumer.poll(0.2)) is None:
+            continue
+        error = message.error()
+        if error is None or error.code() in _OF_FIRST:
+            first.setdefault(message.partition() or 0, message)
     return first
 
 
@@ -208,10 +212,7 @@ def record_bytes(
     last = (_SPOTS if records >= _SMALL_BATCH else _SPOTS_OF_A_SMALL_BATCH) - 1
     largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
     averages: list[float | None] = []
-    small: dict[str, Any] = {
-        "fetch.message.max.bytes": _SMALL_FETCH,
-        "queued.max.messages.kbytes": 4096,
-    }
+    small: dict[str, Any] = {**_SMALL_FETCH, "queued.max.messages.kbytes": 4096}
     with _consumer(endpoints, topic, {}, committed=False, **small) as consumer:
         deadline = time.monotonic() + SAMPLE_SECONDS
         for number in range(last + 1):

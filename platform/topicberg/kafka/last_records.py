@@ -15,6 +15,7 @@ import numpy as np
 from confluent_kafka import KafkaError, Message
 from numpy.typing import NDArray
 
+from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.kafka.consumer import DAMAGED, first_messages
 from topicberg.kafka.offsets import Offsets
@@ -40,7 +41,7 @@ class LastRecord(NamedTuple):
 
 
 LastRecords = dict[int, LastRecord]
-"""Partition → its last record that was read; a partition without one is left out."""
+"""Partition → its last record that was read; a partition without one is absent."""
 
 
 def last_records(records: Records) -> LastRecords:
@@ -86,8 +87,10 @@ def dump_last_records(records: LastRecords, ends: Offsets) -> str:
         (p - number, ends[p] - record.offset, newest - record.time_ms, *record[2:])
         for number, (p, record) in enumerate(sorted(records.items()))
     ]
+    # Two times, which may be any, are further apart than 64 bits have.
+    numbers = np.array(rows, object).reshape(-1, 5) % 2**64
     # The same byte of all rows together: most of them are equal.
-    planes = np.array(rows, "<i8").reshape(-1, 5).view(np.uint8).T.tobytes()
+    planes = numbers.astype("<u8").view(np.uint8).T.tobytes()
     return f"{newest} {b85encode(zlib.compress(planes, 9)).decode()}"
 
 
@@ -101,7 +104,8 @@ def parse_last_records(text: str | None, ends: Offsets) -> LastRecords:
     records = {}
     for number, (place, distance, age, epoch, crc) in enumerate(rows):
         p = place + number
-        records[p] = LastRecord(ends[p] - distance, int(newest) - age, epoch, crc)
+        # A negative age is one of more than 63 bits: no record is newer than the newest.
+        records[p] = LastRecord(ends[p] - distance, int(newest) - age % 2**64, epoch, crc)
     return records
 
 
@@ -110,7 +114,7 @@ def find_records(
 ) -> dict[int, LastRecord | None]:
     """Return partition → what its log has instead of a record: the same one, another, or nothing.
 
-    One record of each partition is read. A partition is left out if its record is gone, by
+    One record of each partition is read. A partition is left out if its record was deleted, by
     compaction or retention, and the leader epochs of the log do not tell that the record never was
     in this log.
 
@@ -124,20 +128,22 @@ def find_records(
         for p, message in first.items()
         if message.error() is None and message.offset() == records[p].offset
     }
-    gone = {
+    deleted = {
         p: max(record.offset + 1, beginning[p])
         for p, record in records.items()
         if p not in last_records and record.epoch >= 0 and not _is_damaged(first.get(p))
     }
-    if gone:
-        epochs = {p: records[p].epoch for p in gone}
-        after = first_messages(endpoints, topic, gone, epochs, is_needed=True)
-        truncated = [
+    if deleted:
+        epochs = {p: records[p].epoch for p in deleted}
+        after = first_messages(endpoints, topic, deleted, epochs, is_needed=True)
+        truncated = {
             p
             for p, message in after.items()
             if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
-        ]
-        last_records |= dict.fromkeys(truncated)
+        }
+        # Or the records up to there were deleted meanwhile.
+        now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
+        last_records |= {p: None for p in truncated if now.get(p, 0) <= deleted[p]}
     return last_records
 
 

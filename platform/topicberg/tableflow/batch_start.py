@@ -28,12 +28,8 @@ def still_failing(
     """Return the records that fail by themselves, of those that are still to come."""
     request = requests.read_request(config, spec.name)
     resumed_ms = request.resumed_at * 1000 if request else 0
-    return {
-        place: known
-        for place, known in skips.failing(table).items()
-        if known.offset >= start.get(known.partition, 0)
-        and known.at_ms >= resumed_ms  # else it is tried again
-    }
+    # What failed before a user resumed the topic is tried again.
+    return skips.places((s for s in skips.failing(table) if s.at_ms >= resumed_ms), start)
 
 
 def check_recreated(spec: TopicSpec, committed: commit.Committed, log: kafka.TopicLog) -> None:

@@ -140,9 +140,10 @@ class DeadLetters:
         partition, offset = place
         problem: dict[str, Any] = {"reason": reason, "schema_id": None}
         known = {"partition": partition, "offset": offset, "timestamp_ms": NO_TIMESTAMP}
-        ranges = {partition: (offset, offset + is_readable)}
+        ranges = {partition: (offset, offset + 1)}
+        read = messages(self._endpoints, self.spec.name, ranges) if is_readable else ()
         try:
-            for message in messages(self._endpoints, self.spec.name, ranges):
+            for message in read:
                 return known | _fields(message) | problem
         except DamagedRecordsError as error:
             if error.message not in reason:

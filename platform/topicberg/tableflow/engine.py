@@ -130,8 +130,6 @@ class Ingestor:
         self._planner = Planner(spec, endpoints, self._memory)
         self._log = LogCheck(spec, endpoints, config)
         self._search = RecordSearch(spec, self._processes)
-        self._failed_for = ""
-        """Why the batch failed that is searched."""
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
         self.report_progress: Callable[[str], None] = lambda _: None
@@ -208,20 +206,19 @@ class Ingestor:
                 self._committer.end_at(cut.ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
-                self._report_search(failed.message)
+                self._report_search()
             except LogMovedError as moved:
                 logger.info("topic %s: %s", self.spec.name, moved)
             except PartReadError:
                 logger.debug("topic %s: read a part of the batch that failed", self.spec.name)
                 self._report_search()
 
-    def _report_search(self, reason: str = "") -> None:
+    def _report_search(self) -> None:
         if (search := self._search.active) is not None:
-            self._failed_for = reason.removeprefix(f"topic {self.spec.name}: ") or self._failed_for
             left = count(sum(end - start for start, end in search.rest.values()), "offset")
             self.report_progress(
                 f"a batch is read in parts, to find the records at which it fails; {left} left: "
-                f"{self._failed_for}"
+                f"{search.reason}"
             )
 
     def _step(self) -> Commit:
@@ -246,7 +243,7 @@ class Ingestor:
         self.limits.learn(committed.batch_size)
         start = {**log.beginning, **offsets}
         failing = still_failing(self.spec, self.config, table, start)
-        requested = skips.places(skips.requested(table).values()).keys()
+        requested = skips.places(skips.requested(table).values(), start).keys()
         skip = {*requested, *failing}
         search = self._search.active
         batch, size = self.limits.next_batch(offsets, log, skip, search)
@@ -279,11 +276,11 @@ class Ingestor:
             reader=self._reader(batch, size),
             last_records=committed.last_records,
         )
+        unproven = {p: o for p, o in self._log.unproven.items() if p not in batch.ranges}
         if not batch.records:
             missed.nothing_new()
-            done = result(plan, head, {})
-            nothing = replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
-            return replace(nothing, unproven=self._log.unproven)
+            done = replace(result(plan, head, {}), unproven=unproven)
+            return replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
         written = self._written(plan)
         if search is not None:
             discard(table.io, written.files)
@@ -296,7 +293,7 @@ class Ingestor:
         except BaseException:
             discard(table.io, written.files)
             raise
-        done = self._committer.commit(plan, written)
+        done = replace(self._committer.commit(plan, written), unproven=unproven)
         self.loader.held_ms = now_ms
         self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)
         return done
@@ -337,7 +334,8 @@ class Ingestor:
                 raise
             self.report_progress(f"looks for the end of a batch of records: {error.message}")
             name, place = self.spec.name, (error.partition, error.offset)
-            after = batch_end(self.endpoints, name, *place, plan.latest[error.partition])
+            end, max_bytes = plan.latest[error.partition], self._planner.max_bytes
+            after = batch_end(self.endpoints, name, *place, end, max_bytes)
             skips.note_failing(table, place, error.message, after)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
         except ExhaustedError as error:

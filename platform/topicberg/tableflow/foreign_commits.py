@@ -14,16 +14,17 @@ Source: Iceberg spec, "Scan Planning": which deletes apply to a data file.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
@@ -53,6 +54,8 @@ from topicberg.wording import count, listed
 
 logger = logging.getLogger(__name__)
 
+REPORTED = "topicberg.foreign-rows"
+"""Table property: the last of the snapshots that suspended the topic, and since when (ms)."""
 _ROWS_AT_ONCE = 20_000_000
 """Rows that are compared at once: each takes 8 bytes, and as much again to sort."""
 _WRITERS = ("engine-name", "app-name", "app-id", "spark.app.id", "trino_query_id", "flink.job-id")
@@ -80,10 +83,6 @@ class ForeignCommits:
     writer: str
 
     @property
-    def at_ms(self) -> int:
-        return max(snapshot.timestamp_ms for snapshot in self.snapshots)
-
-    @property
     def what(self) -> str:
         """The snapshots, their writer, and what they did."""
         names = [
@@ -91,14 +90,15 @@ class ForeignCommits:
             for snapshot in self.snapshots
             for operation in [operation_of(snapshot)]
         ]
-        time = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        at_ms = max(snapshot.timestamp_ms for snapshot in self.snapshots)
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
         noun = "snapshot" if len(names) == 1 else "snapshots"
         changed = [
             f"brought back or doubled {count(self.added, 'row')}" if self.added else "",
             f"lost {count(self.missing, 'row')}" if self.missing else "",
         ]
         return (
-            f"{noun} {listed(names, _NAMED)} of {time}, written by {self.writer}, "
+            f"{noun} {listed(names, _NAMED)} of {moment}, written by {self.writer}, "
             f"{' and '.join(filter(None, changed))} of snapshot {self.before.snapshot_id}"
         )
 
@@ -108,16 +108,26 @@ class ForeignWatch:
 
     def __init__(self, spec: TopicSpec, config: Settings) -> None:
         self._spec, self._config = spec, config
-        self._compared: tuple[object, ForeignCommits | None] | None = None
+        self._compared: tuple[object, Sequence[ForeignCommits]] | None = None
 
     def check(self, table: Table) -> None:
         """:raises TableflowError: commits of others changed rows, and no user accepted that"""
         state = table.metadata.table_uuid, table.metadata.current_snapshot_id
         if self._compared is None or self._compared[0] != state:
-            self._compared = state, changed_by_others(table, self._spec)
-        changed, name = self._compared[1], self._spec.name
-        if changed is None or changed.at_ms < accepted_ms(self._spec, self._config):
+            self._compared = state, [*changed_by_others(table, self._spec)]
+        if not self._compared[1]:
             return
+        # A user who resumed the topic before all of them were reported has not accepted them.
+        name, changed = self._spec.name, self._compared[1][0]
+        newest = self._compared[1][-1].snapshots[-1].snapshot_id
+        snapshot, _, at_ms = table.properties.get(REPORTED, "").partition(" ")
+        if snapshot != str(newest):
+            with table.transaction() as transaction:
+                transaction.set_properties({REPORTED: f"{newest} {time.time() * 1000:.0f}"})
+        else:
+            request = requests.read_request(self._config, name)
+            if request is not None and request.resumed_at * 1000 > int(at_ms):
+                return
         raise TableflowError(
             f"topic {name}: another writer replaced rows of the table as they were earlier: "
             f"{changed.what}",
@@ -128,36 +138,28 @@ class ForeignWatch:
         )
 
 
-def accepted_ms(spec: TopicSpec, config: Settings) -> float:
-    """Return when a user last resumed the topic: what others had committed by then is accepted."""
-    request = requests.read_request(config, spec.name)
-    return request.resumed_at * 1000 if request else 0.0
-
-
-def changed_by_others(table: Table, spec: TopicSpec) -> ForeignCommits | None:
-    """Return the first commits of others since the last batch that changed rows; None: none did.
+def changed_by_others(table: Table, spec: TopicSpec) -> Iterator[ForeignCommits]:
+    """Yield the commits of others since the last batch that changed rows, from old to new.
 
     Rows that a writer only deleted are not among them, nor rows without a partition and an offset,
     which users may have added.
 
     :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
-    line = list(ancestry(table))[::-1]
     before = checkpoint(table)
-    if before in line:
-        line = line[line.index(before) + 1 :]
-    elif before is None:
+    known = before.snapshot_id if before is not None else None
+    line = [*takewhile(lambda snapshot: snapshot.snapshot_id != known, ancestry(table))][::-1]
+    if before is None:
         # Behind expired snapshots, rows that replaced all others look like those of a new table.
         before = table.snapshot_by_name(CHECKPOINT_TAG)
         first = line[0].sequence_number or 0 if line else 0
         if before is None or (before.sequence_number or 0) >= first:
-            return None
+            return
     for is_ours, group in groupby(line, _is_trusted):
         snapshots = list(group)
         if not is_ours and (changed := _compare(table, spec, before, snapshots)) is not None:
-            return changed
+            yield changed
         before = snapshots[-1]
-    return None
 
 
 def restore(table: Table, changed: ForeignCommits) -> None:
@@ -189,7 +191,11 @@ def _is_trusted(snapshot: Snapshot) -> bool:
 
 
 class _Files:
-    """The data files of a snapshot, and the deletes by position that apply to them."""
+    """The data files of a snapshot, and the deletes by position that apply to them.
+
+    Files of other formats than topicberg's are not among them: who writes these uses Iceberg's Java
+    library.
+    """
 
     def __init__(self, table: Table, snapshot: Snapshot) -> None:
         self._io = table.io
@@ -199,7 +205,7 @@ class _Files:
         self.deletes: dict[tuple[str, int | None], tuple[DataFile, int]] = {}
         for entry in entries(table.io, manifests(table.io, [snapshot]).values()):
             file = entry.data_file
-            if file.content == DataFileContent.DATA:
+            if file.file_format == FileFormat.PARQUET and file.content == DataFileContent.DATA:
                 place = file.file_path, entry.sequence_number or 0
                 self.data[place] = file
                 self.times[place] += 1

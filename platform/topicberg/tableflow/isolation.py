@@ -32,6 +32,8 @@ class Isolation:
     start: Offsets
     """Where the part that is left begins."""
     until: Offsets
+    reason: str = ""
+    """Why the batch failed."""
     failed: Ranges = field(default_factory=dict)
     """The smallest part that is known to fail."""
     of_spark: bool = False

@@ -73,7 +73,7 @@ class LogCheck:
             were deleted before they were read
         :raises UnreachableError: the log cannot be compared now
         """
-        noted = OtherLog.load(table)
+        recorded = OtherLog.load(table)
         reasons = _shorter(offsets, log)
         same: set[int] = set()
         last = {p: r for p, r in last_records.items() if p not in reasons}
@@ -83,7 +83,7 @@ class LogCheck:
         wanted = {
             p: record
             for p, record in last.items()
-            if noted is not None or self._epochs.get(p) != log.epochs.get(p, -1)
+            if recorded is not None or self._epochs.get(p) != log.epochs.get(p, -1)
         }
         if wanted:
             current = find_records(self._endpoints, self._spec.name, wanted, log.beginning)
@@ -97,15 +97,15 @@ class LogCheck:
                 else:
                     reasons[p] = _differs(p, record, other)
         if reasons:
-            raise self._other(table, noted, reasons)
-        if noted is not None:
-            differed = {p for p in noted.partitions if offsets.get(p)}
-            self._check_again(table, noted, sorted(differed - same))
+            raise self._other(table, recorded, reasons)
+        if recorded is not None:
+            differed = {p for p in recorded.partitions if offsets.get(p)}
+            self._check_again(table, recorded, sorted(differed - same))
         _check_deleted(self._spec.name, offsets, log)
         for p in wanted.keys() & self.unproven.keys():
             logger.warning(
-                "topic %s: partition %d no longer has the last record that the table holds, offset "
-                "%d: it was compacted or deleted, and the log cannot be compared",
+                "topic %s: the log of partition %d cannot be compared: the last record that the "
+                "table holds, offset %d, was compacted or deleted, or cannot be read",
                 *(self._spec.name, p, self.unproven[p]),
             )
         self._epochs |= {p: log.epochs.get(p, -1) for p in wanted}
@@ -118,15 +118,15 @@ class LogCheck:
         )
 
     def _other(
-        self, table: Table, noted: OtherLog | None, reasons: dict[int, str]
+        self, table: Table, recorded: OtherLog | None, reasons: dict[int, str]
     ) -> TableflowError:
         """Record that partitions have another log; return what to raise."""
-        known = {*noted.partitions} if noted is not None else set()
+        known = {*recorded.partitions} if recorded is not None else set()
         first = min(reasons)
         more = f" (and {count(len(reasons) - 1, 'other partition')})" if len(reasons) > 1 else ""
         reason = f"{reasons[first]}{more}: the log was replaced or lost records"
         # Who resumed the topic before this has not said that it has its former log after this.
-        if noted is None or not reasons.keys() <= known or self._is_resumed(noted):
+        if recorded is None or not reasons.keys() <= known or self._is_resumed(recorded):
             partitions, at_ms = sorted(known | reasons.keys()), int(time.time() * 1000) + 1
             other = OtherLog(at_ms=at_ms, partitions=partitions, reason=reason)
             with table.transaction() as transaction:
@@ -137,14 +137,14 @@ class LogCheck:
             f"has now, {start_again(self._spec.name)}",
         )
 
-    def _check_again(self, table: Table, noted: OtherLog, left: list[int]) -> None:
-        """:param left: of the noted partitions, those that cannot be compared
+    def _check_again(self, table: Table, recorded: OtherLog, left: list[int]) -> None:
+        """:param left: of the recorded partitions, those that cannot be compared
         :raises TableflowError: no one has said since then that they have their former log
         """
         name = self._spec.name
-        if left and not self._is_resumed(noted):
+        if left and not self._is_resumed(recorded):
             raise TableflowError(
-                f"topic {name}: at {_time(noted.at_ms)}, {noted.reason}; whether partition "
+                f"topic {name}: at {_time(recorded.at_ms)}, {recorded.reason}; whether partition "
                 f"{left[0]} has its former log again cannot be compared",
                 hint=f"run `topicberg tableflow resume {name}` if you put the former log back; or, "
                 f"to read what Kafka has now, {start_again(name)}",
@@ -153,9 +153,9 @@ class LogCheck:
         with table.transaction() as transaction:
             transaction.remove_properties(OTHER_LOG)
 
-    def _is_resumed(self, noted: OtherLog) -> bool:
+    def _is_resumed(self, recorded: OtherLog) -> bool:
         request = requests.read_request(self._config, self._spec.name)
-        return request is not None and request.resumed_at * 1000 > noted.at_ms
+        return request is not None and request.resumed_at * 1000 > recorded.at_ms
 
 
 def _shorter(offsets: Offsets, log: kafka.TopicLog) -> dict[int, str]:
@@ -172,14 +172,12 @@ def _shorter(offsets: Offsets, log: kafka.TopicLog) -> dict[int, str]:
 
 
 def _differs(partition: int, record: LastRecord, other: LastRecord | None) -> str:
-    held = f"the last one that the table holds, of {_shown(record)}"
+    place, expected = f"at offset {record.offset}", f"that the table holds, of {_shown(record)}"
     if other is None:
-        return (
-            f"partition {partition} never had the record at offset {record.offset} that is {held}"
-        )
+        return f"partition {partition} never had the record {place} {expected}"
     return (
-        f"partition {partition} has another record at offset {record.offset}, of {_shown(other)}, "
-        f"than {held}"
+        f"partition {partition} has another record {place}, of {_shown(other)}, than the one "
+        f"{expected}"
     )
 
 

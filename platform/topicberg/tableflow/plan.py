@@ -106,7 +106,7 @@ class Planner:
         self._spec, self._endpoints = spec, endpoints
         # This limits what a batch of records may have after decompression by zstd, too. librdkafka
         # decompresses at once, into a buffer that it doubles, and ends the process without memory.
-        self._consumer = CONSUMER | {"receive.message.max.bytes": min(memory // 4, 2_000_000_000)}
+        self.max_bytes = min(memory // 4, 2_000_000_000)
         self._key: object = None
         self._found: Mapping[str, MessageDecoder] = {}
         self._changes: ChangePlan | None = None
@@ -146,7 +146,7 @@ class Planner:
             topic=self._spec.name,
             target=WriteTarget.of(table),
             files=dict(table.io.properties),
-            kafka=kafka | self._consumer,
+            kafka=kafka | CONSUMER | {"receive.message.max.bytes": self.max_bytes},
             # What the registry lacks changes as often as a producer names other ids.
             decoded={
                 column: decoder.without(foreign[column].missing)

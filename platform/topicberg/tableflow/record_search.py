@@ -70,7 +70,7 @@ class RecordSearch:
                     hint="records that fail are still searched; the engine continues",
                 )
             of_spark = plan.reader == "spark"
-            search = Isolation(plan.batch.start, plan.batch.end, of_spark=of_spark)
+            search = Isolation(plan.batch.start, plan.batch.end, short_reason, of_spark=of_spark)
             self.isolation = search
         if plan.reader == "process":
             search.fail(plan.batch.ranges, is_certain=is_certain)

@@ -165,7 +165,7 @@ def _restored(table: Table, spec: TopicSpec) -> int | None:
     """Undo the commits of others that changed rows; return the snapshot before them, if any."""
 
     def attempt() -> int | None:
-        changed = changed_by_others(table.refresh(), spec)
+        changed = next(changed_by_others(table.refresh(), spec), None)
         if changed is None:
             return None
         restore(table, changed)

@@ -56,9 +56,13 @@ class Skip(BaseModel):
         return range(self.offset, self.end or self.offset + 1)
 
 
-def places(skips: Iterable[Skip]) -> dict[PartitionOffset, Skip]:
-    """Return the skips by each of their records."""
-    return {(skip.partition, offset): skip for skip in skips for offset in skip.records}
+def places(skips: Iterable[Skip], start: Mapping[int, int]) -> dict[PartitionOffset, Skip]:
+    """Return the skips by each of their records from some offsets on."""
+    return {
+        (skip.partition, offset): skip
+        for skip in skips
+        for offset in skip.records[max(0, start.get(skip.partition, 0) - skip.offset) :]
+    }
 
 
 def requested(table: Table) -> dict[PartitionOffset, Skip]:
@@ -70,9 +74,9 @@ def requested(table: Table) -> dict[PartitionOffset, Skip]:
     return {skip.place: skip for skip in ordered}
 
 
-def failing(table: Table) -> dict[PartitionOffset, Skip]:
-    """Return the records that fail by themselves and that the table has not passed yet."""
-    return places(_failing(table).values())
+def failing(table: Table) -> list[Skip]:
+    """Return what fails by itself and the table has not passed yet."""
+    return [*_failing(table).values()]
 
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
@@ -108,13 +112,13 @@ def request(
     """
 
     def wanted() -> list[Skip]:
-        if place in places(requested(table).values()):
+        if _of_place(requested(table).values(), place) is not None:
             return []
         offsets = held_by(table, table.current_snapshot()).offsets
         if not offsets and (first := table.properties.get(FIRST_OFFSETS)):
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
-        unreadable = failing(table).get(place)
+        unreadable = _of_place(failing(table), place)
         end = unreadable.end if unreadable is not None else None
         return [_skip(place, current_user(), reason, end)]
 
@@ -130,7 +134,7 @@ def adopt(table: Table, other: Table) -> None:
         return [
             skip
             for skip in requested(other).values()
-            if skip.place not in known and skip.offset >= offsets.get(skip.partition, 0)
+            if skip.place not in known and skip.records[-1] >= offsets.get(skip.partition, 0)
         ]
 
     _request(table, wanted, f"table {'.'.join(table.name())}", "try again; nothing was changed")
@@ -186,6 +190,11 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Of
             "marker",
             hint="do nothing: the engine continues after it",
         )
+
+
+def _of_place(skips: Iterable[Skip], place: PartitionOffset) -> Skip | None:
+    partition, offset = place
+    return next((s for s in skips if s.partition == partition and offset in s.records), None)
 
 
 def _skip(place: PartitionOffset, by: str, reason: str, end: int | None) -> Skip:

@@ -76,7 +76,7 @@ def stale_reads(
     numbers = np.flatnonzero(np.isin(facts.high, keys) & facts.has_key)
     by_key = ByKey.of(facts.chosen(numbers))
     rows = _rows(target, state, by_key)
-    truncates = [_At(each.micros, each.position) for each in state.truncates]
+    truncates = [_At(truncate.micros, truncate.position) for truncate in state.truncates]
     truncates += _changes(facts, np.flatnonzero(facts.is_op("t")))
     columns = by_key.facts.table(["partition", "op"], np.arange(len(numbers))).to_pylist()
     ordered = _changes(by_key.facts, np.arange(len(numbers)))
@@ -92,7 +92,7 @@ def stale_reads(
             if newer:
                 is_ignored[number] = True
                 reads.ignored += 1
-                _note_outdated(reads, change["partition"], newer)
+                _record_outdated(reads, change["partition"], newer)
                 continue
             forgotten = newest is None and is_read_before(order.position, reads.forgotten)
             reads.doubtful += forgotten or (newest is not None and newest.may_be_after_read(order))
@@ -102,7 +102,7 @@ def stale_reads(
 
 
 def _suspects(facts: Facts, reads: ReadState, *, may_move: bool) -> NDArray[np.intp]:
-    """Return the rows that a snapshot may have read too early; note the last other changes."""
+    """Return the rows that a snapshot may have read too early; record the last other changes."""
     is_read = facts.is_op(READ) & facts.has_key
     is_streamed = facts.has("op") & ~facts.is_op(READ) & facts.has("m", "p")
     suspects = [np.empty(0, np.intp)]
@@ -155,7 +155,7 @@ def _change(facts: Facts, number: int) -> _At:
 def _changes(facts: Facts, numbers: NDArray[np.intp]) -> list[_At]:
     """Return time and position of some changes."""
     columns = (facts.values(name, numbers) for name in ("m", "p"))
-    return [_At(*one) for one in zip(*columns, strict=True)]
+    return [*map(_At, *columns)]
 
 
 def _rows(target: FoldTarget, state: FoldState, by_key: ByKey) -> dict[int, _At]:
@@ -173,8 +173,8 @@ def _rows(target: FoldTarget, state: FoldState, by_key: ByKey) -> dict[int, _At]
     return orders
 
 
-def _note_outdated(reads: ReadState, partition: int, newer: Sequence[_At]) -> None:
-    for one in newer:
+def _record_outdated(reads: ReadState, partition: int, newer: Sequence[_At]) -> None:
+    for change in newer:
         known = reads.outdated.get(partition)
-        if known is None or is_read_before(known, one.position):
-            reads.outdated[partition] = one.position
+        if known is None or is_read_before(known, change.position):
+            reads.outdated[partition] = change.position

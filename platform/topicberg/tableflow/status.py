@@ -75,7 +75,7 @@ class TopicStatus(BaseModel):
     error_message: str | None = None
     failing_since_ms: int | None = None
     """Time of the first of the consecutive failures; None: the last turn succeeded."""
-    activity: str | None = Field(default=None, description="what a turn does that takes long")
+    activity: str | None = Field(default=None, description="what the engine does that takes long")
     failing_table_formats: list[FailingFormat] = Field(default_factory=list)
     write_mode: str = "APPEND"
     error_handling: str | None = Field(default=None, description="SUSPEND, SKIP or LOG")

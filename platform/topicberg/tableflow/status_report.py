@@ -51,7 +51,7 @@ class StatusReport:
             counting_since_ms=int(time.time() * 1000),
         )
         self._next: StatusReport | None = None
-        """The report that replaced this one, which counts what a turn that still runs does."""
+        """The report that replaced this one, which counts what a step that still runs does."""
         self._unavailable: Unavailable | None = None
         self._unread_since_ms: int | None = None
         self._unreadable: Unavailable | None = None

@@ -15,7 +15,7 @@ from format_versions import allow_version_3
 from format_versions import overwrite as write
 from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -26,10 +26,12 @@ from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.iceberg.files import entries, live_files
-from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM
+from topicberg.iceberg.manifests import new_file
+from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM, TRIMMED
 from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow import old_values
 from topicberg.tableflow import reread as reread_module
+from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
 from topicberg.topics.requests import StoredRequest, write_request
@@ -54,7 +56,6 @@ class Lake:
         )
         if version == 3:
             allow_version_3(monkeypatch)
-        monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: dict.fromkeys((0, 1), 0))
         monkeypatch.setattr(kafka, "end_offsets", lambda *_: self.topic.ends)
         monkeypatch.setattr(reread_module, "messages", self.messages)
         self.restart()
@@ -97,6 +98,10 @@ class Lake:
         if self.topic.spec.write_mode == "upsert":
             records = [item for item in dict(records).items() if item[1] is not None]
         return sorted((key, str(value)) for key, value in records)
+
+    def resume(self) -> None:
+        request = StoredRequest(topic=self.topic.spec.name, enabled=True, resumed_at=time.time())
+        write_request(self.topic.config, request)
 
     def reread(self) -> Reread:
         return reread(self.topic.spec, self.table, self.topic.endpoints, self.topic.config)
@@ -281,15 +286,35 @@ def test_engine_rows_that_a_user_accepts_stay(make_lake: MakeLake) -> None:
     lake.commit()
     assert lake.rows() == rows
     lake.table.append(lake.table.scan(limit=1).to_arrow())
+    lake.resume()  # for another reason: no user knows of these rows
+    for _ in range(2):
+        with pytest.raises(TableflowError, match="doubled 1 row of"):
+            lake.commit()
+        lake.restart()
+        # Maintenance, and more rows, before the user resumes.
+        SnapshotChange(lake.table, Operation.REPLACE, properties={TRIMMED: "true"}).commit()
+        lake.table.append(lake.table.scan(limit=1).to_arrow())
+        lake.resume()
     with pytest.raises(TableflowError, match="doubled 1 row of"):
         lake.commit()
-    request = StoredRequest(topic=lake.topic.spec.name, enabled=True, resumed_at=time.time())
-    write_request(lake.topic.config, request)
+    lake.resume()
     lake.produce(k9="z")
     lake.commit()
-    assert len(lake.rows()) == len(rows) + 2
+    assert len(lake.rows()) == len(rows) + 4
     with pytest.raises(SpecError, match="write mode append"):
         lake.reread()
+
+
+def test_engine_rows_in_a_file_of_another_format_continues(make_lake: MakeLake) -> None:
+    lake = make_lake("append", 2)
+    changed(lake)
+    (file, *_), change = live_files(lake.table), SnapshotChange(lake.table, Operation.APPEND)
+    names = ("content", "file_path", "partition", "record_count", "file_size_in_bytes")
+    facts = {name: getattr(file, name) for name in names} | {"file_path": f"{file.file_path}.orc"}
+    change.add([new_file(file.spec_id, **facts, file_format=FileFormat.ORC)])
+    change.commit()
+    lake.produce(k9="z")
+    lake.commit()
 
 
 def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> None:
@@ -301,6 +326,24 @@ def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> N
     assert len(lake.rows()) == len(lake.expected()) + 3
     assert lake.reread().rows == 3
     assert lake.rows() == lake.expected()
+
+
+def test_forget_before_a_user_decides_about_other_rows_is_refused(make_lake: MakeLake) -> None:
+    lake = make_lake("upsert", 2)
+    lake.compact(changed(lake))
+    topic, rows = lake.topic, lake.rows()
+    key = KeyRows.parse(topic.spec, "k3", topic.endpoints, topic.config)
+    target, *_ = targets = topic_targets(topic.spec, topic.config, key.key)
+    forgetting = Forgetting(key, targets, topic.endpoints, topic.config, "asked for")
+    with pytest.raises(TableflowError, match="brought back or doubled 3 rows"):
+        forgetting.erase(target)
+    assert lake.rows() == rows
+    with pytest.raises(TableflowError, match="brought back or doubled 3 rows"):
+        lake.commit()
+    lake.reread()
+    assert forgetting.erase(target).rows == 1
+    lake.commit()
+    assert lake.rows() == [row for row in lake.expected() if row[0] != "k3"]
 
 
 def continues(lake: Lake) -> bool:

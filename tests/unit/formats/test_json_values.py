@@ -23,6 +23,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import json as json_schema
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.json import fields
+from topicberg.formats.json.syntax import Texts
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 20)), 20
@@ -49,6 +50,12 @@ def encoded(texts: Sequence[str | bytes]) -> list[bytes]:
 def rows(schema: Any, *texts: str | bytes) -> list[dict[str, Any] | None]:
     """The rows of records; None: a malformed one."""
     return decoders_of(schema).decoded(encoded(texts))
+
+
+def test_text_of_a_value_after_repeated_names_is_its_own() -> None:
+    repeated = b", ".join([rb'"a": {"x": "\u0041"}'] * 100)
+    texts = Texts(b"[{" + repeated + b"}" + b', {"x": "B"}' * 60 + b"]")
+    assert {texts.of("B", member, "x") for member in texts.value[1:]} == {'"B"'}
 
 
 @pytest.mark.parametrize("start", range(0, SCHEMAS, AT_ONCE))

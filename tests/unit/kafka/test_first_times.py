@@ -1,4 +1,4 @@
-"""Times of next records: a partition that has none is not one that does not answer."""
+"""First records at offsets: a partition that has none is not one that does not answer."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 
 from topicberg.errors import UnreachableError
 from topicberg.kafka import consumer
-from topicberg.kafka.consumer import first_times
+from topicberg.kafka.consumer import batch_end, first_times
 
 ENDPOINTS = cast("Any", None)
 
 
 class Message:
-    def __init__(self, partition: int, time: int = 0, error: int | None = None) -> None:
-        self._partition, self._time, self._error = partition, time, error
+    def __init__(
+        self, partition: int, time: int = 0, error: int | None = None, offset: int = 0
+    ) -> None:
+        self._partition, self._time, self._error, self._offset = partition, time, error, offset
 
     def partition(self) -> int:
         return self._partition
+
+    def offset(self) -> int:
+        return self._offset
 
     def timestamp(self) -> tuple[int, int]:
         return 1, self._time
 
     def error(self) -> KafkaError | None:
         return None if self._error is None else KafkaError(self._error)
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, client: object) -> list[dict[str, Any]]:
+    """Return the properties of each client that is made."""
+    made: list[dict[str, Any]] = []
+
+    @contextmanager
+    def connected(*_: Any, **properties: Any) -> Iterator[object]:
+        made.append(properties)
+        yield client
+
+    monkeypatch.setattr(consumer, "_consumer", connected)
+    return made
 
 
 def arrive(monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
@@ -37,11 +55,7 @@ def arrive(monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
         def poll(self, seconds: float) -> Message | None:
             return waiting.pop(0) if waiting else None
 
-    @contextmanager
-    def connected(*_: Any, **__: Any) -> Iterator[Consumer]:
-        yield Consumer()
-
-    monkeypatch.setattr(consumer, "_consumer", connected)
+    connect(monkeypatch, Consumer())
     monkeypatch.setattr(consumer, "SAMPLE_SECONDS", 0.05)
     monkeypatch.setattr(consumer, "NEEDED_SECONDS", 0.05)
 
@@ -70,3 +84,28 @@ def test_partition_that_does_not_answer_is_an_error_where_its_time_is_needed(
         first_times(ENDPOINTS, "orders", {0: 3, 1: 5}, is_needed=True)
     arrive(monkeypatch, *messages)
     assert first_times(ENDPOINTS, "orders", {0: 3, 1: 5}) == {0: 7}
+
+
+class Batches:
+    """Batches from these offsets on, of which some are unreadable."""
+
+    def __init__(self, starts: list[int], unreadable: set[int]) -> None:
+        self._starts, self._unreadable, self._offset = starts, unreadable, 0
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._offset = partitions[0].offset
+
+    def poll(self, _: float) -> Message:
+        start = max(start for start in self._starts if start <= self._offset)
+        if start in self._unreadable:
+            return Message(0, error=KafkaError._BAD_COMPRESSION, offset=start)
+        return Message(0, offset=self._offset)
+
+
+def test_batch_end_of_unreadable_batches_is_where_the_next_one_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = connect(monkeypatch, Batches([0, 1, 16, 31], {1, 16}))
+    ends = [batch_end(ENDPOINTS, "orders", 0, at, 40, 2**27) for at in (0, 1, 5, 16, 31)]
+    assert ends == [1, 16, 16, 31, 32]
+    assert [client["receive.message.max.bytes"] for client in made] == [2**27] * 5

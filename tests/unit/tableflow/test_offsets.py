@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import plan_batch
+from topicberg.tableflow.skips import Skip, places
 
 offsets = st.dictionaries(st.integers(0, 40), st.integers(0, 10**12), max_size=12)
 
@@ -35,6 +36,13 @@ def test_batches_tile_the_log(log: dict[int, tuple[int, int]], limit: int) -> No
             read[partition] += range(start, end)
         held = batch.end
     assert read == {p: list(range(beginning[p], latest[p])) for p in log}
+
+
+def test_places_of_a_batch_that_is_half_passed_are_the_rest() -> None:
+    skip = Skip(partition=1, offset=10, end=14, by="the engine", at_ms=0, reason="")
+    assert [*places([skip], {})] == [(1, 10), (1, 11), (1, 12), (1, 13)]
+    assert [*places([skip], {1: 12})] == [(1, 12), (1, 13)]
+    assert not places([skip], {1: 10**9})
 
 
 def test_shorter_batch_has_only_its_own_skips() -> None:

@@ -18,7 +18,12 @@ from memory_topic import MemoryTopic, Message, memory_topic
 from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import LAST_RECORDS, summary
 from topicberg.kafka import TopicLog
-from topicberg.kafka.last_records import LastRecord, dump_last_records, parse_last_records
+from topicberg.kafka.last_records import (
+    LastRecord,
+    dump_last_records,
+    find_records,
+    parse_last_records,
+)
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow import control
 from topicberg.tableflow.commit import committed
@@ -29,7 +34,7 @@ Log = list[Message]
 records = st.builds(
     LastRecord,
     offset=st.integers(0, 10**12),
-    time_ms=st.integers(-1, 10**14),
+    time_ms=st.integers(-(2**63), 2**63 - 1),
     epoch=st.integers(-1, 10**6),
     checksum=st.integers(0, 2**32 - 1),
 )
@@ -275,10 +280,22 @@ def test_last_record_that_expired_or_was_compacted_is_reported() -> None:
         assert one.turn() == "RUNNING"
         assert one.turn() == "RUNNING"
         assert one.engine.report.status.unproven == {0: 3}
+        one.produce(1, 1)
+        one.turn()
+        assert one.engine.report.status.unproven == {0: 3}, "a batch of another partition"
         one.produce(0, 1)
         one.turn()
         one.turn()
         assert one.engine.report.status.unproven == {}
+
+
+def test_last_record_that_is_deleted_while_it_is_looked_for_proves_nothing() -> None:
+    with site() as one:
+        one.produce(0, 9)
+        one.turn()
+        held = {0: committed(one.topic.ingestor().table()).last_records[0]._replace(offset=4)}
+        one.topic.beginning[0] = 7
+        assert find_records(one.topic.endpoints, one.topic.spec.name, held, {0: 0}) == {}
 
 
 def test_idle_topic_is_compared_once_for_each_leader() -> None:

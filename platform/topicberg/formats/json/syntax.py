@@ -132,7 +132,8 @@ class Texts:
         if self._text.count("[") + self._text.count("{") > MAX_DEPTH // 10:
             # Several functions of Python's own scanner are called for each depth.
             sys.setrecursionlimit(max(sys.getrecursionlimit(), 8 * MAX_DEPTH))
-        self._containers: dict[int, tuple[int, int]] = {}
+        self._containers: dict[int, tuple[int, int, Any]] = {}
+        # With the containers: of a name that is repeated, one is freed, and its id used again.
         self._written: dict[tuple[int, Any], str] = {}
         decoder: Any = json.JSONDecoder(parse_float=Number, parse_int=_integer)
         decoder.parse_object = partial(self._container, JSONObject)
@@ -147,7 +148,7 @@ class Texts:
         :param container: the object or array that has it, at a name or a number; None: the record
         """
         if isinstance(value, dict | list):
-            begin, end = self._containers[id(value)]
+            begin, end, _ = self._containers[id(value)]
             return self._text[begin:end]
         if container is None:
             return self._text
@@ -155,7 +156,7 @@ class Texts:
 
     def _container(self, parse: Any, start: tuple[str, int], *options: Any) -> tuple[Any, int]:
         container, end = parse(start, *options)
-        self._containers[id(container)] = start[1] - 1, end
+        self._containers[id(container)] = start[1] - 1, end, container
         is_object = isinstance(container, dict)
         for place, value in container.items() if is_object else enumerate(container):
             if isinstance(value, _Written):

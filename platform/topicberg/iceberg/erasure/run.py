@@ -46,7 +46,6 @@ from topicberg.iceberg.summaries import (
     ERASURE,
     OWN,
     SOURCE_SNAPSHOTS,
-    START_OFFSETS,
     ancestry,
     checkpoint,
     summary,
@@ -200,8 +199,6 @@ class _Erasure:
             if key.startswith(OWN)
         }
         has_offsets = END_OFFSETS in properties
-        if has_offsets:
-            properties[START_OFFSETS] = properties[END_OFFSETS]
         change = SnapshotChange(self.table, Operation.REPLACE, properties=properties)
         change.forget_removed()
         change.commit(more=[set_ref(CHECKPOINT_TAG, change.snapshot_id)] if has_offsets else ())

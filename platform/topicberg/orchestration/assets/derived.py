@@ -485,7 +485,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             try:
                 written = _compute(context, derived, plan, requested, lakehouse, topicberg_spark)
             except FailedPartitionsError as error:
-                # Only they count as failed. The steps that follow are left out, but readers get the
+                # Only they count as failed. The steps that follow are skipped, but readers get the
                 # others.
                 if error.written.windows:
                     _report_partitions(context, table, partitions, error.written)

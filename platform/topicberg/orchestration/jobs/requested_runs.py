@@ -45,13 +45,8 @@ class RequestedRuns:
         for wanted in (cursor.request, cursor.registration):
             for key in wanted.ranges if wanted else ():
                 state, run = self.state(key), self._run(key)
-                registers = key.startswith(f"{REGISTRATION}:")
-                if (
-                    run
-                    and state in ("failed", "killed")
-                    and registers
-                    and self._has_registered(watch, run)
-                ):
+                has_failed = state in ("failed", "killed") and key.startswith(f"{REGISTRATION}:")
+                if run and has_failed and self._has_registered(watch, run):
                     state = "succeeded"
                 states[key] = state
         return states

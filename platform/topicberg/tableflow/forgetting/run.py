@@ -25,6 +25,7 @@ from topicberg.iceberg.erasure.matching import columns
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.tableflow import keys
+from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.forgetting.records import (
     KafkaKey,
     KeyRecords,
@@ -156,10 +157,17 @@ class Forgetting:
         return RowsToErase() if table_and_rows is None else erasure.find(*table_and_rows)
 
     def erase(self, target: ErasureTarget) -> Erased:
-        """Erase the rows of the key from a table; what is not there is left as it is."""
+        """Erase the rows of the key from a table; what is not there is left as it is.
+
+        :raises TableflowError: other writers changed rows of the topic's table. An erasure ends
+            what the engine compares them with
+        """
         if (table_and_rows := self.key_rows.of_table(target)) is None:
             return Erased()
         (table, rows), spec = table_and_rows, target.spec
+
+        if spec is not None:
+            ForeignWatch(spec, self.config).check(table)
 
         def rebuild_delta() -> None:
             if spec is not None:
