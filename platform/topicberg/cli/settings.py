@@ -173,7 +173,7 @@ def _described(model: type[BaseSettings]) -> dict[str, str]:
     """Return field → the text under it, of a model and of those that it is derived from."""
     found: dict[str, str] = {}
     for one in model.__mro__:
-        if one.__module__.startswith("topicberg."):
+        if not one.__module__.startswith(("pydantic", "builtins")):
             for name, text in _docstrings(one):
                 found.setdefault(name, text)
     return found

@@ -9,8 +9,8 @@ import pytest
 from repository import PROJECT_ROOT
 
 from topicberg import cli
+from topicberg.cli import env as commands
 from topicberg.cli import variables
-from topicberg_local.cli import stack as commands
 
 _NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
 
