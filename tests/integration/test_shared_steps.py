@@ -12,7 +12,7 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
-from topicberg.orchestration.assets.tables import CATALOGS
+from topicberg.orchestration.catalogs.catalog import systems
 from topicberg.orchestration.jobs import check_job, pipeline_jobs, snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.query import run_query
@@ -69,7 +69,7 @@ def test_run_of_shared_steps_isolates_a_topic(
         result = job.execute_in_process(instance=instance, raise_on_error=False)
         events = result.get_asset_materialization_events()
         done = {tuple(event.asset_key.path) for event in events if event.asset_key}
-        assert done == {(system, name) for system in CATALOGS for name in good}
+        assert done == {(system, name) for system in systems() for name in good}
         failed = [event.step_key for event in result.all_events if event.is_step_failure]
         assert failed == [f"iceberg_of_{topics[BAD].spec.pipeline}"]
         evaluated = result.get_asset_check_evaluations()

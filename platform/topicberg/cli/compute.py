@@ -84,7 +84,7 @@ def materialize_derived(
     with _dagster_instance(config) as instance:
         import dagster as dg
 
-        from topicberg.orchestration.assets.tables import CATALOGS
+        from topicberg.orchestration.catalogs.catalog import systems
         from topicberg.orchestration.loading import definitions
 
         defs, derived = definitions(), lake.derived_by_name
@@ -95,7 +95,7 @@ def materialize_derived(
                 continue
             if only is not None and table.name not in only:
                 continue
-            keys = [lake.table(table).key(system) for system in CATALOGS]
+            keys = [lake.table(table).key(system) for system in systems()]
             result = dg.materialize(
                 [defs.resolve_assets_def(key) for key in keys],
                 instance=instance,

@@ -339,7 +339,7 @@ COUNTS_KIND = '''
         """How many rows the table of a topic had."""
 
         described = "counts of topic {topic}"
-        requested_with_topic = CATALOGS
+        requested_with_topic = "all"
 
         @classmethod
         def of(cls, spec, config):

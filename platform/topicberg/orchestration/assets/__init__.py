@@ -12,6 +12,7 @@ from topicberg.orchestration.assets.publishing import publishing_asset
 from topicberg.orchestration.assets.registry import ComputedTable, Table
 from topicberg.orchestration.assets.sharing import Part, shared_assets
 from topicberg.orchestration.assets.tables import own_operation
+from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.checks.adapter import lake_checks
 
 __all__ = [
@@ -58,6 +59,6 @@ def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
 
 def _assets(table: Table, lake: Lake) -> Iterator[dg.AssetsDefinition]:
     yield table.iceberg_asset(lake)
-    for system in ("glue", "snowflake"):
+    for system in catalogs():
         part = Part(table, system, ())
         yield own_operation(part.spec(), part.materialize)

@@ -47,7 +47,8 @@ from topicberg.orchestration.assets.partitions import (
 )
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
-from topicberg.orchestration.assets.tables import LakeTable, refresh, register
+from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
@@ -489,11 +490,8 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 # others.
                 if error.written.windows:
                     _report_partitions(context, table, partitions, error.written)
-                    registered = {
-                        "glue": register(table, lakehouse),
-                        "snowflake": refresh(table, lakehouse, topicberg_snowflake),
-                    }
-                    for system, result in registered.items():
+                    for system, where in catalogs().items():
+                        result = where.register(table, lakehouse, topicberg_snowflake)
                         key, metadata = table.key(system), result.metadata
                         context.log_event(dg.AssetMaterialization(key, metadata=metadata))
                 raise

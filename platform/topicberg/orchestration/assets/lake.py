@@ -9,7 +9,6 @@ from functools import cache, cached_property
 
 import dagster as dg
 
-from topicberg.checks.catalogs import parity_check, pointer_check
 from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
 from topicberg.extensions import extensions
@@ -21,6 +20,7 @@ from topicberg.orchestration.assets.registry import (
     TableOfTopic,
 )
 from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.catalogs.catalog import ICEBERG, catalogs
 from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate
 from topicberg.project import members
 from topicberg.settings import Settings, settings
@@ -152,10 +152,12 @@ class Lake:
         found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
             own = (own_check(one, self._identifiers(one)) for one in self._checks_of(table))
-            found.append((table, "iceberg", (*table.checks(self), *own)))
+            found.append((table, ICEBERG, (*table.checks(self), *own)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
-            found.append((table, "glue", (pointer_check(dropped),)))
-            found.append((table, "snowflake", (parity_check(),)))
+            found += [
+                (table, name, tuple(catalog.checks(dropped)))
+                for name, catalog in catalogs().items()
+            ]
         return tuple(found)
 
     def has_blocking_check(self, table: Table) -> bool:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from topicberg.checks.check import TableCheck
 from topicberg.checks.derived import (
@@ -29,7 +29,7 @@ from topicberg.checks.table import (
 from topicberg.checks.topic import history_checks, topic_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derived_asset
 from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
-from topicberg.orchestration.assets.tables import CATALOGS, LakeTable, own_operation
+from topicberg.orchestration.assets.tables import LakeTable, own_operation
 from topicberg.orchestration.assets.topics import (
     history_asset,
     topic_spec,
@@ -67,8 +67,8 @@ class Table(LakeTable, ABC):
     """Whether a sensor watches its snapshots and requests what is derived from it."""
     reported: ClassVar[bool] = False
     """Whether that sensor reports its snapshots: no run does, as the engine commits them."""
-    requested_with_topic: ClassVar[tuple[str, ...]] = ()
-    """The assets, by system, that are requested when the topic's own table has a new snapshot."""
+    requested_with_topic: ClassVar[Literal["nothing", "catalogs", "all"]] = "nothing"
+    """Which of its assets are requested when the topic's own table has a new snapshot."""
     reports_drop: ClassVar[bool] = False
     """Whether its check ``up_to_date`` fails when it was dropped."""
 
@@ -166,7 +166,7 @@ class TopicTable(TableOfTopic):
     described = "topic {topic}"
     has_snapshot_sensor = True
     reported = True
-    requested_with_topic = ("glue", "snowflake")
+    requested_with_topic = "catalogs"
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[TopicTable]:
@@ -233,7 +233,7 @@ class HistoryTable(TableOfTopic):
     described = "history of topic {topic}"
     needs_spark = True
     has_snapshot_sensor = True
-    requested_with_topic = CATALOGS
+    requested_with_topic = "all"
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
@@ -271,7 +271,7 @@ class UpsertViewTable(TableOfTopic):
     """The newest records of a topic by key, see :mod:`topicberg.transforms.upsert_view`."""
 
     described = "upsert view of topic {topic}"
-    requested_with_topic = CATALOGS
+    requested_with_topic = "all"
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:

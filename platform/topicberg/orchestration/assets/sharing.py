@@ -34,17 +34,12 @@ from topicberg.errors import TopicbergError, safe, split_hint
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.tables import (
-    CATALOGS,
-    glue_spec,
     kafka_key,
     operation_name,
-    pool_of,
     priority,
-    refresh,
-    register,
-    snowflake_spec,
 )
 from topicberg.orchestration.assets.topics import kafka_spec, observe
+from topicberg.orchestration.catalogs.catalog import ICEBERG, catalogs, pool_of, systems
 from topicberg.orchestration.checks.adapter import check_specs, evaluation
 from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.retry import classify, with_service, without_jvm
@@ -57,8 +52,6 @@ SHARED_BY = 50
 """Topics of one operation, at most on average. More would cost each run that needs one of them."""
 MAX_SHOWN = 5
 """Failed assets that the error of a step names."""
-_PRIORITIES = {"iceberg": 2, "glue": 1, "snowflake": 0}
-"""Of the steps of a run: parents first."""
 
 _OPTIONAL = dg.Out(dg.Nothing, is_required=False)
 """What a run may leave out, or fails to do."""
@@ -74,13 +67,13 @@ def shared_assets(lake: "Lake") -> Iterator[dg.AssetsDefinition]:
     topics = {spec.name: spec for spec in lake.topics if not spec.publishes}
     for name, share in share_out((spec.pipeline, spec.name) for spec in topics.values()):
         yield _observation(f"kafka_{name}", [topics[topic] for topic in share])
-    parts: dict[str, dict[str, Part]] = {system: {} for system in CATALOGS}
+    parts: dict[str, dict[str, Part]] = {system: {} for system in systems()}
     for each, system, checks in lake.checks:
         if each.is_independent(lake):
             parts[system][each.name] = Part(each, system, checks)
-    tables = parts[CATALOGS[0]]
+    tables = parts[ICEBERG]
     for name, share in share_out((part.table.group, table) for table, part in tables.items()):
-        for system in CATALOGS:
+        for system in systems():
             chosen = [parts[system][table] for table in share]
             yield _materialization(f"{system}_{name}", system, chosen)
 
@@ -140,18 +133,16 @@ class Part:
         return self.table.key(self.system)
 
     def spec(self) -> dg.AssetSpec:
-        if self.system == "iceberg":
+        if self.system == ICEBERG:
             return self.table.iceberg_spec()
-        return (glue_spec if self.system == "glue" else snowflake_spec)(self.table)
+        return catalogs()[self.system].spec(self.table)
 
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
     ) -> dg.MaterializeResult:
-        if self.system == "glue":
-            return register(self.table, lakehouse)
-        if self.system == "snowflake":
-            return refresh(self.table, lakehouse, snowflake)
-        return self.table.materialize(context, lakehouse)
+        if self.system == ICEBERG:
+            return self.table.materialize(context, lakehouse)
+        return catalogs()[self.system].register(self.table, lakehouse, snowflake)
 
 
 def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.AssetsDefinition:
@@ -167,7 +158,7 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
         name=name,
         out=dict.fromkeys((*specs, *checks), _OPTIONAL),
         pool=pool_of(system),
-        tags=priority(_PRIORITIES[system]),
+        tags=priority(len(systems()) - systems().index(system)),  # parents first
     )
     def materialization(
         context: dg.AssetExecutionContext,

@@ -20,7 +20,8 @@ from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import requested_windows, time_partitions
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
-from topicberg.orchestration.assets.tables import LakeTable, pool_of
+from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.catalogs.catalog import pool_of
 from topicberg.orchestration.checks.evaluations import (
     CAUSE,
     FINDING,

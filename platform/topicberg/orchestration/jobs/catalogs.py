@@ -22,6 +22,7 @@ from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.jobs.schedules import (
     UNFINISHED,
     run_with_key,
@@ -62,7 +63,7 @@ class CatalogCursor(BaseModel):
 
 def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     tables = [table for table in lake.tables if not table.reported]
-    keys = [table.key(system) for table in tables for system in ("glue", "snowflake")]
+    keys = [table.key(system) for table in tables for system in catalogs()]
 
     @dg.sensor(
         name="catalogs",
@@ -73,7 +74,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         "publishing has changed their metadata.",
     )
     @skip_if_unavailable
-    def catalogs(
+    def register_again(
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
         lakehouse = topicberg_lakehouse
@@ -118,7 +119,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
             requests.append(_request(behind, after.run_key))
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
-    return catalogs
+    return register_again
 
 
 def _is_behind(
@@ -163,6 +164,6 @@ def _request(behind: list[LakeTable], run_key: str) -> dg.RunRequest:
     """One run for all of them: a run takes longer to start than a table to be registered."""
     return dg.RunRequest(
         run_key=run_key,
-        asset_selection=[table.key(system) for table in behind for system in ("glue", "snowflake")],
+        asset_selection=[table.key(system) for table in behind for system in catalogs()],
         tags=_TAGS,
     )

@@ -15,7 +15,8 @@ from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.run_kinds import KIND
-from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
+from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.catalogs.catalog import systems
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
 
@@ -51,7 +52,7 @@ def _selected(lake: Lake, pipeline: str | None = None) -> dg.AssetSelection:
         table.key(system)
         for table in lake.tables
         if pipeline in (None, table.group)
-        for system in CATALOGS
+        for system in systems()
     ]
     topics = [
         kafka_key(spec)
@@ -123,7 +124,7 @@ def _by_partitions(
 def keys_of(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
     """Return what is computed of a derived table: it in every catalog, and its topics."""
     published = [kafka_key(spec) for spec in lake.published(table)]
-    return [*(lake.table(table).key(system) for system in CATALOGS), *published]
+    return [*(lake.table(table).key(system) for system in systems()), *published]
 
 
 def _name(name: str, partitions: DerivedPartitions, kinds: Iterable[DerivedPartitions]) -> str:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from topicberg.orchestration.assets.tables import LakeTable, refresh, register
+from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.resources.lakehouse import RunningLakehouse
 from topicberg.orchestration.resources.snowflake import lasting
 from topicberg.retry import classify
@@ -85,7 +86,7 @@ class Registrar:
 
 def _move(table: LakeTable) -> list[dg.AssetMaterialization]:
     lakehouse = RunningLakehouse()
-    results = register(table, lakehouse), refresh(table, lakehouse, lasting())
+    results = [each.register(table, lakehouse, lasting()) for each in catalogs().values()]
     return [
         dg.AssetMaterialization(asset_key=result.asset_key, metadata=result.metadata)
         for result in results

@@ -22,7 +22,8 @@ from topicberg.errors import safe
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
-from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
+from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.catalogs.catalog import systems
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
@@ -151,7 +152,7 @@ def _newest_materializations(
 
 def retention_schedule(lake: Lake) -> dg.ScheduleDefinition:
     """Every night."""
-    assets = {table.key(system) for table in lake.tables for system in CATALOGS}
+    assets = {table.key(system) for table in lake.tables for system in systems()}
     assets |= {kafka_key(spec) for spec in lake.topics}
     assets |= {alerts_key(lake.config)}
     assets |= {key for added in lake.additions for key in added.resolve_all_asset_keys()}

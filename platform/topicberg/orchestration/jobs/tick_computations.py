@@ -16,7 +16,7 @@ from topicberg.orchestration.assets.partitions import (
     scattered,
 )
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, NOT_RETRIED
-from topicberg.orchestration.assets.tables import CATALOGS
+from topicberg.orchestration.catalogs.catalog import ICEBERG
 from topicberg.orchestration.jobs.changes import Tick
 from topicberg.orchestration.jobs.snapshot_cursor import postpone, share
 from topicberg.orchestration.jobs.snapshot_store import Cursors
@@ -92,7 +92,7 @@ def _planned_events(watched: Sequence[TableWatch], spans: Sequence[Span]) -> int
     """Return how many events Dagster writes when it makes a run for partitions."""
     partitions, keys = watched[0].partitions, {key for watch in watched for key in watch.derived}
     assert partitions is not None  # noqa: S101  it wants partitions
-    tables = sum(key.path[0] == CATALOGS[0] for key in keys)
+    tables = sum(key.path[0] == ICEBERG for key in keys)
     return tables * sum(partition_count(partitions, span) for span in spans)
 
 

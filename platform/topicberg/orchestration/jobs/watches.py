@@ -14,7 +14,7 @@ from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import TimePartitions, time_partitions
 from topicberg.orchestration.assets.registry import Table
-from topicberg.orchestration.assets.tables import CATALOGS
+from topicberg.orchestration.catalogs.catalog import catalogs, systems
 from topicberg.orchestration.checks.catalogue import CheckKeys
 from topicberg.orchestration.jobs.pipelines import COMPUTE, compute_job, keys_of
 from topicberg.transforms.derivation import Derivation
@@ -104,7 +104,7 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
 
     requested: dict[str, list[Table]] = {}
     for table in lake.tables:
-        if table.requested_with_topic:
+        if table.requested_with_topic != "nothing":
             requested.setdefault(table.root.name, []).append(table)
     for table in lake.tables:
         if not table.has_snapshot_sensor or table.source is None:
@@ -117,12 +117,12 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
             name=f"{table.name}_snapshots",
             origin=table,
             registrations=tuple(
-                each.key(system) for each in registered for system in each.requested_with_topic
+                each.key(system)
+                for each in registered
+                for system in (systems() if each.requested_with_topic == "all" else catalogs())
             ),
             derived=_assets(lake, downstream),
-            pointers=tuple(
-                each for each in registered if CATALOGS[0] not in each.requested_with_topic
-            ),
+            pointers=tuple(each for each in registered if each.requested_with_topic == "catalogs"),
             registration_checks=tuple(checks.of_runs([each.name for each in registered])),
             derived_checks=of_computation(table.name, downstream),
             partitions=time_partitions(table.root) if downstream else None,

@@ -1,0 +1,92 @@
+"""What a catalog is to the graph: its assets ``<name>/<table>``, and their checks.
+
+Glue and Snowflake are two. A package adds one by an entry point of ``topicberg.catalogs``, which
+names an object that has what :class:`Catalog` says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from topicberg.errors import TopicbergError
+from topicberg.extensions import extensions
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from topicberg.checks.check import TableCheck
+    from topicberg.orchestration.assets.tables import LakeTable
+    from topicberg.orchestration.resources import Lakehouse, Snowflake
+
+ICEBERG = "iceberg"
+"""The first part of the keys of the tables themselves."""
+logger = logging.getLogger(__name__)
+
+
+class Catalog(Protocol):
+    """Where the tables of the lake are registered, for readers of that catalog."""
+
+    name: str
+    """The first part of the keys of its assets."""
+    source: str
+    """Whose assets its own are made from: :data:`ICEBERG`, or the name of another catalog."""
+    pool: str | None
+    """Dagster's pool of its operations."""
+    modules: tuple[str, ...]
+    """Libraries that it needs. Where one is not installed, the graph does not have the catalog."""
+
+    def spec(self, table: LakeTable) -> dg.AssetSpec:
+        """Return the asset of a table: its description, kinds, and what it depends on."""
+
+    def register(
+        self, table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> dg.MaterializeResult:
+        """Bring the catalog to the table's current state. To do it again changes nothing.
+
+        :raises Exception: it cannot; Dagster retries what :func:`topicberg.retry.classify` says
+        """
+
+    def checks(self, dropped: str | None) -> Sequence[TableCheck]:
+        """Return the checks of the asset.
+
+        :param dropped: the check that fails when the table was dropped, if one does
+        """
+
+
+@cache
+def catalogs() -> dict[str, Catalog]:
+    """Return the catalogs by name, each one after that from which its assets are made.
+
+    :raises TopicbergError: one is made from a catalog that does not exist
+    """
+    waiting: list[Catalog] = []
+    for name, catalog in extensions("topicberg.catalogs"):
+        missing = [module for module in catalog.modules if find_spec(module) is None]
+        if missing:
+            logger.info("catalog %s is left out: %s is not installed", name, missing[0])
+        else:
+            waiting.append(catalog)
+    ordered: dict[str, Catalog] = {}
+    while ready := [each for each in waiting if each.source in (ICEBERG, *ordered)]:
+        ordered |= {each.name: each for each in ready}
+        waiting = [each for each in waiting if each.name not in ordered]
+    if waiting:
+        raise TopicbergError(
+            f"catalog {waiting[0].name} is made from {waiting[0].source}, which is no catalog",
+            hint=f"name one of {', '.join((ICEBERG, *ordered))}",
+        )
+    return ordered
+
+
+def systems() -> tuple[str, ...]:
+    """Return the first parts of the keys of a table's assets, parents first."""
+    return ICEBERG, *catalogs()
+
+
+def pool_of(system: str) -> str | None:
+    """Return the pool of the operations of a system."""
+    return None if system == ICEBERG else catalogs()[system].pool
