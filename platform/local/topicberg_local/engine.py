@@ -50,7 +50,7 @@ def watch(engine: Engine) -> None:
         engine.pool.miss(unavailable(faults, *NEEDED), unavailable(faults, "spark"))
 
     times, url = partial(start_times, config), partial(ui_url, config, chosen)
-    Watcher(config, watched, report, engine.is_healthy, times, url).start()
+    Watcher(config, watched, report, engine.is_healthy, url, times).start()
 
 
 def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
@@ -58,7 +58,7 @@ def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
     for name in names:
         if alert := faults.get(f"service {name}"):
             message = f"{alert.what}\n  → {alert.remediation}"
-            return Unavailable(message, int(alert.since.timestamp() * 1000))
+            return Unavailable(message, int(alert.since.timestamp() * 1000), name)
     return None
 
 

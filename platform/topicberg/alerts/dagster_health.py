@@ -104,10 +104,16 @@ def storage_problem(config: Settings) -> str | None:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.rollback()
         except sqlite3.Error as error:
-            return (
-                f"it cannot write its database {path}: {error}\n  → `fuser {path}` names the "
-                "processes that use it: end what holds it; free some space if the disk is full"
+            hint = (
+                f"`fuser {path}` names the processes that use it: end what holds it; free some "
+                "space if the disk is full"
             )
+            if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                hint = (
+                    f"end `topicberg ui`, move {path} away and start it again: Dagster creates an "
+                    "empty one, without the history of runs; no table is affected"
+                )
+            return f"it cannot write its database {path}: {error}\n  → {hint}"
     return None
 
 

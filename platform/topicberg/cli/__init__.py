@@ -18,7 +18,7 @@ from typing import Annotated, Any  # noqa: E402
 import typer  # noqa: E402
 
 from topicberg.cli.output import echo  # noqa: E402
-from topicberg.errors import TopicbergError  # noqa: E402
+from topicberg.errors import TopicbergError, causes  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
 # Dagster and Spark, and half a second when the process ends. (Python does not promise either that
@@ -111,16 +111,30 @@ def run(command: Callable[..., Any]) -> None:
     except TopicbergError as error:
         echo(f"error: {error}", fg="red", err=True)
         sys.exit(2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        place = error.filename or "a file"
-        echo(
-            f"error: {place} cannot be written: {error.strerror}\n  → free some space: `df -h` "
-            "shows which disk is full",
-            fg="red",
-            err=True,
-        )
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if (why := _storage_failure(error)) is None:
+            raise
+        echo(f"error: {why}", fg="red", err=True)
+        sys.exit(2)
+
+
+def _storage_failure(error: Exception) -> str | None:
+    """Return which file or database cannot be used, with a hint; None: it is another failure.
+
+    Libraries raise the errors of the disk and of SQLite as causes of their own.
+    """
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return (
+                f"{cause.filename or 'a file'} cannot be written: {cause.strerror}\n  → free some "
+                "space: `df -h` shows which disk is full"
+            )
+        if type(cause).__module__ == "sqlite3":
+            from topicberg.alerts.dagster_health import storage_problem
+            from topicberg.cli.lazy import settings
+
+            why = storage_problem(settings()) or f"it cannot use a database of SQLite: {cause}"
+            return f"Dagster: {why}"
+    return None

@@ -165,7 +165,7 @@ def notices(config: Settings) -> list[tuple[str, str]]:
 
 def watcher(config: Settings, *watched: Watched, healthy: bool = True) -> tuple[Watcher, list[Any]]:
     reported: list[Mapping[str, Alert]] = []
-    return Watcher(config, watched, reported.append, lambda: healthy), reported
+    return Watcher(config, watched, reported.append, lambda: healthy, lambda: ""), reported
 
 
 def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settings) -> None:
@@ -340,6 +340,23 @@ def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
     assert psutil.Process().pid == known["pid"]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_alert_of_an_engine_elsewhere_links_to_the_port_of_the_ui(
+    config: Settings, ended: bool
+) -> None:
+    """Of `topicberg tableflow serve`; links of a UI that ended are those of the settings."""
+    note_old_ui(config, "http://127.0.0.1:3417")
+    if ended:
+        known = json.loads(dagster_ui.ui_file(config).read_text())
+        dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    looks = dagster_ui.dagster_watcher(config, lambda: True)
+    looks._watch._watched[WEBSERVER] = Watched(WEBSERVER, lambda _: "frozen", "", patience=0)
+    looks.look()
+    (sent,) = map(json.loads, alerts_file(config).read_text().splitlines())
+    url = alert_settings().ui_url if ended else "http://127.0.0.1:3417"
+    assert sent["alert"]["link"] == url
+
+
 def test_dagster_that_ended_by_itself_is_reported_until_it_runs_again(config: Settings) -> None:
     """``dagster dev`` ends, with status 0, when its daemon was killed."""
     note_ui(config, "http://127.0.0.1:1")
@@ -410,6 +427,19 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     watcher(config, Watched("kafka", kafka, "end it", patience=0))[0].look()
     expected = "service disk" if why else "service kafka"
     assert notices(config) == [(expected, "firing")], "it is the cause of all else"
+
+
+def test_watch_names_what_does_not_answer_before_it_is_an_alert(config: Settings) -> None:
+    """The sensor of the alerts may see its consequences first."""
+    kafka = Service()
+    looks, _ = watcher(config, Watched("kafka", kafka, "end it"))
+    states = [watch.read_state(config.state_dir / watch.STATE_FILE)]
+    for why in ("frozen", None):
+        kafka.why = why
+        looks.look()
+        states.append(watch.read_state(config.state_dir / watch.STATE_FILE))
+    assert [[*watch.reported_faults([one])] for one in states] == [[], ["service kafka"], []]
+    assert notices(config) == []
 
 
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
