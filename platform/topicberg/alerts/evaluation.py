@@ -76,7 +76,7 @@ def evaluate(
         *_specs(seen, ui),
         *_shared(seen, ui),
     ]
-    state, faults = with_outages(state, faults, seen, ui)
+    state, faults = with_outages(state, faults, seen)
     return state, {alert.key: _completed(alert, seen, runbook) for alert in faults}
 
 

@@ -23,13 +23,19 @@ LEFTOVER = CHECKED_WITHIN
 started again, and the checks run, within this time."""
 MARGIN = timedelta(minutes=1)
 """How much later than the outage a fault may begin that the outage has caused."""
-_KEYS = {name: service.key for name, service in SERVICES.items()} | {"the catalog": "iceberg_rest"}
+_KEYS = {
+    **{name: service.key for name, service in SERVICES.items()},
+    **{service.key: service.key for service in SERVICES.values()},
+    "the catalog": "iceberg_rest",
+}
+"""What messages call a service → its name in keys, which `topicberg status` and its log have."""
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"
     r"((?P<disk>a disk is full)\b.*|"
+    r"(?P<login>the login to )?"
     rf"(?P<service>{'|'.join(_KEYS)})(?: at \S+| \(s3\))?(?: \((?:[^()]|\([^()]*\))*\))? "
-    r"(?:(?P<away>does not answer|does not list its topics|cannot be reached)"
-    r"|fails|failed|refuses the (?:login|credentials))\b.*)",
+    r"(?P<verb>does not answer|does not list its topics|cannot be reached|"
+    r"refuses the (?:login|credentials)|ends as soon as it starts|fails|failed)\b.*)",
     re.DOTALL,
 )
 """How errors name a service as what fails, after the topic or table. What they quote may be of
@@ -37,12 +43,9 @@ anyone, so only the beginning of a text is read."""
 
 
 def with_outages(
-    state: AlertState, faults: Iterable[Alert], seen: Observation, ui: str
+    state: AlertState, faults: Iterable[Alert], seen: Observation
 ) -> tuple[AlertState, list[Alert]]:
-    """Return the state with the outages, and the faults with what caused them.
-
-    :param ui: address of the Dagster UI
-    """
+    """Return the state with the outages, and the faults with what caused them."""
     ended = {
         key: outage
         for key, outage in state.outages.items()
@@ -61,7 +64,7 @@ def with_outages(
         else:
             explained.append(alert)
     for key, group in named.items():
-        if (outage := _outage(key, group, seen, ui)) is None:
+        if (outage := _outage(key, group, seen)) is None:
             explained += group
         else:
             consequences = (alert.model_copy(update={"cause": key}) for alert in group)
@@ -99,39 +102,34 @@ def _cause(
     return None
 
 
-def _outage(key: str, group: list[Alert], seen: Observation, ui: str) -> Alert | None:
+def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
     """Return the alert of a service that faults name; None: they are no reason for one.
 
-    A service that answers, but fails or refuses, may do so for one table only. A run that failed
-    long ago does not say that its cause lasts.
+    A service that answers and fails may do so for one table only. A run that failed long ago does
+    not say that its cause lasts.
     """
-    matches = {alert.key: _NAMED.match(alert.what) for alert in group}
-    recent = [
-        alert
+    named = [
+        (alert, match)
         for alert in group
-        if matches[alert.key]
-        and (alert.key.startswith("check ") or seen.at - alert.since < LEFTOVER)
+        if (alert.key.startswith("check ") or seen.at - alert.since < LEFTOVER)
+        and (match := _NAMED.match(alert.what))
     ]
-    away = [
-        alert
-        for alert in recent
-        if (match := matches[alert.key]) and (match["away"] or match["disk"])
-    ]
-    if not away and len(recent) < 2:
+    certain = [(alert, match) for alert, match in named if not _may_be_of_one_table(match)]
+    if not certain and len(named) < 2:
         return None
-    first = min(away or recent, key=lambda alert: alert.since)
-    match = matches[first.key]
-    assert match is not None  # noqa: S101  only such are recent
-    verb = "does not answer" if away else "fails"
-    title = match["disk"] or f"{match['service']} {verb}"
+    first, match = min(certain or named, key=lambda each: each[0].since)
     more = f" ({count(len(group), 'fault')} of this cause)" if len(group) > 1 else ""
     return Alert(
         key=key,
-        title=title,
+        title=match["disk"] or f"{match['login'] or ''}{match['service']} {match['verb']}",
         what=match[1] + more,
         severity=first.severity,
         since=first.since,
-        link=f"{ui}/runs" if first.key.startswith("run ") else f"{ui}/assets",
+        link=first.link,
         remediation=first.remediation,
         assets=tuple(sorted({asset for alert in group for asset in alert.assets})),
     )
+
+
+def _may_be_of_one_table(match: re.Match[str]) -> bool:
+    return match["verb"] in ("fails", "failed") and not match["login"]

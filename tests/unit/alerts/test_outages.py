@@ -136,6 +136,22 @@ def test_service_that_fails_for_one_table_is_no_outage() -> None:
     assert Operator().tick(several) == [("firing", "service schema_registry")]
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "title"),
+    [
+        ("the login to Kafka at h:9 failed: no", "kafka", "the login to Kafka failed"),
+        ("topic t: the object store refuses the credentials: no", "s3", "the object store refuses"),
+        ("aws ends as soon as it starts: in use", "aws", "aws ends as soon as it starts"),
+        ("Kafka cannot be reached (x): the host name h does not resolve", "kafka", "Kafka cannot"),
+    ],
+)
+def test_service_that_refuses_or_is_not_found_is_one_alert(text: str, key: str, title: str) -> None:
+    operator = Operator()
+    seen = replace(QUIET, failed_checks=failing(text)[:1])
+    assert operator.tick(seen) == [("firing", f"service {key}")]
+    assert operator.state.alerts[f"service {key}"].title.startswith(title)
+
+
 def test_run_that_failed_long_ago_does_not_say_that_its_cause_lasts() -> None:
     text = TEXTS["service spark"]
     operator = Operator()
