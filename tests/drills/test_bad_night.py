@@ -76,7 +76,12 @@ class Night:
         assert "Traceback" not in shown, f"topicberg {' '.join(arguments)}: {shown[-3000:]}"
         return shown
 
+    def up(self) -> None:
+        """Start the stack; on a busy machine, a start may have to be continued."""
+        wait_until(lambda: "the stack is up" in self.run("up"), 600)
+
     def start_ui(self) -> None:
+        self.up()
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = int(server.getsockname()[1])
         command = [str(self.programs / "topicberg"), "ui", "--port", str(port)]
@@ -176,7 +181,7 @@ def killed_supervisor(night: Night) -> End:
         line = " ".join(process.info["cmdline"] or ())
         if "supervisord" in line and str(night.state) in line:
             process.kill()
-    return lambda: night.run("up")
+    return night.up
 
 
 def killed_run(night: Night) -> End:

@@ -102,6 +102,7 @@ def storage_problem(config: Settings) -> str | None:
                 sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)
             ) as connection:
                 connection.execute("BEGIN IMMEDIATE")
+                connection.execute("SELECT name FROM sqlite_master").fetchall()
                 connection.rollback()
         except sqlite3.Error as error:
             hint = (

@@ -41,6 +41,7 @@ MAX_SHOWN = 5
 """Assets that an alert names."""
 _RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
 """What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
+_RPC_MESSAGE = "the server of the code location does not answer"
 _RPC_HINT = (
     "wait a minute: Dagster starts a server that ended again, and ends a tick that hangs; if it "
     "stays, restart the code location, locally: end `topicberg ui` and start it again"
@@ -335,6 +336,7 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             link=f"{ui}/automation",
             remediation=hint
             or f"see the error of its tick in the UI: Automation, {automation.name}",
+            waits=message.startswith(_RPC_MESSAGE),
         )
 
 
@@ -471,7 +473,7 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     for error in errors:
         own = [text for text in error.chain if text.startswith("topicberg.")]
         if not own and (rpc := _RPC.search(error.chain[-1])):
-            return f"the server of the code location does not answer: {rpc[1][:200]}", _RPC_HINT
+            return f"{_RPC_MESSAGE}: {rpc[1][:200]}", _RPC_HINT
         name, _, text = (own or error.chain)[-1].strip().partition(": ")
         message, hint = _message_and_hint(text)
         if place := _PLACE.match(name):

@@ -29,6 +29,7 @@ _KEYS = {
     "the catalog": "iceberg_rest",
 }
 """What messages call a service → its name in keys, which `topicberg status` and its log have."""
+_WAITED_FOR = [SERVICE + service.key for service in SERVICES.values()]
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"
     r"((?P<disk>a disk is full)\b.*|"
@@ -86,19 +87,16 @@ def _cause(
     alert: Alert, named: str | None, outages: Mapping[str, Outage], seen: Observation
 ) -> str | None:
     """Return the outage that a fault follows from, of those that are reported elsewhere."""
-    for key in (named, DISK):
-        outage = outages.get(key) if key else None
-        if outage is None or (key == DISK and alert.cause):
-            continue
-        began = outage.alert.since - MARGIN if key == DISK else alert.since
-        if began <= alert.since <= outage.seen_at + MARGIN:
+    keys = [named] if named else []
+    if alert.cause is None:
+        disk = outages.get(DISK)
+        keys += [DISK] if disk and disk.alert.since - MARGIN <= alert.since else []
+        is_late = alert.key.endswith((f":{LAG_CHECK}", f":{FRESHNESS_CHECK}"))
+        keys += [ENGINE] if is_late and ENGINE in seen.elsewhere else []
+        keys += _WAITED_FOR if alert.waits else []
+    for key in keys:
+        if key in outages and alert.since <= outages[key].seen_at + MARGIN:
             return key
-    if alert.cause is not None:
-        return None
-    if ENGINE in seen.elsewhere and alert.key.endswith((f":{LAG_CHECK}", f":{FRESHNESS_CHECK}")):
-        return ENGINE
-    if alert.waits:
-        return next((key for key in seen.elsewhere if key.startswith(SERVICE)), None)
     return None
 
 

@@ -178,6 +178,11 @@ def test_hanging_tick_follows_from_the_service_that_is_away() -> None:
     operator = Operator()
     seen = replace(QUIET, automations=[tick], elsewhere=watched("service iceberg_rest"))
     assert [operator.tick(seen) for _ in range(3)] == [[], [], []]
+    ended = NOW + timedelta(seconds=20)
+    rpc = StepError(('grpc._channel._InactiveRpcError: <\n  details = "Deadline Exceeded"\n>',))
+    failed = replace(tick, in_progress=False, failed_at=ended, error=rpc)
+    assert operator.tick(replace(QUIET, at=ended, automations=[failed])) == [], "Dagster ended it"
+    assert Operator().tick(replace(QUIET, automations=[failed])) == [("firing", "tick snapshots")]
     alone = replace(seen, elsewhere={})
     operator = Operator()
     assert [operator.tick(alone) for _ in range(2)][-1] == [("firing", "tick snapshots")]
