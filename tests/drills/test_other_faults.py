@@ -396,7 +396,7 @@ FAULTS = (
         "Dagster's databases are locked",
         storage_locked,
         f"service {DAEMON}",
-        "it cannot write its database .*: database is locked",
+        "it cannot use its database .*: database is locked",
         "fuser",
     ),
     Fault(

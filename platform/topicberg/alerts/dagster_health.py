@@ -114,7 +114,7 @@ def storage_problem(config: Settings) -> str | None:
                     f"end `topicberg ui`, move {path} away and start it again: Dagster creates an "
                     "empty one, without the history of runs; no table is affected"
                 )
-            return f"it cannot write its database {path}: {error}\n  → {hint}"
+            return f"it cannot use its database {path}: {error}\n  → {hint}"
     return None
 
 

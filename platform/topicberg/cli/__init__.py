@@ -126,15 +126,19 @@ def _storage_failure(error: Exception) -> str | None:
     Libraries raise the errors of the disk and of SQLite as causes of their own.
     """
     for cause in causes(error):
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            return (
-                f"{cause.filename or 'a file'} cannot be written: {cause.strerror}\n  → free some "
-                "space: `df -h` shows which disk is full"
-            )
-        if type(cause).__module__ == "sqlite3":
-            from topicberg.alerts.dagster_health import storage_problem
-            from topicberg.cli.lazy import settings
+        of_disk = isinstance(cause, OSError) and cause.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EROFS,
+        )
+        if not of_disk and type(cause).__module__ != "sqlite3":
+            continue
+        from topicberg.alerts.dagster_health import full_disk, storage_problem
+        from topicberg.cli.lazy import settings
 
-            why = storage_problem(settings()) or f"it cannot use a database of SQLite: {cause}"
-            return f"Dagster: {why}"
+        if not isinstance(cause, OSError):
+            return f"Dagster: {storage_problem(settings()) or f'SQLite: {cause}'}"
+        hint = "free some space: `df -h` shows which disk is full"
+        why = full_disk(settings().state_dir) or f"{cause.strerror}\n  → {hint}"
+        return f"{cause.filename or 'a file'} cannot be written: {why}"
     return None

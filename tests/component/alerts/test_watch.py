@@ -401,7 +401,7 @@ def test_daemon_whose_database_is_locked_says_so(
         looks = ServiceWatch([replace(watched, patience=0.0, causes=())])
         (alert,) = looks.look().values()
     assert alert.what == (
-        f"dagster_daemon does not answer: it cannot write its database {path}: database is locked"
+        f"dagster_daemon does not answer: it cannot use its database {path}: database is locked"
     )
     assert (alert.remediation or "").startswith(f"`fuser {path}` names the processes")
 
