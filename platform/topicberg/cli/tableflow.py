@@ -410,7 +410,7 @@ def status(
     }
     stopped = config.deployment == "local" and not runtime_file(config).exists()
     reported_at = observed_at(config)
-    ended = stopped or reported_at is None or time.time() - reported_at > OBSERVED_SECONDS
+    ended = stopped or reported_at is None or abs(time.time() - reported_at) > OBSERVED_SECONDS
     if ended:  # each status is as the engine left it, unless an engine elsewhere has the topic
         phases = {
             name: "STOPPED" if phase == "RUNNING" and name not in engines else phase

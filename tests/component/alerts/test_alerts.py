@@ -282,6 +282,16 @@ def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     assert desk.tick() == [("resolved", "run shop")]
 
 
+def test_run_that_fails_is_sent_though_another_ended_in_the_future(desk: Desk) -> None:
+    """The clock was ahead, and is right again."""
+    later = AlertState.parse(desk.cursor).model_copy(update={"runs_until": time.time() + 86_400})
+    desk.cursor = later.model_dump_json()
+    assert desk.tick() == []
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+
+
 def test_failed_run_is_resolved_by_one_of_its_partitions(desk: Desk) -> None:
     """A sensor asks for several runs of one kind at once: one that succeeds mends no other."""
     early, late = ("2026-01-01-00:00", "2026-01-01-05:00"), ("2026-02-01-00:00", "2026-02-01-01:00")

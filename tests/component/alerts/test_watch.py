@@ -52,11 +52,12 @@ from topicberg.alerts.restarts import (
 )
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
-from topicberg.errors import SpecError, split_hint
+from topicberg.endpoints import local_endpoints
+from topicberg.errors import SpecError, StackError, split_hint
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg.settings.environment import as_environment
-from topicberg_local.engine import NEEDED, unavailable
+from topicberg_local.engine import NEEDED, start_times, unavailable, watched_supervisor
 from topicberg_local.stack import SERVICES
 
 
@@ -613,6 +614,7 @@ def test_restarts_that_are_far_apart_are_no_fault() -> None:
         "nothing listens; it was started again 3 times in 241 s"
     )
     assert with_restarts("nothing listens", [], 1.0) == "nothing listens"
+    assert restart_problem(starts, starts[0] - 86_400) is None, "the clock was wrong"
     rare = [number * WINDOW_SECONDS * 0.6 for number in range(10)]
     assert restart_problem(rare, rare[-1] + 1) is None
 
@@ -668,6 +670,28 @@ def test_engine_misses_what_it_needs() -> None:
     assert missing.message == "s3 does not answer: frozen\n  → `end it`"
     assert missing.since_ms == pytest.approx(time.time() * 1000, abs=60_000)
     assert unavailable(faults, "spark") is None
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
+def test_damaged_files_of_the_stack_keep_no_watch_from_looking(config: Settings, text: str) -> None:
+    for name in ("ports.json", "runtime.json", "engine-starts.json", watch.STATE_FILE):
+        (config.state_dir / name).write_text(text)
+    assert start_times(config) == {}
+    assert "ports.json is damaged" in watched_problem(watched_supervisor(config))
+    assert engine_check(config) is None
+    assert read_restarts(config) == []
+    looks, _ = watcher(config, replace(watched_supervisor(config), patience=0))
+    looks.look()
+    assert notices(config) == [("service supervisor", "firing")]
+    with pytest.raises(StackError, match=r"runtime\.json is damaged"):
+        local_endpoints(config)
+
+
+def watched_problem(watched: Watched) -> str:
+    try:
+        return watched.check(5) or ""
+    except StackError as error:
+        return str(error)
 
 
 def test_sensor_sends_that_the_engine_does_not_answer(

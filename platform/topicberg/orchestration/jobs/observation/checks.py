@@ -136,7 +136,7 @@ def _early_findings(
     """
     findings: dict[dg.AssetCheckKey, Finding] = {}
     observed = observed_at(config) or 0.0
-    if now.timestamp() - observed > OBSERVED_SECONDS:
+    if abs(now.timestamp() - observed) > OBSERVED_SECONDS:
         return findings
     for spec, status in statuses:
         for name, finding in status_findings(spec, status, now):
