@@ -52,7 +52,7 @@ class Operator:
         self.state, faults = evaluate(self.state, seen, "http://ui")
         notices: list[Notice] = []
         self.state, _ = deliver(self.state, faults, [Channel("test", notices.append)])
-        sent = [(notice.state, notice.alert.key) for notice in notices]
+        sent: list[tuple[str, str]] = [(notice.state, notice.alert.key) for notice in notices]
         self.sent += sent
         return sent
 
