@@ -241,7 +241,7 @@ class Watcher(threading.Thread):
         path, known = self._config.state_dir / STATE_FILE, self._state
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
-        suspected = {key: one for key, one in self._watch.failing.items() if key not in faults}
+        suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}
         state = state.model_copy(update={"suspected": suspected})
         self._state = state  # which a full disk may not take: nothing is sent twice all the same
         for problem in {*problems} - self._complaints:
