@@ -37,24 +37,27 @@ class CertificateError(LoginError):
 class _Settings:
     """What users set to reach a service."""
 
+    key: str
+    """Its name in the local stack, and in the keys of alerts."""
     address: str
     authority: str
     """Who signed its certificate."""
 
 
 _PYTHON_CA = "REQUESTS_CA_BUNDLE"
-_SETTINGS = {
-    "Kafka": _Settings("TOPICBERG_KAFKA_BOOTSTRAP", "TOPICBERG_KAFKA_CA_FILE"),
+SERVICES = {
+    "Kafka": _Settings("kafka", "TOPICBERG_KAFKA_BOOTSTRAP", "TOPICBERG_KAFKA_CA_FILE"),
     "the schema registry": _Settings(
-        "TOPICBERG_SCHEMA_REGISTRY_URL", "TOPICBERG_SCHEMA_REGISTRY_CA_FILE"
+        "schema_registry", "TOPICBERG_SCHEMA_REGISTRY_URL", "TOPICBERG_SCHEMA_REGISTRY_CA_FILE"
     ),
-    "Iceberg's catalog": _Settings("TOPICBERG_ICEBERG_REST_URI", _PYTHON_CA),
-    "the object store": _Settings("TOPICBERG_S3_ENDPOINT", "SSL_CERT_FILE and AWS_CA_BUNDLE"),
-    "AWS": _Settings("TOPICBERG_AWS_REGION", "AWS_CA_BUNDLE"),
-    "Snowflake": _Settings("TOPICBERG_SNOWFLAKE_ACCOUNT", _PYTHON_CA),
-    "Spark": _Settings("TOPICBERG_SPARK_REMOTE", "SSL_CERT_FILE"),
+    "Iceberg's catalog": _Settings("iceberg_rest", "TOPICBERG_ICEBERG_REST_URI", _PYTHON_CA),
+    "the object store": _Settings("s3", "TOPICBERG_S3_ENDPOINT", "SSL_CERT_FILE and AWS_CA_BUNDLE"),
+    "AWS": _Settings("aws", "TOPICBERG_AWS_REGION", "AWS_CA_BUNDLE"),
+    "Snowflake": _Settings("snowflake", "TOPICBERG_SNOWFLAKE_ACCOUNT", _PYTHON_CA),
+    "Spark": _Settings("spark", "TOPICBERG_SPARK_REMOTE", "SSL_CERT_FILE"),
 }
-_OTHER = _Settings("the address", "the certificates of this machine (SSL_CERT_FILE)")
+"""What messages call a service → what users set."""
+_OTHER = _Settings("", "the address", "the certificates of this machine (SSL_CERT_FILE)")
 
 _UNRESOLVED = (
     re.compile(r"Failed to resolve '([^':]+)"),
@@ -146,7 +149,7 @@ def _problem(
     if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
         return None  # it says so itself
     text = "\n".join(map(str, chain)) or str(error)
-    stated = _SETTINGS.get(service, _OTHER)
+    stated = SERVICES.get(service, _OTHER)
     if (host := _unresolved(text, chain, address)) is not None:
         reason = f"the host name {host} does not resolve"
         return _Problem(reason, _name_hint(stated), NotFoundError)

@@ -24,8 +24,13 @@ class Operator:
     """Runs checks and the alert sensor as the daemon does, and reads what they say."""
 
     def __init__(
-        self, instance: dg.DagsterInstance, spec: TopicSpec, *derived: DerivedTable
+        self,
+        instance: dg.DagsterInstance,
+        spec: TopicSpec,
+        *derived: DerivedTable,
+        services: bool = False,
     ) -> None:
+        """:param services: whether what the engine's watch over the services sends is read"""
         lake = Lake(settings(), (spec,), derived)
         self.defs = dg.Definitions(
             assets=list(lake_assets(lake)),
@@ -35,7 +40,7 @@ class Operator:
             resources=RESOURCES,
             executor=dg.in_process_executor,
         )
-        self.instance = instance
+        self.instance, self.services = instance, services
         self.cursor: str | None = None
         self.seen = 0
         self.alerts()
@@ -78,8 +83,11 @@ class Operator:
         lines = file.read_text().splitlines() if file.exists() else []
         fresh, self.seen = lines[self.seen :], len(lines)
         notices = [Notice.model_validate_json(line) for line in fresh]
-        # The engine's watch over the services sends its own, see test_frozen_services.py.
-        return [notice for notice in notices if not notice.alert.key.startswith("service ")]
+        return [
+            notice
+            for notice in notices
+            if self.services or not notice.alert.key.startswith("service ")
+        ]
 
     def diagnose(self, check: str, says: str) -> str:
         """The fault is reported by that check, and paged once; the command that resolves it."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from fault_site import (
-    ENGINE,
     TABLE,
     End,
     Fault,
@@ -29,6 +28,7 @@ from fault_site import (
 )
 from real_servers import certificates
 
+from topicberg.connections import SERVICES
 from topicberg.endpoints import Endpoints
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -129,7 +129,7 @@ def unresolved(service: str, name: str, **changes: Any) -> Fault:
         f"{name}_unresolved",
         f"the host name of {service} does not resolve",
         wrong(fixed(**changes)),
-        ENGINE,
+        f"service {SERVICES[service].key}",
         f"{service} cannot be reached.*{UNRESOLVED.format(name)}",
         "name resolution",
         TABLE,
@@ -145,7 +145,7 @@ FAULTS = (
         "snowflake_unresolved",
         "the host name of Snowflake does not resolve",
         wrong(fixed(snowflake__host="snowflake.invalid"), engine=False),
-        "run register_tables",
+        "service snowflake",
         f"Snowflake cannot be reached.*{UNRESOLVED.format('snowflake')}",
         "name resolution",
     ),
@@ -153,7 +153,7 @@ FAULTS = (
         "kafka_password",
         "Kafka refuses the password",
         wrong(fixed(kafka_own__login__api_secret="wrong-password")),
-        ENGINE,
+        "service kafka",
         "the login to Kafka at .* failed.*Invalid username or password",
         "TOPICBERG_KAFKA_API_SECRET",
         TABLE,
@@ -169,7 +169,7 @@ FAULTS = (
             },
             DAYS,
         ),
-        ENGINE,
+        "service kafka",
         f"Kafka cannot be reached.*{EXPIRED}",
         "renew the certificate",
         TABLE,
@@ -184,7 +184,7 @@ FAULTS = (
             },
             DAYS,
         ),
-        ENGINE,
+        "service schema_registry",
         f"the schema registry cannot be reached.*{EXPIRED}",
         "renew the certificate",
         TABLE,
@@ -193,7 +193,7 @@ FAULTS = (
         "catalog_authority",
         "the certificate of the catalog is of an unknown authority",
         behind_tls(lambda port, _: {"iceberg_rest": f"https://127.0.0.1:{port}"}),
-        ENGINE,
+        "service iceberg_rest",
         f"Iceberg's catalog cannot be reached: {UNTRUSTED}",
         "REQUESTS_CA_BUNDLE",
         TABLE,
@@ -202,7 +202,7 @@ FAULTS = (
         "store_authority",
         "the certificate of the object store is of an unknown authority",
         behind_tls(lambda port, _: {"s3": f"https://127.0.0.1:{port}"}),
-        ENGINE,
+        "service s3",
         f"the object store cannot be reached: {UNTRUSTED}",
         "SSL_CERT_FILE",
         TABLE,
@@ -211,7 +211,7 @@ FAULTS = (
         "snowflake_password",
         "Snowflake refuses the password",
         wrong(fixed(snowflake__password="wrong-password"), engine=False),
-        "run register_tables",
+        "service snowflake",
         "Snowflake refuses the login",
         "TOPICBERG_SNOWFLAKE_USER",
     ),
@@ -219,7 +219,7 @@ FAULTS = (
         "aws_key",
         "AWS refuses the key",
         wrong(fixed(aws_secret_key="wrong-secret"), engine=False),
-        "run register_tables",
+        "service aws",
         "AWS refuses the login",
         "get-caller-identity",
     ),

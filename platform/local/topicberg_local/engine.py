@@ -15,6 +15,7 @@ from topicberg.alerts.dagster_ui import ui_url, watched_dagster
 from topicberg.alerts.restarts import note_start
 from topicberg.alerts.settings import alert_settings
 from topicberg.alerts.watch import Watched, Watcher, how_to_restart
+from topicberg.errors import StackError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import Engine, main
 from topicberg.tableflow.status import Unavailable
@@ -50,7 +51,7 @@ def watch(engine: Engine) -> None:
         engine.pool.miss(unavailable(faults, *NEEDED), unavailable(faults, "spark"))
 
     times, url = partial(start_times, config), partial(ui_url, config, chosen)
-    Watcher(config, watched, report, engine.is_healthy, times, url).start()
+    Watcher(config, watched, report, engine.is_healthy, url, times).start()
 
 
 def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
@@ -58,13 +59,16 @@ def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
     for name in names:
         if alert := faults.get(f"service {name}"):
             message = f"{alert.what}\n  → {alert.remediation}"
-            return Unavailable(message, int(alert.since.timestamp() * 1000))
+            return Unavailable(message, int(alert.since.timestamp() * 1000), name)
     return None
 
 
 def start_times(config: Settings) -> dict[str, float]:
     """Return service → when its process was started, as the supervisor says."""
-    context = state.load_context(config)
+    try:
+        context = state.load_context(config)
+    except (StackError, OSError):  # the watch of the supervisor reports it
+        return {}
     processes = (Control(context).processes() if context else None) or {}
     return {name: float(info["start"]) for name, info in processes.items() if info["start"]}
 

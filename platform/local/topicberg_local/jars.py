@@ -151,7 +151,7 @@ def _stamp(path: Path) -> list[int]:
 def _read_stamps(path: Path) -> dict[str, list[int]]:
     try:
         return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}
 
 

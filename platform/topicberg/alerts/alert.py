@@ -40,6 +40,8 @@ class Alert(BaseModel):
     """Those of these assets."""
     runbook: str | None = None
     """The page that says what to do."""
+    waits: bool = Field(False, exclude=True)
+    """Whether it may be that it only waits for a service that is away."""
 
 
 State = Annotated[
@@ -105,6 +107,14 @@ class Work(BaseModel, frozen=True):
         return self.model_copy(update={"assets": assets}) if assets else None
 
 
+class Outage(BaseModel, frozen=True):
+    """A fault that something else reports, or reported minutes ago."""
+
+    alert: Alert
+    seen_at: datetime
+    """When it was active last."""
+
+
 class AlertState(BaseModel):
     """What the evaluation remembers: the sensor's cursor."""
 
@@ -131,6 +141,11 @@ class AlertState(BaseModel):
     early: dict[str, int] = {}
     """Check → in how many evaluations in a row only a status of the engine has said that it
     fails."""
+    outages: dict[str, Outage] = {}
+    """Faults that are reported elsewhere, and those that ended minutes ago: what follows from them
+    is not sent."""
+    suspected: dict[str, Alert] = {}
+    """Of the watch: what does not answer, for less time than it may."""
     shown: str = ""
     """Digest of the list of alerts that the UI shows."""
     rests_until: float | None = None
@@ -173,7 +188,8 @@ def changes(
         known = state.alerts.get(key)
         acknowledgement = state.acknowledgement_of(key, decisions)
         if known is None:
-            if not _is_consequence(alert, now, decisions, moment):
+            known_causes = {key: outage.alert for key, outage in state.outages.items()} | {**now}
+            if not _is_consequence(alert, known_causes, decisions, moment):
                 notices.append(Notice(state="firing", alert=alert, at=moment))
         elif alert.severity == "error" and known.severity == "warning":
             notices.append(Notice(state="firing", alert=alert, at=moment))
@@ -225,11 +241,11 @@ def _current(sent: Alert, fault: Alert | None) -> Alert:
 
 
 def _is_consequence(
-    alert: Alert, now: Mapping[str, Alert], decisions: Decisions, moment: datetime
+    alert: Alert, causes: Mapping[str, Alert], decisions: Decisions, moment: datetime
 ) -> bool:
     """Return whether another fault is reported in place of this one, or is silenced with it."""
-    if alert.cause is None or alert.cause == alert.key or alert.cause not in now:
+    if alert.cause is None or alert.cause == alert.key or alert.cause not in causes:
         return False
-    cause = now[alert.cause]
+    cause = causes[alert.cause]
     is_worse = alert.severity == "error" and cause.severity == "warning"
     return not is_worse or decisions.silence_of(cause, moment) is not None

@@ -102,12 +102,19 @@ def storage_problem(config: Settings) -> str | None:
                 sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)
             ) as connection:
                 connection.execute("BEGIN IMMEDIATE")
+                connection.execute("SELECT name FROM sqlite_master").fetchall()
                 connection.rollback()
         except sqlite3.Error as error:
-            return (
-                f"it cannot write its database {path}: {error}\n  → `fuser {path}` names the "
-                "processes that use it: end what holds it; free some space if the disk is full"
+            hint = (
+                f"`fuser {path}` names the processes that use it: end what holds it; free some "
+                "space if the disk is full"
             )
+            if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                hint = (
+                    f"end `topicberg ui`, move {path} away and start it again: Dagster creates an "
+                    "empty one, without the history of runs; no table is affected"
+                )
+            return f"it cannot use its database {path}: {error}\n  → {hint}"
     return None
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from topicberg.alerts.dagster_health import SLOW, code_problem, daemon_problem, storage_problem
-from topicberg.alerts.settings import AlertSettings
-from topicberg.alerts.watch import NO_ANSWER, Watched
+from topicberg.alerts.settings import AlertSettings, alert_settings
+from topicberg.alerts.watch import NO_ANSWER, Watched, Watcher
 from topicberg.clients.liveness import Check, answers_http
 from topicberg.files import replace_file
 from topicberg.processes import running
@@ -97,6 +98,13 @@ def dagster_checks(
         DAEMON: lambda seconds: daemon_problem(url, seconds),
         CODE: lambda seconds: code_problem(url, seconds, known, started),
     }
+
+
+def dagster_watcher(config: Settings, is_healthy: Callable[[], bool]) -> Watcher:
+    """Return the watch of an engine that is no service of the local stack: over Dagster."""
+    chosen = alert_settings()
+    watched, url = watched_dagster(config, chosen), partial(ui_url, config, chosen)
+    return Watcher(config, watched, lambda faults: None, is_healthy, url)
 
 
 def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched]:

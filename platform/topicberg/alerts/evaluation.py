@@ -22,6 +22,7 @@ from topicberg.alerts.observation import (
     StaleAsset,
     StepError,
 )
+from topicberg.alerts.outages import SERVICE, with_outages
 from topicberg.checks.finding import moment
 from topicberg.errors import split_hint
 from topicberg.wording import listed
@@ -40,6 +41,7 @@ MAX_SHOWN = 5
 """Assets that an alert names."""
 _RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
 """What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
+_RPC_MESSAGE = "the server of the code location does not answer"
 _RPC_HINT = (
     "wait a minute: Dagster starts a server that ended again, and ends a tick that hangs; if it "
     "stays, restart the code location, locally: end `topicberg ui` and start it again"
@@ -75,6 +77,7 @@ def evaluate(
         *_specs(seen, ui),
         *_shared(seen, ui),
     ]
+    state, faults = with_outages(state, faults, seen)
     return state, {alert.key: _completed(alert, seen, runbook) for alert in faults}
 
 
@@ -112,9 +115,14 @@ def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
         since=finding.since or seen.at,
         link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
         remediation=finding.remediation,
-        cause=f"check {finding.cause}" if finding.cause else None,
+        cause=_key(finding.cause) if finding.cause else None,
         assets=(check.asset,),
     )
+
+
+def _key(cause: str) -> str:
+    """Return the key of the alert of a finding's cause: a check, or a service."""
+    return cause if cause.startswith(SERVICE) else f"check {cause}"
 
 
 def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -210,7 +218,9 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         others = [work for work in pending if work.kind != key or work.after(left)]
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
     pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
-    faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in pending)]
+    kinds = dict.fromkeys(work.kind for work in pending)
+    # The outage that was their cause may have ended.
+    faults = [alerts[kind].model_copy(update={"cause": None}) for kind in kinds]
     # Resolved, and failed again since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
     update = {
@@ -326,6 +336,7 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             link=f"{ui}/automation",
             remediation=hint
             or f"see the error of its tick in the UI: Automation, {automation.name}",
+            waits=message.startswith(_RPC_MESSAGE),
         )
 
 
@@ -361,6 +372,7 @@ def _hanging_tick(automation: Automation, seen: Observation, ui: str) -> Alert:
         remediation="a service for which it waits has an alert of its own; without one, it may be "
         "busy: wait until it ends, and see the error of its tick if it fails: Automation, "
         f"{automation.name}",
+        waits=True,
     )
 
 
@@ -386,6 +398,7 @@ def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, 
             link=f"{ui}/automation",
             remediation="see whether its last tick is in progress (Automation); restart Dagster's "
             "daemon and the code location, locally: end `topicberg ui` and start it again",
+            waits=True,
         )
         for name, automation in silent.items()
         if counted[name] >= SILENT_EVALUATIONS
@@ -460,7 +473,7 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     for error in errors:
         own = [text for text in error.chain if text.startswith("topicberg.")]
         if not own and (rpc := _RPC.search(error.chain[-1])):
-            return f"the server of the code location does not answer: {rpc[1][:200]}", _RPC_HINT
+            return f"{_RPC_MESSAGE}: {rpc[1][:200]}", _RPC_HINT
         name, _, text = (own or error.chain)[-1].strip().partition(": ")
         message, hint = _message_and_hint(text)
         if place := _PLACE.match(name):

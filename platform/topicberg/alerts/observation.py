@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from topicberg.alerts.alert import Alert
 from topicberg.checks.finding import Finding, Severity
 
 CHECKED_WITHIN = timedelta(minutes=10)
@@ -182,6 +183,8 @@ class Observation:
     """Asset → its owners."""
     failed_checks: Sequence[FailedCheck] = ()
     stale_assets: Sequence[StaleAsset] = ()
+    elsewhere: Mapping[str, Alert] = field(default_factory=dict)
+    """Key → fault that something else reports: the engine's watch, or the sensor ``engine``."""
     runs: Sequence[EndedRun] = ()
     """Those that ended since the last evaluation, the oldest first; successful ones only if they
     may have resolved something."""

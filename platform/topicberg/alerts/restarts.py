@@ -36,7 +36,8 @@ def with_restarts(why: str, starts: Iterable[float], now: float) -> str:
 
 
 def _recent(starts: Iterable[float], now: float) -> list[float]:
-    return sorted(start for start in starts if now - start <= WINDOW_SECONDS)
+    # One in the future is of a clock that was wrong.
+    return sorted(start for start in starts if 0 <= now - start <= WINDOW_SECONDS)
 
 
 def _counted(recent: Sequence[float], now: float) -> str:

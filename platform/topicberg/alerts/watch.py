@@ -123,6 +123,11 @@ class ServiceWatch:
         self._starts: dict[str, list[float]] = {}
         self._pool = ThreadPoolExecutor(max(1, len(self._watched)), "watch")
 
+    @property
+    def failing(self) -> dict[str, Alert]:
+        """Key → fault of those that did not answer in the last look."""
+        return {f"service {name}": self._fault(name, one) for name, one in self._failing.items()}
+
     def look(self) -> dict[str, Alert]:
         """Ask, and return key → fault of those that have not answered for their patience."""
         for name, watched in self._watched.items():
@@ -186,8 +191,8 @@ class Watcher(threading.Thread):
 
     :param report: gets key → fault after each look
     :param is_healthy: whether this process works, as the heartbeat says
+    :param ui_url: returns where the Dagster UI is, for links
     :param start_times: as of :class:`ServiceWatch`
-    :param ui_url: returns where the Dagster UI is, for links; None: where the settings say
     """
 
     def __init__(
@@ -196,13 +201,13 @@ class Watcher(threading.Thread):
         watched: Iterable[Watched],
         report: Callable[[Mapping[str, Alert]], None],
         is_healthy: Callable[[], bool],
+        ui_url: Callable[[], str],
         start_times: Callable[[], Mapping[str, float]] = dict,
-        ui_url: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self._config = config
         self._chosen = alert_settings()
-        self._ui_url = ui_url or (lambda: self._chosen.ui_url)
+        self._ui_url = ui_url
         self._watch = ServiceWatch(watched, start_times=start_times)
         self._report, self._is_healthy = report, is_healthy
         self._heartbeat_at = -HEARTBEAT_SECONDS
@@ -230,10 +235,14 @@ class Watcher(threading.Thread):
             disk = disk.model_copy(
                 update={"title": "the disk is full", "what": f"the state directory: {why}", **links}
             )
-            faults = {disk.key: disk}
+            caused = {"cause": disk.key}
+            faults = {key: alert.model_copy(update=caused) for key, alert in faults.items()}
+            faults[disk.key] = disk
         path, known = self._config.state_dir / STATE_FILE, self._state
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
+        suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}
+        state = state.model_copy(update={"suspected": suspected})
         self._state = state  # which a full disk may not take: nothing is sent twice all the same
         for problem in {*problems} - self._complaints:
             logger.warning("%s", problem)
@@ -246,6 +255,15 @@ class Watcher(threading.Thread):
             self._heartbeat_at = now
             if self._is_healthy():
                 send_heartbeat(url)
+
+
+def reported_faults(states: Iterable[AlertState]) -> dict[str, Alert]:
+    """Return key → fault of all that is active by these states, or is suspected."""
+    return {
+        key: alert
+        for state in states
+        for key, alert in {**state.suspected, **state.unsent, **state.alerts}.items()
+    }
 
 
 def read_state(path: Path) -> AlertState:

@@ -27,7 +27,8 @@ class Finding:
     since: datetime | None = None
     severity: Severity = "error"
     cause: str | None = None
-    """The check (``iceberg/orders:tableflow``) whose failure is the reason for this one."""
+    """What is the reason for this one: a check (``iceberg/orders:tableflow``) that fails, or a
+    service that does not answer (``service kafka``)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further values to show, and those that the next evaluation continues from."""
     passed: bool = False

@@ -108,7 +108,9 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
         return Finding(f"Tableflow is suspended: {message}", hint, since, facts=facts)
     lasting = since is None or now.timestamp() * 1000 - since.timestamp() * 1000 > PATIENCE_MS
     if status.error_message and lasting:
-        return Finding(f"Tableflow keeps failing and retries: {message}", hint, since, facts=facts)
+        cause = f"service {status.missing}" if status.missing else None
+        problem = f"Tableflow keeps failing and retries: {message}"
+        return Finding(problem, hint, since, cause=cause, facts=facts)
     for failing in status.failing_table_formats:
         message, hint = split_hint(failing.error_message)
         problem = f"{failing.format} is no longer written: {message}"

@@ -18,7 +18,7 @@ from typing import Annotated, Any  # noqa: E402
 import typer  # noqa: E402
 
 from topicberg.cli.output import echo  # noqa: E402
-from topicberg.errors import TopicbergError  # noqa: E402
+from topicberg.errors import TopicbergError, causes  # noqa: E402
 from topicberg.extensions import entry_points, load  # noqa: E402
 from topicberg.extras import needs  # noqa: E402
 
@@ -147,16 +147,34 @@ def run(command: Callable[..., Any]) -> None:
     except TopicbergError as error:
         echo(f"error: {error}", fg="red", err=True)
         sys.exit(2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        place = error.filename or "a file"
-        echo(
-            f"error: {place} cannot be written: {error.strerror}\n  → free some space: `df -h` "
-            "shows which disk is full",
-            fg="red",
-            err=True,
-        )
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if (why := _storage_failure(error)) is None:
+            raise
+        echo(f"error: {why}", fg="red", err=True)
+        sys.exit(2)
+
+
+def _storage_failure(error: Exception) -> str | None:
+    """Return which file or database cannot be used, with a hint; None: it is another failure.
+
+    Libraries raise the errors of the disk and of SQLite as causes of their own.
+    """
+    for cause in causes(error):
+        of_disk = isinstance(cause, OSError) and cause.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EROFS,
+        )
+        if not of_disk and type(cause).__module__ != "sqlite3":
+            continue
+        from topicberg.alerts.dagster_health import full_disk, storage_problem
+        from topicberg.cli.lazy import settings
+
+        if not isinstance(cause, OSError):
+            return f"Dagster: {storage_problem(settings()) or f'SQLite: {cause}'}"
+        hint = "free some space: `df -h` shows which disk is full"
+        why = full_disk(settings().state_dir) or f"{cause.strerror}\n  → {hint}"
+        return f"{cause.filename or 'a file'} cannot be written: {why}"
+    return None

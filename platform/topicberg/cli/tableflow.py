@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -341,16 +342,14 @@ def serve(
 
     The local stack includes one.
     """
-    from topicberg.alerts.dagster_ui import watched_dagster
-    from topicberg.alerts.settings import alert_settings
-    from topicberg.alerts.watch import Watcher
-    from topicberg.tableflow.service import Engine, main
+    from topicberg.alerts.dagster_ui import dagster_watcher
+    from topicberg.tableflow.service import main
 
-    def watch(engine: Engine) -> None:
-        watched = watched_dagster(engine.config, alert_settings())
-        Watcher(engine.config, watched, lambda faults: None, engine.is_healthy).start()
-
-    main(metrics_port, metrics_host, watch)
+    main(
+        metrics_port,
+        metrics_host,
+        lambda engine: dagster_watcher(engine.config, engine.is_healthy).start(),
+    )
 
 
 def maintain(
@@ -391,7 +390,7 @@ def status(
     """Show phase, error handling, counters and error of each topic."""
     from topicberg.endpoints import runtime_file
     from topicberg.tableflow import control
-    from topicberg.tableflow.status import read_status
+    from topicberg.tableflow.status import OBSERVED_SECONDS, observed_at, read_status
 
     config = settings()
     enabled, wrong = control.usable_topics(config)
@@ -410,9 +409,12 @@ def status(
         for state in states
     }
     stopped = config.deployment == "local" and not runtime_file(config).exists()
-    if stopped:  # each status is as the engine left it
+    reported_at = observed_at(config)
+    ended = stopped or reported_at is None or abs(time.time() - reported_at) > OBSERVED_SECONDS
+    if ended:  # each status is as the engine left it, unless an engine elsewhere has the topic
         phases = {
-            name: "STOPPED" if phase == "RUNNING" else phase for name, phase in phases.items()
+            name: "STOPPED" if phase == "RUNNING" and name not in engines else phase
+            for name, phase in phases.items()
         }
     specs = [enabled[name] for name in names if name in enabled]
     schemas, unknown = _schemas(specs, config)
@@ -472,6 +474,15 @@ def status(
             echo(f"{schema.topic}: {schema.what}\n  → {schema.remediation}", fg="yellow", err=True)
     if stopped:
         echo("the local stack is stopped: run `topicberg up` to start it", fg="yellow", err=True)
+    elif ended and reported_at is not None and "STOPPED" in phases.values():
+        last = moment(from_ms(int(reported_at * 1000)))
+        echo(
+            f"no engine runs on this machine: one read the topics last at {last}\n  → run "
+            "`topicberg up` to start that of the local stack, or `topicberg tableflow serve` "
+            "elsewhere",
+            fg="yellow",
+            err=True,
+        )
     report_waiting(waiting, not_compared)
     if unknown:
         echo(f"the schema files are not compared with the registry: {unknown}", err=True)

@@ -83,7 +83,7 @@ def local_endpoints(config: Settings) -> Endpoints:
         raise StackNotRunningError(
             "the local stack is not running", hint="start it with `topicberg up`"
         ) from None
-    except (ValueError, KeyError, ValidationError) as error:
+    except (ValueError, LookupError, TypeError, ValidationError) as error:
         raise StackError(
             f"{path} is damaged: {type(error).__name__}",
             hint="run `topicberg down` and `topicberg up` to write it again",

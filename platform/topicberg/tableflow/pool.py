@@ -123,9 +123,12 @@ class Pool:
         """Let the statuses say which services do not answer; None: they do."""
         if (service, spark) == (None, None) == self._missing:
             return
+        is_back = self._missing[0] is not None and service is None
         self._missing = service, spark  # before the topics are read: one that is added has it
-        for topic in self.queue.topics.values():
+        for name, topic in self.queue.topics.items():
             topic.report.miss(service, spark)
+            if is_back:
+                self.queue.wake(name)
 
     def _poll(self) -> None:
         due = time.monotonic()

@@ -35,6 +35,8 @@ COUNTERS = (
 """Since the engine got the topic. Metrics and the check ``tableflow`` have the same names."""
 PENDING_SECONDS = 30.0
 """A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
+OBSERVED_SECONDS = 30.0
+"""An engine that has not read the ends of the logs for longer does not run, or hangs."""
 FLEET = 20_000
 """Topics whose snapshots are kept in memory."""
 
@@ -60,6 +62,8 @@ class Unavailable:
 
     message: str
     since_ms: int
+    service: str | None = None
+    """Its name in the keys of alerts, if it has an alert of its own."""
 
 
 class TopicStatus(BaseModel):
@@ -75,7 +79,10 @@ class TopicStatus(BaseModel):
     error_message: str | None = None
     failing_since_ms: int | None = None
     """Time of the first of the consecutive failures; None: the last turn succeeded."""
-    activity: str | None = Field(default=None, description="what the engine does that takes long")
+    missing: str | None = Field(
+        default=None, description="service that does not answer, without which nothing is committed"
+    )
+    activity: str | None = Field(default=None, description="what a turn does that takes long")
     failing_table_formats: list[FailingFormat] = Field(default_factory=list)
     write_mode: str = "APPEND"
     error_handling: str | None = Field(default=None, description="SUSPEND, SKIP or LOG")
@@ -143,6 +150,7 @@ class TopicStatus(BaseModel):
             "phase": "FAILED",
             "error_message": self.error_message or service.message,
             "failing_since_ms": self.failing_since_ms or service.since_ms,
+            "missing": service.service,
         }
         return self.model_copy(update=changes)
 

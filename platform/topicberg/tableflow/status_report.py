@@ -75,7 +75,18 @@ class StatusReport:
         :param spark: Spark, which only topics that wait for a large batch may need
         """
         with self.lock:
+            before = self._unavailable
             self._unavailable = service or (spark if any(self.status.lag.values()) else None)
+            status = self.status
+            if (
+                before
+                and not self._unavailable
+                and status.failing_since_ms
+                and not status.suspended
+            ):
+                # What failed meanwhile is tried again: only a failure that stays is another fault.
+                changes = {"phase": "PENDING", "failing_since_ms": int(time.time() * 1000)}
+                self.status = status.model_copy(update=changes)
             self._write()
 
     def give_up(self) -> None:

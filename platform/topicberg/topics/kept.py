@@ -132,7 +132,7 @@ def _read(config: Settings) -> dict[str, TopicSpec]:
     try:
         documents = json.loads(_file(config).read_text())
         specs = [TopicSpec.model_validate(document) for document in documents]
-    except (OSError, ValueError):  # there is none yet, or it is of another version
+    except (OSError, ValueError, TypeError):  # there is none yet, or it is of another version
         return {}
     return {spec.name: spec for spec in specs}
 

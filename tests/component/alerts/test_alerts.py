@@ -37,12 +37,14 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 from waiting import wait_until
 
+from topicberg.alerts.active import ActiveAlert
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
 from topicberg.alerts.decisions import Decisions, silence
 from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
 from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
+from topicberg.alerts.watch import fault
 from topicberg.checks.finding import Finding
 from topicberg.dagster.run_process import PROCESS
 from topicberg.endpoints import runtime_file
@@ -51,7 +53,13 @@ from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
-from topicberg.orchestration.jobs.alerts import REST_SECONDS, alert_sensor
+from topicberg.orchestration.jobs.alerts import (
+    NUMBERS_SECONDS,
+    REST_SECONDS,
+    _digest,
+    _is_news,
+    alert_sensor,
+)
 from topicberg.orchestration.jobs.checks import CHECK, check_schedule
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.resources import RESOURCES
@@ -59,6 +67,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import TopicStatus, note_observation, write_status
 from topicberg.topics import load_topic
 
+NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 HOURS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 SECRET = "never-in-an-alert"  # part of the address of a channel
@@ -271,6 +280,16 @@ def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     broken.clear()
     desk.run()
     assert desk.tick() == [("resolved", "run shop")]
+
+
+def test_run_that_fails_is_sent_though_another_ended_in_the_future(desk: Desk) -> None:
+    """The clock was ahead, and is right again."""
+    later = AlertState.parse(desk.cursor).model_copy(update={"runs_until": time.time() + 86_400})
+    desk.cursor = later.model_dump_json()
+    assert desk.tick() == []
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
 
 
 def test_failed_run_is_resolved_by_one_of_its_partitions(desk: Desk) -> None:
@@ -616,17 +635,20 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write the status of the topic ``orders``, as the engine does."""
-    spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
+    """Write the status of a topic, as the engine does; ``returns`` has no asset yet."""
+    spec = load_topic("stock_trades")
+    specs = [spec.model_copy(update={"name": name}) for name in ("orders", "returns")]
     monkeypatch.setattr(
-        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: ([spec], None)
+        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: (specs, None)
     )
 
-    def write(error: str | None = None, seconds: float = 0.0) -> None:
+    def write(
+        error: str | None = None, seconds: float = 0.0, *, topic: str = "orders", **fields: Any
+    ) -> None:
         since = int((time.time() - seconds) * 1000) if error else None
         phase: Any = "PENDING" if error else "RUNNING"
         status = TopicStatus(
-            topic="orders", phase=phase, error_message=error, failing_since_ms=since
+            topic=topic, phase=phase, error_message=error, failing_since_ms=since, **fields
         )
         write_status(settings(), status)
 
@@ -648,6 +670,35 @@ def test_failure_of_the_engine_is_sent_without_a_run_of_the_checks(
     assert alert.remediation == "`fix it`"
     engine()
     assert desk.tick() == [("resolved", key)]
+
+
+def test_topic_that_suspends_before_the_code_location_is_reloaded_has_an_alert(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    engine()
+    engine("a record is malformed\n  → `fix it`", topic="returns", suspended=True)
+    assert desk.tick() == [("firing", "check iceberg/returns:tableflow")]
+    alert = desk.notices()[-1].alert
+    assert alert.what == "Tableflow is suspended: a record is malformed"
+    engine(topic="returns")
+    assert desk.tick() == [("resolved", "check iceberg/returns:tableflow")]
+
+
+def test_outage_that_the_watch_has_sent_is_sent_by_no_topic(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    text, path = "Iceberg's catalog does not answer: refused", settings().state_dir / "watch.json"
+    alert = fault("iceberg_rest", "frozen", datetime.now(UTC), "end it")
+    runtime_file(settings()).write_text("{}")
+    path.write_text(AlertState(alerts={alert.key: alert}).model_dump_json())
+    for topic in ("orders", "returns"):
+        engine(text, seconds=25, topic=topic)
+    assert desk.tick() == []
+    path.unlink()
+    assert desk.tick() == [], "the engine tries again in seconds"
+    for topic in ("orders", "returns"):
+        engine(topic=topic)
+    assert desk.tick() == []
 
 
 def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(
@@ -757,6 +808,18 @@ def test_list_of_alerts_is_reported_when_it_changes(
     silence(settings(), "orders", "a deploy", timedelta(hours=1))
     (silenced,) = tick()
     assert "silenced by" in silenced["alerts"].value
+
+
+def test_list_of_alerts_has_current_numbers_after_minutes() -> None:
+    def digest(what: str, seconds: float, key: str = "specs") -> str:
+        alert = fault(key, what, NOON, "fix it")
+        return _digest([ActiveAlert(alert, "active")], NOON.timestamp() + seconds)
+
+    first = digest("5 records", 0)
+    assert not _is_news(first, digest("6 records", 15))
+    assert _is_news(first, digest("6 records", NUMBERS_SECONDS))
+    assert not _is_news(first, digest("5 records", NUMBERS_SECONDS))
+    assert _is_news(first, digest("5 records", 15, key="queue"))
 
 
 # --- channels ---

@@ -52,11 +52,12 @@ from topicberg.alerts.restarts import (
 )
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
-from topicberg.errors import SpecError, split_hint
+from topicberg.endpoints import local_endpoints
+from topicberg.errors import SpecError, StackError, split_hint
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg.settings.environment import as_environment
-from topicberg_local.engine import NEEDED, unavailable
+from topicberg_local.engine import NEEDED, start_times, unavailable, watched_supervisor
 from topicberg_local.stack import SERVICES
 
 
@@ -165,7 +166,7 @@ def notices(config: Settings) -> list[tuple[str, str]]:
 
 def watcher(config: Settings, *watched: Watched, healthy: bool = True) -> tuple[Watcher, list[Any]]:
     reported: list[Mapping[str, Alert]] = []
-    return Watcher(config, watched, reported.append, lambda: healthy), reported
+    return Watcher(config, watched, reported.append, lambda: healthy, lambda: ""), reported
 
 
 def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settings) -> None:
@@ -340,6 +341,23 @@ def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
     assert psutil.Process().pid == known["pid"]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_alert_of_an_engine_elsewhere_links_to_the_port_of_the_ui(
+    config: Settings, ended: bool
+) -> None:
+    """Of `topicberg tableflow serve`; links of a UI that ended are those of the settings."""
+    note_old_ui(config, "http://127.0.0.1:3417")
+    if ended:
+        known = json.loads(dagster_ui.ui_file(config).read_text())
+        dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    looks = dagster_ui.dagster_watcher(config, lambda: True)
+    looks._watch._watched[WEBSERVER] = Watched(WEBSERVER, lambda _: "frozen", "", patience=0)
+    looks.look()
+    (sent,) = map(json.loads, alerts_file(config).read_text().splitlines())
+    url = alert_settings().ui_url if ended else "http://127.0.0.1:3417"
+    assert sent["alert"]["link"] == url
+
+
 def test_dagster_that_ended_by_itself_is_reported_until_it_runs_again(config: Settings) -> None:
     """``dagster dev`` ends, with status 0, when its daemon was killed."""
     note_ui(config, "http://127.0.0.1:1")
@@ -384,7 +402,7 @@ def test_daemon_whose_database_is_locked_says_so(
         looks = ServiceWatch([replace(watched, patience=0.0, causes=())])
         (alert,) = looks.look().values()
     assert alert.what == (
-        f"dagster_daemon does not answer: it cannot write its database {path}: database is locked"
+        f"dagster_daemon does not answer: it cannot use its database {path}: database is locked"
     )
     assert (alert.remediation or "").startswith(f"`fuser {path}` names the processes")
 
@@ -410,6 +428,19 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     watcher(config, Watched("kafka", kafka, "end it", patience=0))[0].look()
     expected = "service disk" if why else "service kafka"
     assert notices(config) == [(expected, "firing")], "it is the cause of all else"
+
+
+def test_watch_names_what_does_not_answer_before_it_is_an_alert(config: Settings) -> None:
+    """The sensor of the alerts may see its consequences first."""
+    kafka = Service()
+    looks, _ = watcher(config, Watched("kafka", kafka, "end it"))
+    states = [watch.read_state(config.state_dir / watch.STATE_FILE)]
+    for why in ("frozen", None):
+        kafka.why = why
+        looks.look()
+        states.append(watch.read_state(config.state_dir / watch.STATE_FILE))
+    assert [[*watch.reported_faults([one])] for one in states] == [[], ["service kafka"], []]
+    assert notices(config) == []
 
 
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
@@ -583,6 +614,7 @@ def test_restarts_that_are_far_apart_are_no_fault() -> None:
         "nothing listens; it was started again 3 times in 241 s"
     )
     assert with_restarts("nothing listens", [], 1.0) == "nothing listens"
+    assert restart_problem(starts, starts[0] - 86_400) is None, "the clock was wrong"
     rare = [number * WINDOW_SECONDS * 0.6 for number in range(10)]
     assert restart_problem(rare, rare[-1] + 1) is None
 
@@ -638,6 +670,28 @@ def test_engine_misses_what_it_needs() -> None:
     assert missing.message == "s3 does not answer: frozen\n  → `end it`"
     assert missing.since_ms == pytest.approx(time.time() * 1000, abs=60_000)
     assert unavailable(faults, "spark") is None
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
+def test_damaged_files_of_the_stack_keep_no_watch_from_looking(config: Settings, text: str) -> None:
+    for name in ("ports.json", "runtime.json", "engine-starts.json", watch.STATE_FILE):
+        (config.state_dir / name).write_text(text)
+    assert start_times(config) == {}
+    assert "ports.json is damaged" in watched_problem(watched_supervisor(config))
+    assert engine_check(config) is None
+    assert read_restarts(config) == []
+    looks, _ = watcher(config, replace(watched_supervisor(config), patience=0))
+    looks.look()
+    assert notices(config) == [("service supervisor", "firing")]
+    with pytest.raises(StackError, match=r"runtime\.json is damaged"):
+        local_endpoints(config)
+
+
+def watched_problem(watched: Watched) -> str:
+    try:
+        return watched.check(5) or ""
+    except StackError as error:
+        return str(error)
 
 
 def test_sensor_sends_that_the_engine_does_not_answer(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +15,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from typer.testing import CliRunner
 
 from topicberg.cli import app
-from topicberg.errors import SpecError
+from topicberg.endpoints import runtime_file
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg.tableflow.status import TopicStatus, note_observation, remove_status, write_status
 
 
 @pytest.fixture
@@ -32,6 +39,41 @@ def test_topic_without_table_is_reported(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["tableflow", command, "stock_trades", *rest])
     assert isinstance(result.exception, SpecError)
     assert "topic stock_trades has no table yet" in str(result.exception)
+
+
+@pytest.fixture
+def lost_stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """A machine that lost power: the files are as they were, and nothing answers."""
+
+    def load_endpoints(_: object) -> None:
+        raise TopicbergError("nothing answers")
+
+    monkeypatch.setattr("topicberg.cli.tableflow.load_endpoints", load_endpoints)
+    config = settings()
+    runtime_file(config).write_text("{}")
+    write_status(config, TopicStatus(topic="stock_trades", engine="here", phase="RUNNING"))
+    note_observation(config)
+    yield config
+    runtime_file(config).unlink(missing_ok=True)
+    remove_status(config, "stock_trades")
+
+
+@pytest.mark.parametrize("age", [None, 31, 0])
+def test_status_of_an_engine_that_is_gone_is_not_running(
+    lost_stack: Settings, age: int | None
+) -> None:
+    observed = lost_stack.state_dir / "tableflow" / "observed"
+    if age is None:
+        runtime_file(lost_stack).unlink()  # `topicberg down`
+    else:
+        os.utime(observed, (time.time() - age, time.time() - age))
+    phase = "RUNNING" if age == 0 else "STOPPED"
+    result = CliRunner().invoke(app, ["tableflow", "status", "stock_trades", "--json"])
+    assert json.loads(result.stdout)[0]["phase"] == phase
+    result = CliRunner().invoke(app, ["tableflow", "status", "stock_trades"])
+    assert phase in result.stdout
+    said = "the local stack is stopped" if age is None else "no engine runs on this machine"
+    assert (said in result.output) == (phase == "STOPPED")
 
 
 def test_help_of_commands_has_no_fields_of_docstrings() -> None:

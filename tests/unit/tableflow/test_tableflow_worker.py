@@ -314,6 +314,23 @@ def test_topic_is_failed_while_a_service_does_not_answer(
     assert (shown.phase, shown.error_message, shown.failing_since_ms) == ("RUNNING", None, None)
 
 
+def test_topic_that_failed_while_a_service_was_away_has_time_to_commit_again(
+    config: Settings, topic: Callable[..., Ingestion]
+) -> None:
+    """Else each topic of an outage has an alert of its own when it has ended."""
+    one, missing = topic(TopicbergError("odd")), Unavailable("s3 does not answer", 5_000, "s3")
+    one.report.miss(missing, None)
+    old = one.report.status.model_copy(update={"failing_since_ms": 5_000, "phase": "FAILED"})
+    one.report.status = old
+    one.report.miss(missing, None)
+    shown = read_status(config, one.spec.name)
+    assert (shown.phase, shown.error_message, shown.missing) == ("FAILED", "odd", "s3")
+    one.report.miss(None, None)
+    shown = read_status(config, one.spec.name)
+    assert (shown.phase, shown.error_message, shown.missing) == ("PENDING", "odd", None)
+    assert (shown.failing_since_ms or 0) / 1000 == pytest.approx(time.time(), abs=600)
+
+
 def test_suspended_topic_keeps_its_reason_while_a_service_does_not_answer(
     config: Settings, topic: Callable[..., Ingestion]
 ) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from topicberg.dagster.locations import location_of_automation, location_of_sensor
 from topicberg.documents import RUNBOOK, address_of
+from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.settings import Settings, settings
@@ -61,6 +63,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
         from topicberg.alerts.settings import alert_settings
+        from topicberg.alerts.watch import reported_faults
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
@@ -68,16 +71,17 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         if state.rests_until is not None and began < state.rests_until <= began + REST_SECONDS:
             return dg.SensorResult(skip_reason="the last evaluation took long")
         location = location_of_sensor(context)
+        others = stored_states(context.instance, config, location)
+        others.pop(SENSOR, None)
         seen = observe(context.instance, context.repository_def, state, wrong, location)
+        seen = replace(seen, elsewhere=reported_faults(others.values()))
         ui = ui_url(config, chosen)
         state, faults = evaluate(state, seen, ui, address_of(RUNBOOK, ui))
         decisions = read_decisions(config)
         state, problems = deliver(state, faults, channels(config, chosen), decisions)
         for problem in problems:
             context.log.warning(problem)
-        others = stored_states(context.instance, config, location)
-        states = [state, *(other for name, other in others.items() if name != SENSOR)]
-        listed = active_alerts(states, decisions, datetime.now(UTC))
+        listed = active_alerts([state, *others.values()], decisions, datetime.now(UTC))
         shown = _digest(listed, began)
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
         events = [alerts_event(config, listed)] if has_list and _is_news(state.shown, shown) else []
@@ -120,7 +124,8 @@ def stored_states(
     from topicberg.alerts.alert import AlertState
     from topicberg.alerts.watch import STATE_FILE, read_state
 
-    states = {"watch": read_state(config.state_dir / STATE_FILE)}
+    is_stopped = config.deployment == "local" and not runtime_file(config).exists()
+    states = {} if is_stopped else {"watch": read_state(config.state_dir / STATE_FILE)}
     for state in instance.all_instigator_state():
         name = state.instigator_name
         if name in (SENSOR, ENGINE_SENSOR) and location in (None, location_of_automation(state)):

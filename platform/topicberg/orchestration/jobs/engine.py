@@ -71,7 +71,7 @@ def engine_check(config: Settings) -> Check | None:
     """Return the check of the stack's engine; None: the stack is stopped."""
     try:
         url = json.loads(runtime_file(config).read_text())["services"][ENGINE]["url"]
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     return answers_http(f"{url.removesuffix('/metrics')}/health")
 

@@ -14,11 +14,15 @@ from topicberg.checks.finding import Finding
 from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
 from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
 from topicberg.settings import Settings
-from topicberg.tableflow.status import TopicStatus, observed_at, read_status, status_file
+from topicberg.tableflow.status import (
+    OBSERVED_SECONDS,
+    TopicStatus,
+    observed_at,
+    read_status,
+    status_file,
+)
 from topicberg.topics import TopicSpec
 
-OBSERVED_SECONDS = 30.0
-"""The statuses of an engine that has not read the ends of the logs for longer are not judged."""
 _EXPLAINING = ("freshness", "up_to_date")
 """Names of checks that say why their asset is stale."""
 
@@ -132,7 +136,7 @@ def _early_findings(
     """
     findings: dict[dg.AssetCheckKey, Finding] = {}
     observed = observed_at(config) or 0.0
-    if now.timestamp() - observed > OBSERVED_SECONDS:
+    if abs(now.timestamp() - observed) > OBSERVED_SECONDS:
         return findings
     for spec, status in statuses:
         for name, finding in status_findings(spec, status, now):

@@ -49,9 +49,14 @@ def ended_runs(
     now: datetime,
 ) -> tuple[list[EndedRun], float]:
     """Return the runs that ended since the last evaluation, and until when they were read."""
-    began = state.runs_until or now.timestamp()
+    # Runs that end in the future are of a clock that was wrong: those of now are not to be missed.
+    began = min(state.runs_until or now.timestamp(), now.timestamp())
     records = instance.get_run_records(
-        dg.RunsFilter(statuses=_ENDED_RUNS, updated_after=datetime.fromtimestamp(began, UTC)),
+        dg.RunsFilter(
+            statuses=_ENDED_RUNS,
+            updated_after=datetime.fromtimestamp(began, UTC),
+            updated_before=now,
+        ),
         limit=MAX_RUNS,
         order_by="update_timestamp",
         ascending=True,
