@@ -15,6 +15,7 @@ from topicberg.checks.check import CheckedTable
 from topicberg.orchestration.assets.metadata import copied_columns, documentation, table_metadata
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.resources import Lakehouse, Snowflake
+from topicberg.security.text import markdown_lines
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
@@ -146,7 +147,9 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
         metadata={
             "dagster/column_schema": dg.TableSchema(
                 columns=[
-                    dg.TableColumn(column.name, column.type, column.comment)
+                    dg.TableColumn(
+                        column.name, column.type, column.comment and markdown_lines(column.comment)
+                    )
                     for column in seen.columns
                 ]
             ),
