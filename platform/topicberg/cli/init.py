@@ -48,7 +48,7 @@ def init(
     if name is None:
         echo(f"add {requirement!r} to the dependencies, then run `topicberg ui`")
     else:
-        echo(f"now: cd {name}; pip install -e .; topicberg ui")
+        echo(f"now: cd {name}; pip install -e . pytest; topicberg ui")
     if folder := docs_folder():
         echo(f"how to go on: {folder / 'project.md'}, which `topicberg ui` also serves")
 
