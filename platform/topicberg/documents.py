@@ -9,6 +9,8 @@ from topicberg.settings import settings
 
 ROUTE = "/topicberg/docs"
 """Path under which topicberg's web server serves the pages."""
+GRAPH = "/asset-groups"
+"""Path of the graph of all assets in Dagster's UI."""
 RUNBOOK = "operate.md#by-symptom"
 """The page that says what to do about an alert."""
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from topicberg.endpoints import load_endpoints
@@ -57,7 +58,7 @@ def topic_frame(
     the function reads: ``{"$$timestamp": …}`` or, of a topic with an event time in its payload,
     ``{"$$event-time": …}``.
 
-    :raises TopicbergError: a record has a field that is not in the table
+    :raises TopicbergError: a record has a field that is not in the table, or of another type
     """
     spec = load_topic(topic) if isinstance(topic, str) else topic
     schema = topic_columns(spec, settings())
@@ -71,7 +72,21 @@ def topic_frame(
                 f"topic {spec.name}: no column {path}", hint=f"use one of {', '.join(names)}"
             )
     values = [tuple(record.get(name) for name in schema.names) for record in given]
-    return spark.createDataFrame(values, schema)
+    try:
+        return spark.createDataFrame(values, schema)
+    except (AssertionError, TypeError, ValueError, PySparkException) as error:
+        for position, column in enumerate(schema):
+            cells = [(value[position],) for value in values]
+            try:
+                spark.createDataFrame(cells, StructType([column]))
+            except (AssertionError, TypeError, ValueError, PySparkException):
+                kind, given_values = column.dataType.simpleString(), [cell[0] for cell in cells]
+                raise TopicbergError(
+                    f"topic {spec.name}: column {column.name} is a {kind}, given are "
+                    f"{given_values!r}",
+                    hint="give values of that type; a time is a datetime with a time zone",
+                ) from error
+        raise
 
 
 def _unknown_fields(

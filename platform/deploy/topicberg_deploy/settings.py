@@ -24,6 +24,10 @@ FIRST_RELEASE = (8, 1)
 """Of EMR with Spark 4.1: emr-spark-8.0.0 has Spark 4.0, emr-7.x has Spark 3.5."""
 
 
+class NoLoginError(TopicbergError):
+    """No login to an account is set, and nothing else of the settings is wrong."""
+
+
 class DeploySettings(Addresses):
     """Addresses, credentials and choices of ``topicberg deploy``. URLs without a trailing slash."""
 
@@ -89,16 +93,22 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
 
     In the local deployment the running stack's own are the defaults.
 
+    :raises NoLoginError: names every login that is missing; none is set, and nothing is wrong
     :raises TopicbergError: names every setting that is missing or wrong, never a value of a secret
     """
     given = {name: value for name, value in flags.items() if value is not None}
     problems: list[str] = []
+    missing: list[str] = []
     deploy = None
     try:
         deploy = DeploySettings(**_local(config) | given)
     except ValidationError as error:
         errors = error.errors(include_input=False)
-        problems += [f"{_called(str(detail['loc'][0]))}: {detail['msg']}" for detail in errors]
+        for detail in errors:
+            name, is_missing = _called(str(detail["loc"][0])), detail["type"] == "missing"
+            (missing if is_missing else problems).append(
+                f"{name}: {'missing' if is_missing else detail['msg']}"
+            )
     stated = deploy or _Stated(**given)
     problems += _catalog_problems(stated, config)
     problems += _unity_problems(stated, config)
@@ -106,10 +116,14 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     problems += _private_problems(config)
     problems += _existing_problems(config)
     if config.deployment == "cloud":
-        problems += _cloud_problems(stated)
-    if deploy is None or problems:
-        raise TopicbergError(
-            "the deployment's settings are incomplete or wrong:\n  " + "\n  ".join(problems),
+        missing += _missing_in_cloud(stated, problems)
+    if deploy is None or problems or missing:
+        logins = ("confluent_api_key", "confluent_api_secret", "admin_user_secrets_root_path")
+        has_login = any(getattr(stated, name) for name in logins)
+        kind = TopicbergError if problems or has_login else NoLoginError
+        raise kind(
+            "the deployment's settings are incomplete or wrong:\n  "
+            + "\n  ".join([*missing, *problems]),
             hint="set them in the environment or in .env, or by the flag of the same name",
         )
     return deploy
@@ -250,21 +264,24 @@ def _private_problems(config: Settings) -> list[str]:
     return problems
 
 
-def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:
-    """What only the cloud needs: Snowflake's admin, and credentials for AWS."""
+def _missing_in_cloud(known: DeploySettings | _Stated, problems: list[str]) -> list[str]:
+    """Return which logins are missing that only the cloud needs: Snowflake's admin, and AWS.
+
+    :param problems: receives what is wrong with one that is set
+    """
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    problems = []
+    missing = []
     if not known.admin_user_secrets_root_path:
         name = _called("admin_user_secrets_root_path")
-        problems.append(f"{name}: missing; it is the login to Snowflake")
+        missing.append(f"{name}: missing; it is the login to Snowflake")
     try:
         if boto3.Session(profile_name=known.profile).get_credentials() is None:
-            problems.append("AWS: no credentials (AWS_PROFILE or --profile, or AWS_ACCESS_KEY_ID)")
+            missing.append("AWS: no credentials (AWS_PROFILE or --profile, or AWS_ACCESS_KEY_ID)")
     except BotoCoreError as error:
         problems.append(f"AWS_PROFILE (--profile): {error}")
-    return problems
+    return missing
 
 
 def _called(name: str) -> str:

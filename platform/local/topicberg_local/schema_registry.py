@@ -57,6 +57,11 @@ def service(context: Context) -> Service:
             "APICURIO_STORAGE_SQL_KIND": "h2",
             # Otherwise H2 keeps a commit in memory for half a second.
             "APICURIO_DATASOURCE_URL": f"jdbc:h2:file:{folder / 'registry'};WRITE_DELAY=0",
+            # It creates its tables once, when it starts. By default it gives up after five seconds
+            # without a connection, opens twenty, and then answers with errors until a restart.
+            "QUARKUS_DATASOURCE_H2_JDBC_ACQUISITION_TIMEOUT": "600",
+            "APICURIO_DATASOURCE_JDBC_INITIAL_SIZE": "2",
+            "APICURIO_DATASOURCE_JDBC_MIN_SIZE": "2",
             # Confluent's default; Apicurio's is NONE.
             "APICURIO_RULES_GLOBAL_COMPATIBILITY": "BACKWARD",
             # Every request needs a token that is signed with the stack's key.

@@ -19,6 +19,7 @@ from pyiceberg.types import DecimalType, FixedType, IcebergType, ListType, MapTy
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.retry import retry_conflicts
+from topicberg.security.text import one_line
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -64,7 +65,7 @@ def columns(table: Table) -> list[ColumnTypeDef]:
         {
             "Name": field.name,
             "Type": hive_type(field.field_type),
-            "Comment": (field.doc or "")[:255],
+            "Comment": one_line(field.doc or "")[:255],
             "Parameters": {
                 "iceberg.field.id": str(field.field_id),
                 "iceberg.field.optional": str(not field.required).lower(),

@@ -31,6 +31,8 @@ atexit.register(gc.freeze)
 app = typer.Typer(
     name="topicberg",
     help="Kafka topics in, governed Iceberg tables out.",
+    epilog="Begin with `topicberg init NAME`. `topicberg ui` serves the documentation: "
+    "http://127.0.0.1:3000/topicberg/docs/project.md",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -19,6 +19,7 @@ def init(
     ] = False,
 ) -> None:
     """Write a project with a topic, a pipeline and a test, to which one's own are added."""
+    from topicberg.documents import docs_folder
     from topicberg.scaffolding.project import existing_project, new_project
 
     requirement = f"topicberg[local]{_compatible(version('topicberg'))}"
@@ -47,7 +48,9 @@ def init(
     if name is None:
         echo(f"add {requirement!r} to the dependencies, then run `topicberg ui`")
     else:
-        echo(f"now: cd {name}; pip install -e .; topicberg ui")
+        echo(f"now: cd {name}; pip install -e . pytest; topicberg ui")
+    if folder := docs_folder():
+        echo(f"how to go on: {folder / 'project.md'}, which `topicberg ui` also serves")
 
 
 def _compatible(own: str) -> str:

@@ -11,6 +11,7 @@ from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
+from topicberg.security.text import one_line
 from topicberg.wording import count, suggestion
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def check(
                 continue
             echo(f"{compiled.table} ({compiled.file}): {count(len(compiled.columns), 'column')}")
             for column in compiled.columns if table is not None else ():
-                described = f"  {column.description}" if column.description else ""
+                described = f"  {one_line(column.description)}" if column.description else ""
                 echo(f"  {column.name}: {column.type}{described}")
     wrong = [compiled for compiled in compiled_tables if compiled.problem is not None]
     for compiled in wrong:

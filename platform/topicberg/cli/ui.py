@@ -50,11 +50,13 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
     from topicberg.alerts.dagster_ui import note_ui
     from topicberg.dagster.home import dagster_home
+    from topicberg.documents import GRAPH, address_of
 
     config = settings()
     if config.deployment == "local":
         local_stack().start(config)
-    note_ui(config, f"http://127.0.0.1:{port}")
+    url = f"http://127.0.0.1:{port}"
+    note_ui(config, url)
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
     # On a busy laptop, Dagster's web server may need longer than the minute that Dagster allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
@@ -64,9 +66,11 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     os.chdir(config.project_root)
     # Dagster's processes communicate through sockets in the folder for temporary files.
     os.umask(0o077)
-    echo(
-        f"Dagster: http://127.0.0.1:{port} (the stack keeps running: stop it with `topicberg down`)"
-    )
+    echo(f"Dagster: {url}{GRAPH} is the graph of all topics and their tables: begin there")
+    if pages := address_of("README.md", url):
+        echo(f"Your own topic: `topicberg topics new NAME`; how, and everything else: {pages}")
+    if config.deployment == "local":
+        echo("The stack keeps running when Dagster ends: stop it with `topicberg down`")
     echo(
         "Dagster warns below about the dagster.yaml in this folder: that is expected, because it "
         f"reads {config.state_dir / 'dagster' / 'dagster.yaml'}, which topicberg writes from it"

@@ -17,8 +17,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
 
 from topicberg.dagster import documents
+from topicberg.documents import GRAPH
 from topicberg.errors import TopicbergError
 from topicberg.security.asgi import GuardMiddleware, Scope
 from topicberg.security.guard import LOOPBACK, Guard, IsOwn
@@ -63,6 +67,8 @@ def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
         if getattr(outermost, "cls", None) is not GuardMiddleware:
             raise _unguarded("its application has no middleware of topicberg")
         app.router.routes.insert(0, documents.route())  # before Dagster's, which takes every path
+        if is_own:  # Dagster begins with a timeline, which is empty until there are runs
+            app.router.routes.insert(0, Route("/", _show_graph))
         return app
 
     if is_own:
@@ -70,6 +76,10 @@ def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
         os.environ["FORWARDED_ALLOW_IPS"] = ""
     DagsterWebserver.build_middleware = guarded  # type: ignore[method-assign, assignment]
     DagsterWebserver.create_asgi_app = create_guarded  # type: ignore[method-assign]
+
+
+def _show_graph(_request: Request) -> RedirectResponse:
+    return RedirectResponse(GRAPH)
 
 
 def _refuse_query(scope: Scope) -> str | None:

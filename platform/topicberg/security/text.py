@@ -64,6 +64,16 @@ def markdown_line(text: str) -> str:
     return "".join([*shown, _words(line[end:], first=not end)])
 
 
+BULLET = re.compile(r"\s*[-*]\s+(?=\S)")
+"""The start of a line that is an item of a list."""
+
+
+def markdown_lines(text: str) -> str:
+    """Return Markdown that shows each line as a paragraph, and an item of a list with ``•``."""
+    lines = (BULLET.sub("• ", line, 1) for line in text.splitlines() if line.strip())
+    return "\n\n".join(map(markdown_line, lines))
+
+
 def _is_punctuation(text: str) -> bool:
     return not _ACTIVE.search(text) and not any(map(str.isalnum, text))
 

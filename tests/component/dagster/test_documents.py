@@ -87,6 +87,7 @@ import dagster as dg
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster_webserver.webserver import DagsterWebserver
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 from topicberg.dagster.webserver import guard_webservers
 from topicberg.documents import ROUTE
@@ -101,6 +102,10 @@ with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, targe
     assert own.get("/server_info").json()["dagster_version"]
     other = TestClient(app, base_url="http://elsewhere.example")
     assert other.get(f"{ROUTE}/operate.md").status_code == 403
+    guard_webservers(Settings(), same_user=True)
+    local = DagsterWebserver(context).create_asgi_app()
+    first = TestClient(Starlette(routes=local.router.routes)).get("/", follow_redirects=False)
+    assert first.headers["location"] == "/asset-groups"
 """
 
 

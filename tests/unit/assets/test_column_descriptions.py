@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
-from topicberg.orchestration.assets.derived import derived_table, described_columns
+from topicberg.orchestration.assets.derived import (
+    derived_table,
+    described_columns,
+    sections_as_lists,
+)
+from topicberg.security.text import markdown_lines
 
 words = st.text("abcdefghij -()'", min_size=1).map(lambda text: " ".join(text.split())).filter(bool)
 
@@ -55,6 +61,49 @@ def test_any_description_is_read_as_it_was_written(
     lines = [f"{' ' * indent}{name}: {text}" for name, text in columns.items()]
     docstring = inspect.cleandoc("\n".join([first, "", "Columns:", *lines, "", "End: here."]))
     assert described_columns(docstring) == columns
+
+
+BEDS = """Beds by the hour.
+
+Columns:
+    state: how the bed is used,
+        by the ward:
+
+        - free: nobody has it
+        - dirty: it is to be
+          cleaned
+
+        Others are errors.
+    ward: its *name*
+
+More text."""
+
+
+def test_description_of_a_column_keeps_its_lists_and_paragraphs() -> None:
+    columns = described_columns(BEDS)
+    assert columns["state"].splitlines() == [
+        "how the bed is used, by the ward:",
+        "- free: nobody has it",
+        "- dirty: it is to be cleaned",
+        "Others are errors.",
+    ]
+    assert markdown_lines(columns["state"]).split("\n\n") == [
+        "how the bed is used, by the ward:",
+        "• free: nobody has it",
+        "• dirty: it is to be cleaned",
+        "Others are errors.",
+    ]
+    assert columns["ward"] == "its *name*"
+
+
+def test_section_of_a_docstring_is_a_list_in_markdown() -> None:
+    html = MarkdownIt("commonmark").render(sections_as_lists(BEDS))
+    assert html.count("<ul>") == 2
+    assert "<p>Columns:</p>\n<ul>" in html
+    for item in ("free: nobody has it", "ward: its <em>name</em>"):
+        assert f"<li>{item}" in html or f"<li>\n<p>{item}" in html
+    assert html.endswith("<p>More text.</p>\n")
+    assert sections_as_lists("One line.\n\nA: b\n  c") == "One line.\n\nA: b\n  c"
 
 
 def test_demo_describes_a_column_that_it_computes() -> None:

@@ -46,14 +46,8 @@ def table_names() -> set[str]:
 
 def test_asset_keys() -> None:
     keys = {key.to_user_string() for key in GRAPH.get_all_asset_keys()}
-    platform = {
-        f"platform/{resource.key}"
-        for resource in resources(settings(), load_topics())
-        if resource.wanted
-    }
     assert keys == (
-        platform
-        | {f"alerts/{settings().prefix}"}
+        {f"alerts/{settings().prefix}"}
         | {f"kafka/{spec.asset_name}" for spec in load_topics()}
         | {f"{s}/{name}" for name in table_names() for s in ("iceberg", "glue", "snowflake")}
     )
@@ -69,16 +63,15 @@ def test_nodes_of_one_table_begin_with_what_they_are() -> None:
             assert description.startswith(systems[key.path[0]])
 
 
-def test_platform_is_executable_only_where_it_is_deployed() -> None:
-    """Elsewhere its assets are external: Dagster expects no materialization of them."""
+def test_platform_assets_are_only_of_the_cloud_deployment() -> None:
     config, specs = settings(), load_topics()
-    before = dg.Definitions(platform_assets(config, specs)).get_repository_def().asset_graph
+    assert platform_assets(config, specs) == []
     config = config.model_copy(update={"deployment": "cloud"})
-    after = dg.Definitions(platform_assets(config, specs)).get_repository_def().asset_graph
-    # Without an account, EMR Serverless is not in the graph.
-    assert before.get_all_asset_keys() <= after.get_all_asset_keys()
-    assert not any(before.get(key).is_executable for key in before.get_all_asset_keys())
-    assert all(after.get(key).is_executable for key in after.get_all_asset_keys())
+    graph = dg.Definitions(platform_assets(config, specs)).get_repository_def().asset_graph
+    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == {
+        f"platform/{resource.key}" for resource in resources(config, specs) if resource.wanted
+    }
+    assert all(graph.get(key).is_executable for key in graph.get_all_asset_keys())
 
 
 @pytest.mark.parametrize("key", sorted(GRAPH.get_all_asset_keys()), ids=str)
@@ -92,7 +85,7 @@ def test_every_asset_explains_itself(key: dg.AssetKey) -> None:
     assert node.group_name != "default"
     assert node.kinds
     assert node.owners
-    assert node.group_name in ("platform", "operation") or "dagster/table_name" in node.metadata
+    assert node.group_name == "operation" or "dagster/table_name" in node.metadata
 
 
 def test_the_graph_reads_from_kafka_to_snowflake() -> None:

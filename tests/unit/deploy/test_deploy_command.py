@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, SSOTokenLoadError
 from snowflake.connector.errors import ProgrammingError
+from specs import Project, minimal
 from typer.testing import CliRunner
 
 from topicberg.cli import app
 from topicberg.errors import TopicbergError
-from topicberg.settings import Settings
-from topicberg.topics import load_topics
+from topicberg.settings import Settings, settings
+from topicberg.topics import check_topics, load_topics
 from topicberg_deploy.cli import commands as deploy
 from topicberg_deploy.cli import output as deploy_output
 from topicberg_deploy.cli.commands import _targeted
@@ -115,3 +119,93 @@ def test_reasons_to_wait_are_counted(capsys: pytest.CaptureFixture[str]) -> None
         "2 wait for the administrator: run `topicberg deploy create` again after that",
         "1 wait for records: run `topicberg deploy create` again after that",
     ]
+
+
+NO_LOGIN = (
+    *(f"TOPICBERG_CONFLUENT_API_{name}" for name in ("KEY", "SECRET")),
+    *(f"AWS_{name}" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "PROFILE")),
+    "TOPICBERG_ADMIN_USER_SECRETS_ROOT_PATH",
+)
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The cloud deployment on a machine without a login."""
+    for name in NO_LOGIN:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(f"AWS_{name}", str(tmp_path / name))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("TOPICBERG_DEPLOYMENT", "cloud")
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("cloud")
+def test_plan_without_logins_creates_everything_and_names_what_to_set(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    planned = CliRunner().invoke(app, ["deploy", "plan", "--out", str(file)])
+    assert planned.exit_code == 0, planned.output
+    assert planned.output.startswith("The accounts were not read, because no login is set")
+    for name in ("TOPICBERG_CONFLUENT_API_SECRET", "AWS: no credentials", NO_LOGIN[-1]):
+        assert name in planned.output
+    steps = json.loads(file.read_text())
+    assert {step["action"] for step in steps} == {"create"}
+    assert f"{len(steps)} to create" in planned.output
+    assert "a month (order of magnitude" in planned.output
+
+
+@pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize(
+    ("command", "flags", "problem"),
+    [
+        ("create", (), "TOPICBERG_CONFLUENT_API_KEY"),
+        ("status", (), "TOPICBERG_CONFLUENT_API_KEY"),
+        ("plan", ("--confluent-api-key", "K"), "TOPICBERG_CONFLUENT_API_SECRET"),
+        ("plan", ("--day-count", "0"), "TOPICBERG_DAY_COUNT"),
+        ("plan", ("--profile", "nobody"), "AWS_PROFILE"),
+    ],
+)
+def test_deploy_with_incomplete_logins_refuses(
+    command: str, flags: tuple[str, ...], problem: str
+) -> None:
+    refused = CliRunner().invoke(app, ["deploy", command, *flags])
+    assert isinstance(refused.exception, TopicbergError)
+    assert problem in str(refused.exception)
+
+
+def test_plan_of_the_local_deployment_says_first_that_it_is_for_emulators(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
+    refused = CliRunner().invoke(app, ["deploy", "plan"])
+    assert refused.output.startswith("This plan is for the emulators of the local stack")
+    assert "stack is not running" in str(refused.exception)
+
+
+def test_impossible_specs_are_what_the_cloud_deployment_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project(tmp_path)
+    project.schema("plain.json", json.dumps({"type": "object", "properties": {"at": {}}}))
+    plain = {"format": "json", "file": "plain.json", "framing": "none"}
+    event_time = {"field": "side", "format": "seconds"}
+    project.topic(minimal(name="plain", schema=plain, event_time="$$timestamp"))
+    project.topic(minimal(name="changes", changelog={"format": "debezium"}))
+    project.topic(minimal(name="timed", event_time=event_time))
+    project.topic(minimal(name="possible"))
+    deploy_output.list_impossible(project.config)
+    shown = capsys.readouterr().out
+    config = project.config.model_copy(update={"deployment": "cloud"})
+    refused = [str(problem) for problem in check_topics(config)[1]]
+    own = [str(problem) for problem in check_topics(project.config)[1]]
+    assert [line.strip() for line in shown.splitlines()[1:]] == [
+        problem for problem in refused if problem not in own
+    ]
+    for field in ("plain.yaml: schema.framing", "changes.yaml: changelog", "timed.yaml: event"):
+        assert field in shown
+    assert "possible" not in shown
+    own_engine = project.config.model_copy(update={"tableflow": "topicberg"})
+    deploy_output.list_impossible(own_engine)
+    assert not capsys.readouterr().out

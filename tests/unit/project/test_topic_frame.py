@@ -99,3 +99,13 @@ def test_topic_frame_of_an_unknown_field_names_it(
 ) -> None:
     with pytest.raises(TopicbergError, match=f"no column {path}"):
         frame(orders, record)
+
+
+@pytest.mark.parametrize("value", ["2026-11-29T10:00:00Z", "yesterday"])
+def test_topic_frame_with_text_for_a_time_names_the_column(orders: TopicSpec, value: str) -> None:
+    spark: Any = LocalSpark()
+    records = [{"id": 1, "$$timestamp": value}]
+    with pytest.raises(TopicbergError, match=r"column \$\$timestamp is a timestamp") as raised:
+        topic_frame(spark, orders, records)
+    assert value in raised.value.message
+    assert raised.value.hint == "give values of that type; a time is a datetime with a time zone"

@@ -23,7 +23,9 @@ from topicberg_deploy.cli.compute import compute_derived, compute_in_cloud
 from topicberg_deploy.cli.output import (
     announce_generators,
     list_grants,
+    list_impossible,
     list_kept,
+    list_manual_steps,
     list_unseen,
     list_waiting,
     preview,
@@ -32,9 +34,10 @@ from topicberg_deploy.cli.output import (
     show_status,
     step_document,
 )
-from topicberg_deploy.resource import Action
+from topicberg_deploy.resource import Action, Step
 
 if TYPE_CHECKING:
+    from topicberg.settings import Settings
     from topicberg_deploy.context import DeployContext
     from topicberg_deploy.preflight import Command
     from topicberg_deploy.resource import Resource
@@ -180,21 +183,47 @@ def plan(
     ] = None,
 ) -> None:
     """Show what `create` would do, by vendor, what the deployment costs a month by order of
-    magnitude, and which quotas it meets. Exit code 1 if there are changes."""
-    from topicberg_deploy import engine
+    magnitude, and which quotas it meets. Exit code 1 if there are changes.
 
-    context, graph = _open(
-        flags, compute=not no_compute, generators=not no_generators, before="plan"
-    )
-    steps = engine.plan(_targeted(graph, target), context)
+    Without a login to any account, everything counts as missing, and the exit code is 0.
+    """
+    from topicberg.topics import load_topics
+    from topicberg_deploy import engine
+    from topicberg_deploy.platform import resources
+    from topicberg_deploy.settings import NoLoginError, check_specs
+
+    config = _settings(compute=not no_compute, generators=not no_generators)
+    is_local = config.deployment == "local"
+    if is_local:
+        echo(
+            "This plan is for the emulators of the local stack, not for an account: "
+            "TOPICBERG_DEPLOYMENT is local. Set it to cloud to plan for your accounts."
+        )
+    context = None
+    try:
+        context, graph = _open(flags, config, before="plan")
+        specs, steps = context.specs, engine.plan(_targeted(graph, target), context)
+    except NoLoginError as error:
+        echo(
+            "The accounts were not read, because no login is set: this plan creates everything. "
+            "To compare it with your accounts, set:\n" + error.message.partition("\n")[2]
+        )
+        check_specs(config, specs := load_topics(config))
+        graph = resources(config, specs)
+        wanted = [resource for resource in _targeted(graph, target) if resource.wanted]
+        steps = [Step(resource, Action.CREATE) for resource in engine.in_order(wanted)]
     if out is not None:
         out.write_text(
             json.dumps([step_document(context, step) for step in steps], indent=2) + "\n"
         )
         echo(f"wrote {out}", err=True)
     changes = show_plan(steps, everything=everything)
-    preview(context, graph)
-    if changes:
+    if context:
+        list_manual_steps(context, graph)
+    if is_local:
+        list_impossible(config)
+    preview(context.config if context else config, specs, graph, context.live if context else {})
+    if changes and context:
         raise typer.Exit(1)
 
 
@@ -215,9 +244,8 @@ def create(
 
     if settings().deployment == "local":
         local_stack().start(settings())
-    context, graph = _open(
-        flags, compute=not no_compute, generators=not no_generators, before="create"
-    )
+    config = _settings(compute=not no_compute, generators=not no_generators)
+    context, graph = _open(flags, config, before="create")
     graph = _targeted(graph, target)
     announce_generators(graph)
     try:
@@ -326,7 +354,7 @@ def status(
     for something that is not topicberg's to do."""
     from topicberg_deploy import engine
 
-    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    context, graph = _open(flags, _settings(compute=not no_compute, generators=not no_generators))
     steps = engine.plan(graph, context)
     if as_json:
         echo_json([step_document(context, step) for step in steps])
@@ -406,29 +434,30 @@ def emr_image(
     )
 
 
-def _open(
-    flags: dict[str, Any],
-    *,
-    compute: bool = True,
-    generators: bool = True,
-    before: Command | None = None,
-) -> tuple[DeployContext, list[Resource]]:
+def _settings(*, compute: bool, generators: bool) -> Settings:
     """
     :param compute: False: without an EMR Serverless application
-    :param generators: False: without connectors that generate records
+    :param generators: False: without connectors that generate records"""
+    from topicberg.settings import Settings
+
+    config = Settings() if compute else Settings(compute="none")
+    return config if generators else config.model_copy(update={"generators": False})
+
+
+def _open(
+    flags: dict[str, Any], config: Settings | None = None, before: Command | None = None
+) -> tuple[DeployContext, list[Resource]]:
+    """
+    :param config: by default the settings as they are
     :param before: the command that needs more than the logins
     :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
-    from topicberg.settings import Settings
     from topicberg_deploy.context import open_context
     from topicberg_deploy.platform import resources
     from topicberg_deploy.preflight import check
 
     if flags.get("confluent_api_secret") == "-":
         flags["confluent_api_secret"] = typer.prompt("Confluent API secret", hide_input=True)
-    config = Settings() if compute else Settings(compute="none")
-    if not generators:
-        config = config.model_copy(update={"generators": False})
-    context = open_context(config, flags)
+    context = open_context(config or _settings(compute=True, generators=True), flags)
     context.only_plans = before == "plan"
     check(context, before)
     return context, resources(context.config, context.specs)

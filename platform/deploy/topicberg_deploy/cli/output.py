@@ -11,8 +11,10 @@ from topicberg.cli.compute import load_lake
 from topicberg.cli.output import cell, console, echo
 
 if TYPE_CHECKING:
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
     from topicberg_deploy.context import DeployContext
-    from topicberg_deploy.resource import Resource, Step
+    from topicberg_deploy.resource import Live, Resource, Step
 
 
 def list_kept(context: DeployContext) -> None:
@@ -61,8 +63,11 @@ def announce_generators(graph: list[Resource]) -> None:
     )
 
 
-def step_document(context: DeployContext, step: Step) -> dict[str, Any]:
-    """A step of a plan, for programs."""
+def step_document(context: DeployContext | None, step: Step) -> dict[str, Any]:
+    """Return a step of a plan, for programs.
+
+    :param context: None: the accounts were not read
+    """
     live_id, table_path = _ids(context, step.resource)
     return {
         "resource": step.resource.key,
@@ -115,13 +120,9 @@ def show_plan(steps: list[Step], *, everything: bool) -> int:
     return sum(counts.values())
 
 
-def preview(context: DeployContext, graph: list[Resource]) -> None:
-    """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
-    it meets.
-    """
+def list_manual_steps(context: DeployContext, graph: list[Resource]) -> None:
+    """Print what people have to do in other consoles."""
     from topicberg_deploy.confluent.integrations import CatalogIntegration
-    from topicberg_deploy.costs import AS_OF, costs, usage
-    from topicberg_deploy.uncomputed import uncomputed
 
     list_grants(context)
     for integration in graph:
@@ -131,11 +132,37 @@ def preview(context: DeployContext, graph: list[Resource]) -> None:
             echo(f"to do manually in {integration.catalog.title}:", bold=True)
             for place, step in enumerate(steps, 1):
                 echo(f"  {place}. {step}")
-    if missing := uncomputed(context.config, context.specs, _left_out(context)):
+
+
+def list_impossible(config: Settings) -> None:
+    """Print what the cloud deployment refuses of the specs that the local one has."""
+    from topicberg.topics.loader import impossible_in_confluent
+
+    if config.tableflow == "confluent" and (problems := impossible_in_confluent(config)):
+        echo(
+            "refused in the cloud, unless TOPICBERG_TABLEFLOW=topicberg: Confluent's Tableflow "
+            "cannot do this",
+            bold=True,
+        )
+        for problem in problems:
+            echo(f"  {problem}")
+
+
+def preview(
+    config: Settings, specs: list[TopicSpec], graph: list[Resource], live: dict[str, Live]
+) -> None:
+    """Print what is not computed, what the whole deployment costs, and which quotas it meets.
+
+    :param live: what exists, by key
+    """
+    from topicberg_deploy.costs import AS_OF, costs, usage
+    from topicberg_deploy.uncomputed import uncomputed
+
+    if missing := uncomputed(config, specs, _left_out(config)):
         echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
         for line in missing:
             echo(f"  {line}")
-    resource_costs = costs(graph, context.config, context.live)
+    resource_costs = costs(graph, config, live)
     total = sum(cost.usd for cost in resource_costs)
     kinds: dict[str, list[Any]] = {}
     for cost in resource_costs:
@@ -144,7 +171,7 @@ def preview(context: DeployContext, graph: list[Resource]) -> None:
     for kind, some in sorted(kinds.items(), key=lambda item: -sum(cost.usd for cost in item[1])):
         usd, number = sum(cost.usd for cost in some), f" x {len(some)}" if len(some) > 1 else ""
         echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
-    used = {quota: units for quota, units in usage(graph, context.config).items() if units}
+    used = {quota: units for quota, units in usage(graph, config).items() if units}
     listed = ", ".join(f"{quota.name} {units} of {quota.limit:,}" for quota, units in used.items())
     echo(f"default quotas: {listed}")
     for quota, units in used.items():
@@ -167,13 +194,13 @@ def list_grants(context: DeployContext) -> None:
             echo(f"  {grant}")
 
 
-def _left_out(context: DeployContext) -> list[str]:
+def _left_out(config: Settings) -> list[str]:
     """Return the derived tables that the graph of this deployment does not have."""
-    if context.config.has_spark:
+    if config.has_spark:
         return []
     from topicberg.orchestration.assets.lake import find_derived
 
-    held = load_lake(context.config).derived_by_name
+    held = load_lake(config).derived_by_name
     return sorted({one.name for one in find_derived()} - held.keys())
 
 
@@ -197,9 +224,9 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
     console().print(table)
 
 
-def _ids(context: DeployContext, resource: Resource) -> tuple[str | None, str | None]:
+def _ids(context: DeployContext | None, resource: Resource) -> tuple[str | None, str | None]:
     """Return the id, and of a topic in Tableflow where the table is; None: there is none."""
-    live = context.live.get(resource.key)
+    live = context.live.get(resource.key) if context else None
     return (live.id, live.facts.get("table_path")) if live else (None, None)
 
 

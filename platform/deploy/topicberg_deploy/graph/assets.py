@@ -29,26 +29,21 @@ def asset_key(key: str) -> dg.AssetKey:
 
 
 def platform_keys(config: Settings, specs: Sequence[TopicSpec]) -> set[dg.AssetKey]:
-    """Return the keys of the assets of the platform."""
+    """Return the keys of the assets of the platform, also where the graph does not have them."""
     return {asset_key(one.key) for one in resources(config, list(specs)) if one.wanted}
 
 
-def platform_assets(
-    config: Settings, specs: Sequence[TopicSpec]
-) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """Return the platform as assets; where nothing is deployed, as external ones.
+def platform_assets(config: Settings, specs: Sequence[TopicSpec]) -> list[dg.AssetsDefinition]:
+    """Return the platform as assets, which only a cloud deployment has.
 
-    An external asset has no materializations to miss. After ``topicberg deploy create`` and a
-    reload of the code location each one can be materialized.
+    Locally there is nothing to materialize: ``topicberg deploy`` creates them in the emulators.
     """
-    if config.deployment == "cloud":
-        return [deployed_assets(config, specs)]
-    return [spec for _, spec in _specs(config, specs, deployed=False)]
+    return [deployed_assets(config, specs)] if config.deployment == "cloud" else []
 
 
 def deployed_assets(config: Settings, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
     """Return every resource as an asset that can be materialized by itself."""
-    described = _specs(config, specs, deployed=True)
+    described = _specs(config, specs)
     graph = {spec.key: resource for resource, spec in described}
 
     @dg.multi_asset(
@@ -79,17 +74,13 @@ def deployed_assets(config: Settings, specs: Sequence[TopicSpec]) -> dg.AssetsDe
     return make
 
 
-def _specs(
-    config: Settings, specs: Sequence[TopicSpec], *, deployed: bool
-) -> list[tuple[Resource, dg.AssetSpec]]:
+def _specs(config: Settings, specs: Sequence[TopicSpec]) -> list[tuple[Resource, dg.AssetSpec]]:
     """Return the wanted resources with their assets, which depend on wanted resources only."""
     wanted = {
         resource.key: resource for resource in resources(config, list(specs)) if resource.wanted
     }
     owners = sorted({owner for spec in specs for owner in spec.owners})
     nodes = {key: dg.AssetDep(asset_key(key)) for key in wanted}
-    done = "`topicberg deploy` finds it by its name, and creates or updates it."
-    missing = "Not deployed; `topicberg deploy create` creates it."
     return [
         (
             resource,
@@ -100,8 +91,9 @@ def _specs(
                 kinds={_KINDS[Path(resource.key).parts[0]]},
                 owners=owners,
                 metadata=documentation("cloud.md"),
-                skippable=deployed,  # one that waits, e.g. for a topic's first record
-                description=f"{resource.title}. {done if deployed else missing}",
+                skippable=True,  # one that waits, e.g. for a topic's first record
+                description=f"{resource.title}. `topicberg deploy` finds it by its name, and "
+                "creates or updates it.",
             ),
         )
         for resource in wanted.values()

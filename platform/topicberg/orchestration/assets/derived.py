@@ -50,6 +50,7 @@ from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
+from topicberg.security.text import BULLET
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
@@ -99,10 +100,12 @@ def source_file(function: Callable[..., Any]) -> str:
 def described_columns(docstring: str) -> dict[str, str]:
     """Return column → its description, of the section ``Columns:`` of a docstring.
 
-    A line of the section is ``name: description``; lines that are indented further continue it.
+    A line of the section is ``name: description``; lines that are indented further continue it. An
+    item of a list, and what follows an empty line, is a line of the description.
     """
     descriptions: dict[str, str] = {}
     name, margin, begun = "", None, False
+    before = ""
     for line in docstring.splitlines():
         indent = len(line) - len(line.lstrip())
         if not begun:
@@ -116,8 +119,26 @@ def described_columns(docstring: str) -> dict[str, str]:
                 name = column.strip("`")
                 descriptions[name] = text.strip()
             elif name:
-                descriptions[name] += f" {line.strip()}"
+                is_line = BULLET.match(line) or not before.strip()
+                descriptions[name] += ("\n" if is_line else " ") + line.strip()
+        before = line
     return descriptions
+
+
+def sections_as_lists(docstring: str) -> str:
+    """Return a docstring as Markdown, which would show an indented section as one line."""
+    lines: list[str] = []
+    margin = 0
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if indent and not margin and lines and lines[-1].endswith(":"):
+            margin = indent
+            lines.append("")
+        elif line.strip() and not indent:
+            margin = 0
+        is_entry = line.strip() and indent == margin and margin and not BULLET.match(line)
+        lines.append(f"- {line.strip()}" if is_entry else line[min(margin, indent) :])
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -444,9 +465,10 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool="spark",
         description=f"Iceberg table `{'.'.join(table.identifier)}`, computed by PySpark from "
-        f"{names}.\n\n{derived.description}\n\nA run replaces exactly its partitions. A sensor "
-        "requests the partitions in which records arrived, so partitions without records stay "
-        "unmaterialized. The check `up_to_date` fails if one with records is missing or stale.",
+        f"{names}.\n\n{sections_as_lists(derived.description)}\n\n"
+        "A run replaces exactly its partitions. A sensor requests the partitions in which records "
+        "arrived, so partitions without records stay unmaterialized. The check `up_to_date` fails "
+        "if one with records is missing or stale.",
         metadata={
             "dagster/table_name": ".".join(table.identifier),
             **documentation("add-a-pipeline.md"),

@@ -12,7 +12,7 @@ import dagster as dg
 from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
 from topicberg.extensions import extensions
-from topicberg.orchestration.assets.derived import DerivedTable, derivation
+from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, derivation
 from topicberg.orchestration.assets.registry import (
     OF_TOPICS,
     ComputedTable,
@@ -159,6 +159,12 @@ class Lake:
                 for name, catalog in catalogs().items()
             ]
         return tuple(found)
+
+    @property
+    def row_checks(self) -> list[tuple[DerivedTable, DataCheck]]:
+        """Derived tables and the functions that check their rows, which need Spark Connect."""
+        derived = self.derived if self.config.has_spark else ()
+        return [(table, check) for table in derived for check in table.checks]
 
     def has_blocking_check(self, table: Table) -> bool:
         """Return whether a check of the project prevents the computation of what follows."""

@@ -23,7 +23,7 @@ from topicberg.charts import markdown_table
 from topicberg.documents import address_of
 from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
 from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, summary
-from topicberg.security.text import markdown_line
+from topicberg.security.text import markdown_lines
 from topicberg.topics.spec import metadata_description
 
 SAMPLE_ROWS = 10
@@ -51,7 +51,7 @@ def column_schema(schema: Schema) -> TableSchema:
             TableColumn(
                 name=field.name,
                 type=str(field.field_type),
-                description=markdown_line(field.doc)
+                description=markdown_lines(field.doc)
                 if field.doc
                 else metadata_description(field.name),
                 constraints=TableColumnConstraints(nullable=not field.required),

@@ -14,6 +14,7 @@ from topicberg.checks.check import TableCheck
 from topicberg.orchestration.assets.metadata import copied_columns, documentation
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.resources import Lakehouse, Snowflake
+from topicberg.security.text import markdown_lines
 from topicberg.settings import settings
 
 
@@ -51,7 +52,11 @@ class SnowflakeTables:
             metadata={
                 "dagster/column_schema": dg.TableSchema(
                     columns=[
-                        dg.TableColumn(column.name, column.type, column.comment)
+                        dg.TableColumn(
+                            column.name,
+                            column.type,
+                            column.comment and markdown_lines(column.comment),
+                        )
                         for column in seen.columns
                     ]
                 ),

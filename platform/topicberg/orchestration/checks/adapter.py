@@ -41,9 +41,8 @@ def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
     for table, system, checks in lake.checks:
         if not table.is_independent(lake):
             yield definition(table, system, checks)
-    for derived in lake.derived if lake.config.has_spark else ():
-        for check in derived.checks:
-            yield data_check(check, derived, lake)
+    for derived, check in lake.row_checks:
+        yield data_check(check, derived, lake)
 
 
 def check_specs(

@@ -32,11 +32,11 @@ class CheckKeys:
     def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:
         """Return the checks that belong into each run that computes or registers these tables."""
         keys = [key for name in dict.fromkeys(names) for _, key in self._of_table.get(name, ())]
-        for derived in self._lake.derived:
-            if derived.name in names:
-                asset = self._lake.table(derived).key("iceberg")
-                keys += [dg.AssetCheckKey(asset, check.__name__) for check in derived.checks]
-        return keys
+        return keys + [
+            dg.AssetCheckKey(self._lake.table(derived).key("iceberg"), check.__name__)
+            for derived, check in self._lake.row_checks
+            if derived.name in names
+        ]
 
     def blocking(self, name: str) -> list[dg.AssetCheckKey]:
         """Return the checks of a table that prevent runs from computing with it."""
