@@ -22,13 +22,14 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from test_folding import Connector, changed_topic, random_source, rows_of
 
 from topicberg import kafka
+from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM
 from topicberg.kafka.offsets import Ranges
-from topicberg.tableflow import old_values
+from topicberg.tableflow import control, old_values
 from topicberg.tableflow import reread as reread_module
 from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
@@ -290,6 +291,44 @@ def test_engine_rows_that_a_user_accepts_stay(make_lake: MakeLake) -> None:
     assert len(lake.rows()) == len(rows) + 2
     with pytest.raises(SpecError, match="write mode append"):
         lake.reread()
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
+    make_lake: MakeLake,
+    write_mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lake = make_lake(write_mode, 2)
+    before = changed(lake)
+    spec, config = lake.topic.spec, lake.topic.config
+    lake.overwrite(before)
+    with pytest.raises(TableflowError, match="another writer"):
+        lake.commit()
+    control.enable(config, spec.name)
+    monkeypatch.setattr(command, "settings", lambda: config)
+    monkeypatch.setattr(command, "_open", lambda _: (spec, lake.table, lake.topic.endpoints))
+    command.resume(spec.name)
+    said = capsys.readouterr().err
+    lost = "lost 3 rows" if write_mode == "upsert" else "lost 4 rows"
+    assert str(lake.head.snapshot_id) in said
+    assert lost in said
+    assert "reread shop.customers` still sets the table to the snapshot before" in said
+    if write_mode == "append":
+        assert "After it, run `topicberg tableflow disable shop.customers --drop-table`" in said
+        lake.reread()
+        lake.commit()
+        assert lake.rows() == lake.expected()
+        return
+    assert "reread shop.customers` deletes rows that are not the newest of a key" in said
+    lake.produce(k9="z")
+    lake.commit()
+    lake.reread()
+    lost_rows = {("k1", "new"), ("k2", "new"), ("k7", "new")}
+    assert set(lake.rows()) == {*lake.expected(), ("k1", "old"), ("k2", "old")} - lost_rows
+    command.resume(spec.name)
+    assert not capsys.readouterr().err, "nothing is to accept any more"
 
 
 def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> None:
