@@ -247,16 +247,16 @@ def _create(
         return catalog.load_table(identifier)
 
 
-def _with_existing(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
+def _with_existing(spec: TopicSpec, schema: Schema, existing: Schema) -> Schema:
     """Return the columns with those raw bytes of keys that a table of an earlier version has.
 
     Without the headers, which stay the map or the list of the table.
     """
-    if (headers := spec.metadata_column(HEADERS)) in held.column_names:
+    if (headers := spec.metadata_column(HEADERS)) in existing.column_names:
         schema = Schema(*(field for field in schema.fields if field.name != headers))
-    if spec.key.format != "string" or KEY not in held.column_names:
+    if spec.key.format != "string" or KEY not in existing.column_names:
         return schema
-    if not isinstance(held.find_field(KEY).field_type, BinaryType):
+    if not isinstance(existing.find_field(KEY).field_type, BinaryType):
         return schema
     raw = NestedField(schema.find_field(KEY).field_id, KEY, BinaryType(), required=False)
     return Schema(*(raw if field.name == KEY else field for field in schema.fields))
