@@ -51,7 +51,7 @@ from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics
 from topicberg.topics.schema import Part
-from topicberg.topics.spec import TopicSpec, default_subject
+from topicberg.topics.spec import HEADERS, TopicSpec, default_subject
 
 MAX_RECORDS = 1_000
 _EPOCH, _EXACT = datetime(1970, 1, 1), Context(prec=80)
@@ -73,7 +73,7 @@ class PeekedRecord:
     timestamp: str | None
     key: Any
     value: Any
-    headers: dict[str, Any]
+    headers: dict[str, Any] | list[dict[str, Any]]
     schema_id: int | str | None
     problem: str | None
     notes: Sequence[str] = ()
@@ -181,14 +181,17 @@ class _Decoder:
             problems.insert(0, "the record has no key to upsert by")
         may_delete = self._spec.write_mode == "upsert" or self._spec.changelog is not None
         if headers is None and not (may_delete and raw["value"] is None):
-            problems.insert(0, wrong_header(self._spec.metadata_column("headers")))
+            problems.insert(0, wrong_header(self._spec.metadata_column(HEADERS)))
+        pairs = [(name, _bytes(value)) for name, value in headers or ()]
         return PeekedRecord(
             partition=message.partition() or 0,
             offset=message.offset() or 0,
             timestamp=_moment(milliseconds) if kind else None,
             key=shown["key"],
             value=shown["value"],
-            headers={name: _bytes(value) for name, value in headers or ()},
+            headers=[{"key": name, "value": value} for name, value in pairs]
+            if self._spec.table.headers == "list"
+            else dict(pairs),
             schema_id=ids["value"] if self._names_schemas else None,
             problem="; ".join(problems) or None,
             notes=notes,

@@ -125,6 +125,21 @@ class MemoryTopic:
     def ingestor(self) -> Ingestor:
         return Ingestor(self.spec, self.endpoints, self.config)
 
+    def interrupted(self, work: Callable[[], object]) -> Ingestor:
+        """Return a second engine: ``work`` is done when its first commit is on its way."""
+        todo = [work]
+
+        class Catalog(SqlCatalog):
+            def commit_table(self, *given: Any) -> Any:
+                for each in todo[:]:
+                    todo.clear()
+                    each()
+                return super().commit_table(*given)
+
+        catalog = Catalog("memory", **self.catalog.properties)
+        endpoints = SimpleNamespace(**{**vars(self.endpoints), "catalog": lambda _: catalog})
+        return Ingestor(self.spec, cast("Any", endpoints), self.config)
+
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (
             self.catalog.load_table(self.spec.table_identifier(self.config))

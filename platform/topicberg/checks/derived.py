@@ -32,6 +32,7 @@ from topicberg.transforms.publish import published_snapshot
 from topicberg.transforms.unread import Known, SourceTable, computable, held, late_rows, unread
 from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
+from topicberg.transforms.windows import FOREVER
 from topicberg.wording import count
 
 ALLOWED_MINUTES = 30
@@ -90,6 +91,16 @@ def derived_check(
         f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
         "the function that the code has."
     )
+    aheads = {source.table[1]: plan.ahead(source) for source in plan.windowed}
+    limits = [
+        f"`{source}` up to {age(ahead.total_seconds())} after it"
+        for source, ahead in aheads.items()
+        if ahead and ahead != FOREVER
+    ]
+    if limits:
+        description += (
+            f" A partition reads rows of {', of '.join(limits)}, and joins no later ones."
+        )
     return TableCheck("up_to_date", description, evaluate)
 
 

@@ -154,11 +154,21 @@ def disable(
 
 
 def resume(topic: Topic) -> None:
-    """Let a suspended topic try again now; it also does so by itself every 30 seconds."""
-    from topicberg.tableflow import control
+    """Let a suspended topic try again now; it also does so by itself every 30 seconds.
 
+    What other writers did to the rows of its table is accepted.
+    """
+    from topicberg.tableflow import control
+    from topicberg.tableflow.foreign_commits import changed_by_others
+
+    changed = None
+    with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why
+        spec, table, _ = _open(topic)
+        changed = changed_by_others(table, spec)
     control.resume(settings(), topic)
     echo(f"{topic}: the engine tries again")
+    if changed is not None:
+        echo(f"{topic}: {changed.accepted(spec)}", fg="yellow", err=True)
 
 
 def skip(

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.transforms import TruncateTransform
+from pyiceberg.types import MapType
 
 from topicberg.formats.columnar.columns import Buffers, BuffersFullError, arrow_type, columns_of
 from topicberg.formats.columnar.framing import (
@@ -54,7 +55,7 @@ from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, h
 from topicberg.tableflow.writers import (
     MessageDecoder,
 )
-from topicberg.topics.spec import EVENT_TIME, RAW_KEY
+from topicberg.topics.spec import EVENT_TIME, HEADERS, RAW_KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -391,7 +392,7 @@ def _unreadable(
         )
     }
     for number in wrong_headers:
-        reasons.setdefault(number, MalformedError(wrong_header(plan.columns["headers"])))
+        reasons.setdefault(number, MalformedError(wrong_header(plan.columns[HEADERS])))
     if plan.upserts is None and plan.changes is None:
         return reasons
     has_key, has_value = (
@@ -653,7 +654,7 @@ def _metadata(
             pa.array(np.zeros(count, np.int32)), pa.array([plan.topic])
         ),
         "partition": pa.array(records.partitions[rows]),
-        "headers": _headers(records, wrong_headers, first, to, is_row),
+        HEADERS: _headers(plan, records, wrong_headers, first, to, is_row),
         "leader-epoch": pa.nulls(count, pa.int32()),
         "offset": pa.array(records.offsets[rows]),
         "timestamp": micros.cast(pa.timestamp("us", "UTC")),
@@ -665,14 +666,17 @@ def _metadata(
 
 
 def _headers(
+    plan: ReadPlan,
     records: Records,
     wrong_headers: Sequence[int],
     first: int,
     to: int,
     is_row: NDArray[np.bool_],
 ) -> pa.Array:
-    """Return the headers; of several with the same name, a record has the last one."""
-    kind = pa.map_(pa.string(), pa.binary())
+    """Return the headers: of a table with a map, the last one of each name."""
+    pair = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
+    is_map = isinstance(plan.target.schema.find_type(plan.columns[HEADERS]), MapType)
+    kind = pa.map_(pa.string(), pa.binary()) if is_map else pa.list_(pa.struct(pair))
     ends = records.header_ends[first : to + 1]
     begin, end = int(ends[0]), int(ends[-1])
     if begin == end:
@@ -681,7 +685,9 @@ def _headers(
     # Names that are not UTF-8 are those of records that do not become rows: tombstones, too.
     is_read = is_row.copy()
     is_read[[number - first for number in wrong_headers if first <= number < to]] = False
-    wanted = np.repeat(is_read, counts) & (records.is_repeated_header[begin:end] == 0)
+    wanted = np.repeat(is_read, counts)
+    if is_map:
+        wanted &= records.is_repeated_header[begin:end] == 0
     names, values = (records.header_offsets[part, begin : end + 1] for part in (0, 1))
     keys = pa.Array.from_buffers(
         pa.binary(), end - begin, [None, pa.py_buffer(names), pa.py_buffer(records.headers)]
@@ -689,8 +695,7 @@ def _headers(
     data = records.headers[records.size :]
     items = _binary(data, values.astype(np.int64), records.has_header_value[begin:end])
     entries = pa.StructArray.from_arrays(
-        [_chosen(keys, wanted).cast(pa.string()), _chosen(items, wanted)],
-        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())],
+        [_chosen(keys, wanted).cast(pa.string()), _chosen(items, wanted)], fields=pair
     )
     of_row = np.repeat(np.arange(to - first), counts)[wanted]
     sizes = np.bincount(of_row, minlength=to - first)[is_row]

@@ -294,6 +294,7 @@ class Ingestor:
             discard(table.io, written.files)
             raise
         done = replace(self._committer.commit(plan, written), unproven=unproven)
+        self._log.note_commit({**committed.last_records, **written.last_records})
         self.loader.held_ms = now_ms
         self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)
         return done

@@ -48,6 +48,7 @@ from topicberg.iceberg.summaries import (
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.retry import conflicts
 from topicberg.settings import Settings
+from topicberg.tableflow.waiting import start_again
 from topicberg.topics import TopicSpec, requests
 from topicberg.topics.spec import OFFSET, PARTITION
 from topicberg.wording import count, listed
@@ -100,6 +101,21 @@ class ForeignCommits:
         return (
             f"{noun} {listed(names, _NAMED)} of {moment}, written by {self.writer}, "
             f"{' and '.join(filter(None, changed))} of snapshot {self.before.snapshot_id}"
+        )
+
+    def accepted(self, spec: TopicSpec) -> str:
+        """Return which rows stay wrong if a user accepts these commits, and how to repair them."""
+        command = f"`topicberg tableflow reread {spec.name}`"
+        if spec.write_mode == "upsert" and spec.changelog is None:
+            later = (
+                f"After it, {command} deletes rows that are not the newest of a key of the topic"
+            )
+            later += ", but brings back none that is lost" if self.missing else ""
+        else:
+            later = f"After it, {start_again(spec.name)}"
+        return (
+            f"the rows of its table stay as they are now: {self.what}. Until the engine's next "
+            f"commit, {command} still sets the table to the snapshot before. {later}"
         )
 
 

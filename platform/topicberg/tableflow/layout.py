@@ -43,6 +43,7 @@ from topicberg.tableflow.meanings import without_comments
 from topicberg.topics.schema import SECTIONS, Part
 from topicberg.topics.spec import (
     EVENT_TIME,
+    HEADERS,
     PARTITION,
     RAW_KEY,
     SOURCE_POSITION,
@@ -56,13 +57,13 @@ VALUE: Final = "value"
 _METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
     "topic": lambda _: StringType(),
     PARTITION: lambda _: IntegerType(),
-    "headers": lambda ids: MapType(next(ids), StringType(), next(ids), BinaryType(), False),
+    HEADERS: lambda ids: MapType(next(ids), StringType(), next(ids), BinaryType(), False),
     "leader-epoch": lambda _: IntegerType(),
     "offset": lambda _: LongType(),
     "timestamp": lambda _: TimestamptzType(),
     "timestamp-type": lambda _: StringType(),
 }
-METADATA_COLUMNS = (*(name for name in _METADATA_TYPES if name != "headers"), RAW_KEY)
+METADATA_COLUMNS = (*(name for name in _METADATA_TYPES if name != HEADERS), RAW_KEY)
 """The metadata columns of simple types."""
 
 
@@ -332,9 +333,10 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     value = layout.value.fields(ids)
     names = {field.name for field in value}
     key = [field for field in layout.key.fields(ids) if field.name not in names]
+    types = _METADATA_TYPES | ({HEADERS: _header_list} if spec.table.headers == "list" else {})
     metadata = [
         NestedField(next(ids), spec.metadata_column(name), make_type(ids), required=False)
-        for name, make_type in _METADATA_TYPES.items()
+        for name, make_type in types.items()
     ]
     metadata += [
         NestedField(
@@ -376,6 +378,15 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             "name from the registry",
         )
     return Schema(*fields, *metadata)
+
+
+def _header_list(ids: Iterator[int]) -> IcebergType:
+    """Return the type of headers that are a list, whose names may be repeated."""
+    pair = StructType(
+        NestedField(next(ids), "key", StringType(), required=False),
+        NestedField(next(ids), "value", BinaryType(), required=False),
+    )
+    return ListType(next(ids), pair, element_required=False)
 
 
 def _change_type(name: str, layout: Layout) -> IcebergType:

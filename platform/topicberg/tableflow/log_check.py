@@ -2,8 +2,9 @@
 
 A log that was put back, or cut by a leader that lacked records, may grow again to any end. So the
 last record of each partition that the table has is compared with the log when the engine starts,
-after an error and under each new leader: at other times, no broker can have another log. That the
-log differs is recorded in the table, because later nothing may be left to compare.
+after an error, under each new leader, and when another engine has committed it: at other times, no
+broker can have another log. That the log differs is recorded in the table, because later nothing
+may be left to compare.
 
 Source: KIP-320, "Allow fetchers to detect and handle log truncation".
 """
@@ -53,14 +54,23 @@ class LogCheck:
 
     def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
         self._spec, self._endpoints, self._config = spec, endpoints, config
-        self._epochs: Offsets = {}
-        """By partition, the epoch of the leader whose log was compared; -1: it has none."""
+        self._compared: dict[int, tuple[int, LastRecord]] = {}
+        """By partition, the epoch of the leader whose log has a record, -1: it has none, and that
+        record, which was compared or committed."""
         self.unproven: Offsets = {}
         """Partition → offset of the table's last record, where the log no longer has it."""
 
     def forget(self) -> None:
         """Compare all partitions again in the next step."""
-        self._epochs = {}
+        self._compared = {}
+
+    def note_commit(self, last_records: LastRecords) -> None:
+        """Note the last records of the table after a batch of the log that was compared."""
+        self._compared = {
+            p: (epoch, last_records[p])
+            for p, (epoch, _) in self._compared.items()
+            if p in last_records
+        }
 
     def check(
         self, table: Table, offsets: Offsets, last_records: LastRecords, log: kafka.TopicLog
@@ -83,7 +93,7 @@ class LogCheck:
         wanted = {
             p: record
             for p, record in last.items()
-            if recorded is not None or self._epochs.get(p) != log.epochs.get(p, -1)
+            if recorded is not None or self._compared.get(p) != (log.epochs.get(p, -1), record)
         }
         if wanted:
             current = find_records(self._endpoints, self._spec.name, wanted, log.beginning)
@@ -108,7 +118,7 @@ class LogCheck:
                 "table holds, offset %d, was compacted or deleted, or cannot be read",
                 *(self._spec.name, p, self.unproven[p]),
             )
-        self._epochs |= {p: log.epochs.get(p, -1) for p in wanted}
+        self._compared |= {p: (log.epochs.get(p, -1), record) for p, record in wanted.items()}
 
     def has_changed(self, log: kafka.TopicLog, partitions: Iterable[int]) -> bool:
         """Return whether partitions may have another log since this one was looked up."""

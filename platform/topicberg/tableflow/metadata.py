@@ -24,4 +24,4 @@ def wrong_header(column: str) -> str:
 
     :param column: the metadata column
     """
-    return f"field {column} (map): a name is not UTF-8"
+    return f"field {column}: a name is not UTF-8"

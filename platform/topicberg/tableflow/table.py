@@ -55,7 +55,7 @@ from topicberg.tableflow.waiting import (
     start_again,
     unapplied,
 )
-from topicberg.topics.spec import PartitionField, TopicSpec
+from topicberg.topics.spec import HEADERS, PartitionField, TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def ensure_table(
         return table
     require_spark(table)
     check_table(table, spec, identity)
-    _evolve(table, spec, _with_held_key(spec, schema, table.schema()), older)
+    _evolve(table, spec, _with_existing(spec, schema, table.schema()), older)
     keep_bounds(table, _bounded_columns(spec))
     _set_missing(table, formats(spec))  # of a table that an earlier version created
     note_identity(table, identity)
@@ -247,11 +247,16 @@ def _create(
         return catalog.load_table(identifier)
 
 
-def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
-    """Return the columns with those raw bytes of keys that a table of an earlier version has."""
-    if spec.key.format != "string" or KEY not in held.column_names:
+def _with_existing(spec: TopicSpec, schema: Schema, existing: Schema) -> Schema:
+    """Return the columns with those raw bytes of keys that a table of an earlier version has.
+
+    Without the headers, which stay the map or the list of the table.
+    """
+    if (headers := spec.metadata_column(HEADERS)) in existing.column_names:
+        schema = Schema(*(field for field in schema.fields if field.name != headers))
+    if spec.key.format != "string" or KEY not in existing.column_names:
         return schema
-    if not isinstance(held.find_field(KEY).field_type, BinaryType):
+    if not isinstance(existing.find_field(KEY).field_type, BinaryType):
         return schema
     raw = NestedField(schema.find_field(KEY).field_id, KEY, BinaryType(), required=False)
     return Schema(*(raw if field.name == KEY else field for field in schema.fields))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import BinaryType
+from pyiceberg.types import BinaryType, MapType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
@@ -23,7 +23,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import changed_identity
 from topicberg.tableflow.layout import KEY
 from topicberg.topics import TopicSpec
-from topicberg.topics.spec import PARTITION, partition_field_text
+from topicberg.topics.spec import HEADERS, PARTITION, partition_field_text
 
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
@@ -151,6 +151,15 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
                 f"its table was created with {field} {before}, the spec says {now}: rows before "
                 "the change keep what they have",
                 f"set `{field}: {before}`, or {start_again(spec.name)}",
+            )
+    name = spec.metadata_column(HEADERS)
+    if name in table.schema().column_names:
+        kind = "map" if isinstance(table.schema().find_type(name), MapType) else "list"
+        if kind != spec.table.headers:
+            yield WaitingChange(
+                spec.name,
+                f"the column {name} of its table is a {kind}, the spec says {spec.table.headers}",
+                f"set `table.headers: {kind}`, or {start_again(spec.name)}",
             )
     if spec.table.format_version > table.format_version:
         yield WaitingChange(

@@ -359,6 +359,12 @@ def _delta_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
         )
 
 
+@_rule("table.headers")
+def _headers_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    if spec.table.headers == "list" and not config.own_engine:
+        yield "table.headers", "list is only for topicberg's engine: Confluent's writes a map"
+
+
 @_rule("tableflow.error_handling")
 def _dead_letters_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     handling = spec.tableflow.error_handling

@@ -42,6 +42,7 @@ MAX_NAME = 249
 """Kafka's longest topic name; Glue and Snowflake allow 255 characters."""
 PARTITION = "partition"
 OFFSET = "offset"
+HEADERS = "headers"
 RAW_KEY = "raw-key"
 EVENT_TIME = "event-time"
 UNKNOWN_FIELDS = "unknown-fields"
@@ -53,13 +54,14 @@ SOURCE_SNAPSHOT = "source-snapshot"
 METADATA_TYPES = {
     "topic": "string",
     PARTITION: "int",
-    "headers": "map",
+    HEADERS: "map",
     "leader-epoch": "int",
     "offset": "long",
     "timestamp": "timestamptz",
     "timestamp-type": "string",
 }
-"""Tableflow's metadata columns without their prefix, and their Iceberg types."""
+"""Tableflow's metadata columns without their prefix, and their Iceberg types; see
+:attr:`TableSpec.headers` for another one."""
 CHANGE_TYPES = {
     OP: "string",
     SOURCE_TIMESTAMP: "timestamptz",
@@ -72,7 +74,7 @@ CHANGE_TYPES = {
 _METADATA_DESCRIPTIONS = {
     "topic": "Kafka topic of the record",
     PARTITION: "Kafka partition of the record",
-    "headers": "headers of the Kafka record; of several with one name, the last",
+    HEADERS: "headers of the Kafka record; a map has the last one of a name",
     "leader-epoch": "epoch of the partition's leader when the record was written",
     "offset": "offset of the record in its Kafka partition",
     "timestamp": "timestamp of the Kafka record, see the column of its timestamp type",
@@ -377,6 +379,10 @@ class TableSpec(SpecModel):
     format_version: Literal[2, 3] = 2
     """Iceberg's format version of a new table. Version 3 has deletion vectors and row lineage, and
     not every reader supports it: see docs/tableflow.md. An existing table keeps its version."""
+    headers: Literal["map", "list"] = "map"
+    """The column of a record's headers. ``map``: name → value, of repeated names the last one's;
+    ``list``: structs of ``key`` and ``value`` in the record's order, so that all are kept. An
+    existing table keeps its column."""
 
     @cached_property
     def partition_fields(self) -> tuple[PartitionField, ...]:
@@ -750,7 +756,8 @@ class TopicSpec(SpecModel):
         columns = dict(key.columns) if key else {"key": raw}
         raw = "string" if self.value_schema.is_text else "binary"
         columns |= value.columns if value else {"value": raw}
-        metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
+        types = METADATA_TYPES | {HEADERS: self.table.headers}
+        metadata = {self.metadata_column(name): kind for name, kind in types.items()}
         if self.payload_time is not None:
             metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"
         metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}

@@ -22,6 +22,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from test_folding import Connector, changed_topic, random_source, rows_of
 
 from topicberg import kafka
+from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import commit_update, set_ref
@@ -29,7 +30,7 @@ from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM, TRIMMED
 from topicberg.kafka.offsets import Ranges
-from topicberg.tableflow import old_values
+from topicberg.tableflow import control, old_values
 from topicberg.tableflow import reread as reread_module
 from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
@@ -315,6 +316,44 @@ def test_engine_rows_in_a_file_of_another_format_continues(make_lake: MakeLake) 
     change.commit()
     lake.produce(k9="z")
     lake.commit()
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
+    make_lake: MakeLake,
+    write_mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lake = make_lake(write_mode, 2)
+    before = changed(lake)
+    spec, config = lake.topic.spec, lake.topic.config
+    lake.overwrite(before)
+    with pytest.raises(TableflowError, match="another writer"):
+        lake.commit()
+    control.enable(config, spec.name)
+    monkeypatch.setattr(command, "settings", lambda: config)
+    monkeypatch.setattr(command, "_open", lambda _: (spec, lake.table, lake.topic.endpoints))
+    command.resume(spec.name)
+    said = capsys.readouterr().err
+    lost = "lost 3 rows" if write_mode == "upsert" else "lost 4 rows"
+    assert str(lake.head.snapshot_id) in said
+    assert lost in said
+    assert "reread shop.customers` still sets the table to the snapshot before" in said
+    if write_mode == "append":
+        assert "After it, run `topicberg tableflow disable shop.customers --drop-table`" in said
+        lake.reread()
+        lake.commit()
+        assert lake.rows() == lake.expected()
+        return
+    assert "reread shop.customers` deletes rows that are not the newest of a key" in said
+    lake.produce(k9="z")
+    lake.commit()
+    lake.reread()
+    lost_rows = {("k1", "new"), ("k2", "new"), ("k7", "new")}
+    assert set(lake.rows()) == {*lake.expected(), ("k1", "old"), ("k2", "old")} - lost_rows
+    command.resume(spec.name)
+    assert not capsys.readouterr().err, "nothing is to accept any more"
 
 
 def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> None:

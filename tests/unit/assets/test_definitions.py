@@ -16,6 +16,7 @@ from pyiceberg.exceptions import ServerError
 
 from definitions import defs
 from topicberg.checks.check import computation_command
+from topicberg.checks.derived import derived_check
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
@@ -543,6 +544,9 @@ def test_derivation_has_a_window_for_each_source() -> None:
     plan = derivation(table, lake)
     assert [each.lookahead for each in plan.sources] == [None, days]
     assert plan.reads_around
+    described = derived_check("paid", plan.name, 30, plan, lambda *_: []).description
+    read = f"reads rows of `{users.name}` up to 2.0 days after it, and joins no later ones."
+    assert described.endswith(read)
     reached = {watch.origin.root.name: watch.lookahead for watch in watches(lake) if watch.derived}
     assert reached == {trades.name: timedelta(), users.name: days}
     for wrong, message in (

@@ -62,14 +62,15 @@ class Pair:
             self.source.append(pa.Table.from_pylist(rows, schema=schema_to_pyarrow(SCHEMA)))
 
     max_lateness: timedelta | None = None
+    lookahead = timedelta()
 
     def begin(self, reach: timedelta = timedelta()) -> tuple[int | None, dict[str, Any]]:
         """What a run reads before it computes: the source's head, and what is unread of it."""
         if self.table is None:
             self.table = self.catalog.create_table(f"shop.totals{self.number}", SCHEMA)
         head = self.source.refresh().current_snapshot()
-        limit = self.max_lateness
-        sources = {NAME: SourceTable(self.source, "at", reach, max_lateness=limit)}
+        windows = reach, self.lookahead
+        sources = {NAME: SourceTable(self.source, "at", *windows, max_lateness=self.max_lateness)}
         return head.snapshot_id if head else None, unread(self.table.refresh(), "at", sources)
 
     def compute(
@@ -119,7 +120,11 @@ class Pair:
         found = check_up_to_date(
             self.table.refresh() if self.table else None,
             "at",
-            {NAME: SourceTable(self.source, "at", reach, max_lateness=self.max_lateness)},
+            {
+                NAME: SourceTable(
+                    self.source, "at", reach, self.lookahead, max_lateness=self.max_lateness
+                )
+            },
             allowed,
             datetime.now(UTC) + timedelta(minutes=minutes),
             self.before if remember else None,
@@ -457,6 +462,31 @@ def test_rows_that_come_later_than_the_limit_are_counted_and_not_computed(pair: 
     assert pair.check(60).facts["late_rows"] == 3
     pair.compute(3, 3)  # a user requested it
     assert pair.check(60).facts["late_rows"] == 1
+
+
+def test_late_partner_marks_all_hours_that_read_it_and_counts_where_they_are_too_old(
+    pair: Pair,
+) -> None:
+    old = (datetime.now(UTC) - START) // timedelta(hours=1)
+    pair.lookahead, pair.max_lateness = timedelta(hours=3), timedelta(hours=48)
+    pair.arrive(0, old)
+    pair.check()
+    pair.compute(0, old)
+    assert pair.check(60).facts["late_rows"] == 0
+    pair.arrive(old - 20)
+    assert not pair.check(60).passed
+    assert pair.asked == [f"{old - hours:02}" for hours in (23, 22, 21, 20)]
+    pair.compute(old - 23, old - 20)
+    assert pair.check(60).facts["late_rows"] == 0, "every hour that reads it is computed"
+    pair.arrive(old - 46)
+    assert not pair.check(60).passed
+    assert pair.asked == [f"{old - hours:02}" for hours in (48, 47, 46)]
+    pair.compute(old - 48, old - 46)
+    found = pair.check(60)
+    assert found.passed
+    assert found.facts["late_rows"] == 1, "the hour before the limit is not computed"
+    pair.compute(old - 49, old - 49)
+    assert pair.check(60).facts["late_rows"] == 0
 
 
 def test_an_upsert_view(pair: Pair) -> None:

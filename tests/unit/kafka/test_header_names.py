@@ -81,9 +81,9 @@ def test_key_of_such_a_record_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("write_mode", "value", "problem"),
     [
-        ("append", b"value", "field $$headers (map): a name is not UTF-8"),
-        ("append", None, "field $$headers (map): a name is not UTF-8"),
-        ("upsert", b"value", "field $$headers (map): a name is not UTF-8"),
+        ("append", b"value", "field $$headers: a name is not UTF-8"),
+        ("append", None, "field $$headers: a name is not UTF-8"),
+        ("upsert", b"value", "field $$headers: a name is not UTF-8"),
         ("upsert", None, None),
     ],
 )

@@ -337,6 +337,47 @@ def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit
         assert one.values() == before
 
 
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_log_put_back_while_another_engine_commits_suspends_both_engines(write_mode: str) -> None:
+    with site(write_mode) as one:
+        one.produce(0, 60)
+        assert one.turn() == "RUNNING"
+        one.copy()
+        one.produce(0, 40)
+
+        def put_back() -> None:
+            one.put_back(0)
+            assert one.turn() == "RUNNING", "its table ends where the log does"
+
+        other = one.topic.interrupted(put_back)
+        assert other.step().end_offsets[0] == 100
+        before = one.values()
+        one.produce(0, 80)
+        assert one.turn() == "SUSPENDED", "with the leader that it has compared"
+        with pytest.raises(TableflowError, match="another record at offset 99"):
+            other.step()
+        assert one.values() == before
+
+
+def test_engine_compares_the_log_after_commits_of_another_engine_only() -> None:
+    with site() as one:
+        other = one.topic.ingestor()
+        for _ in range(2):
+            one.produce(0, 3)
+            one.turn()
+        compared = one.topic.compared
+        one.produce(0, 3)
+        one.turn()
+        assert one.topic.compared == compared
+        one.produce(0, 3)
+        other.step()
+        compared = one.topic.compared
+        one.turn()
+        one.turn()
+        assert one.topic.compared == compared + 1
+        one.verify()
+
+
 def forget_last_records(one: Site) -> None:
     """Leave the table as earlier versions of topicberg did."""
     table = one.topic.ingestor().table()

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import (
+    BinaryType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
 from typer.testing import CliRunner, Result
 
 from topicberg import kafka
@@ -33,6 +42,7 @@ COLUMNS = Schema(
     NestedField(2, "region", StringType(), required=False),
     NestedField(3, "$$timestamp", TimestamptzType(), required=False),
     NestedField(4, "$$partition", LongType(), required=False),
+    NestedField(5, "$$headers", MapType(6, StringType(), 7, BinaryType(), False), required=False),
 )
 PARTITIONING = ("hour($$timestamp)", "bucket[4](id)")
 
@@ -109,8 +119,20 @@ def test_unapplied_of_the_same_spec_is_nothing(held: Table) -> None:
             "has format version 2, the spec says 3",
             "run `topicberg tableflow upgrade orders`, which cannot be undone",
         ),
+        (
+            {"table": {"partitioning": list(PARTITIONING), "headers": "list"}},
+            "the column $$headers of its table is a map, the spec says list",
+            "set `table.headers: map`, or run `topicberg tableflow disable orders --drop-table`",
+        ),
     ],
-    ids=["partitioning", "no partitioning", "schema.format", "key.format", "format_version"],
+    ids=[
+        "partitioning",
+        "no partitioning",
+        "schema.format",
+        "key.format",
+        "format_version",
+        "headers",
+    ],
 )
 def test_change_of_an_existing_table_is_reported_with_what_to_do(
     held: Table,
@@ -129,6 +151,21 @@ def test_change_of_an_existing_table_is_reported_with_what_to_do(
         for _ in range(3):
             ensure_table(held.catalog, spec(**fields), config, COLUMNS)
     assert caplog.messages == [f"topic orders: {change}"]
+
+
+@pytest.mark.parametrize("kind", ["map", "list"])
+def test_headers_of_a_table_stay_what_they_are(config: Settings, tmp_path: Path, kind: str) -> None:
+    pair = StructType(*(NestedField(8 + n, name, BinaryType()) for n, name in enumerate("kv")))
+    headers = NestedField(5, "$$headers", ListType(6, pair, element_required=False), required=False)
+    lists = Schema(*COLUMNS.fields[:4], headers)
+    columns, other = (COLUMNS, lists) if kind == "map" else (lists, COLUMNS)
+    catalog, table = catalog_in(tmp_path), {"partitioning": list(PARTITIONING)}
+    before = ensure_table(catalog, spec(table=table | {"headers": kind}), config, columns)
+    changed = {"map": "list", "list": "map"}[kind]
+    after = ensure_table(catalog, spec(table=table | {"headers": changed}), config, other)
+    assert after.schema() == before.schema()
+    assert len([*unapplied(after, spec(table=table | {"headers": changed}))]) == 1
+    assert not [*unapplied(after, spec(table=table | {"headers": kind}))]
 
 
 def test_table_of_an_earlier_version_takes_the_formats_of_its_spec(

@@ -96,15 +96,33 @@ def test_delta_tables_of_confluents_tableflow(
     assert all(reason in one.reason for one in found if reason)
 
 
-def test_dead_letter_topic_with_a_period_is_refused_for_confluents_tableflow(
-    project: Project,
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (
+            {"tableflow": {"error_handling": {"mode": "LOG", "target": "orders.errors"}}},
+            "tableflow.error_handling.target",
+        ),
+        ({"table": {"headers": "list"}}, "table.headers"),
+    ],
+)
+def test_spec_of_the_own_engine_only_is_refused_for_confluents_tableflow(
+    project: Project, fields: dict[str, Any], field: str
 ) -> None:
-    handling = {"mode": "LOG", "target": "orders.errors"}
-    project.topic(minimal(tableflow={"error_handling": handling}))
+    project.topic(minimal(**fields))
     assert check_topics(project.config)[1] == []
     config = project.config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
     (found,) = check_topics(config)[1]
-    assert found.field == "tableflow.error_handling.target"
+    assert found.field == field
+
+
+@pytest.mark.parametrize("kind", ["map", "list"])
+def test_columns_have_headers_of_the_kind_that_the_spec_says(project: Project, kind: str) -> None:
+    checks = {"unique": ["$$headers"]}
+    project.topic(minimal(table={"headers": kind}, checks=checks))
+    assert (
+        f"$$headers is a {kind}, which cannot be a key" in check_topics(project.config)[1][0].reason
+    )
 
 
 def test_names_of_a_topic_with_dots() -> None:
