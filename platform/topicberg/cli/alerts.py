@@ -11,7 +11,7 @@ import typer
 
 from topicberg.checks.finding import moment
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import AsJson, complain, echo, echo_json, exit_if, warn
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count, suggestion
 
@@ -29,7 +29,7 @@ app = typer.Typer(help="The active alerts, and decisions about them.", invoke_wi
 @app.callback()
 def alerts(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the active alerts: tables, since when, cause, fix and runbook.
 
@@ -43,10 +43,8 @@ def alerts(
     else:
         _print(active_alerts)
         _report_age(evaluated_at)
-    if any(
-        active.status == "active" and active.alert.severity == "error" for active in active_alerts
-    ):
-        raise typer.Exit(1)
+    unhandled = (active.alert for active in active_alerts if active.status == "active")
+    exit_if(any(alert.severity == "error" for alert in unhandled))
 
 
 Lasting = Annotated[
@@ -139,11 +137,10 @@ def send_test() -> None:
             channel.send(Notice(state="resolved", alert=alert, at=now))
         except TopicbergError as error:
             failed += 1
-            echo(str(error), fg="red", err=True)
+            complain(str(error))
         else:
             echo(f"{channel.name}: sent")
-    if failed:
-        raise typer.Exit(1)
+    exit_if(failed)
 
 
 def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
@@ -178,9 +175,7 @@ def _print(active_alerts: Sequence[ActiveAlert]) -> None:
             "runbook": alert.runbook,
             "link": alert.link,
         }
-        for name, text in rows.items():
-            if text:
-                echo(f"  {name:<8}{text}")
+        echo(f"  {name:<8}{text}" for name, text in rows.items() if text)
     errors = sum(active.alert.severity == "error" for active in active_alerts)
     echo(
         f"{count(len(active_alerts), 'active alert')}, {count(errors, 'error')}"
@@ -197,11 +192,7 @@ def _report_age(evaluated_at: datetime | None) -> None:
         warning = f"the sensor `alerts` ran last at {moment(evaluated_at)}: the list is that old"
     else:
         return
-    echo(
-        f"{warning}; run `topicberg ui`, or start Dagster's daemon and turn the sensor on",
-        fg="yellow",
-        err=True,
-    )
+    warn(f"{warning}; run `topicberg ui`, or start Dagster's daemon and turn the sensor on")
 
 
 def _duration(text: str) -> timedelta:

@@ -11,7 +11,7 @@ import typer
 
 from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import AsJson, echo, echo_json, exit_if
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
 from topicberg.wording import count, suggestion
@@ -40,7 +40,7 @@ def checks(
         typer.Argument(help="An asset, e.g. iceberg/orders, or a table; all by default."),
     ] = None,
     failing: Annotated[bool, typer.Option("--failing", help="Only failing checks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the checks of all assets: last result, time, whether they block, and what they cover.
 
@@ -65,8 +65,7 @@ def checks(
             f"{count(len(recorded), 'check')}: {len(wrong)} failing, {missing} not evaluated; "
             "the job check_tables evaluates them every five minutes"
         )
-    if any(check.result == "failed" for check in wrong):
-        raise typer.Exit(1)
+    exit_if(any(check.result == "failed" for check in wrong))
 
 
 def _print(recorded: list[_Check], *, describe: bool) -> None:

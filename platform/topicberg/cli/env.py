@@ -91,9 +91,8 @@ def _cloud(endpoints: Endpoints, config: Settings) -> dict[str, object]:
 
 
 def _export(variables: Mapping[str, object]) -> None:
-    for name, value in variables.items():
-        if value is not None:
-            echo(f"export {name}={shlex.quote(str(value))}")
+    given = {name: str(value) for name, value in variables.items() if value is not None}
+    echo(f"export {name}={shlex.quote(value)}" for name, value in given.items())
 
 
 def _reveal(secret: object) -> str | None:

@@ -12,7 +12,7 @@ import typer
 
 from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo
+from topicberg.cli.output import Yes, confirm, echo, warn
 from topicberg.cli.tableflow import require_own_engine
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
@@ -62,7 +62,7 @@ def forget(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what is deleted")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
     reason: Annotated[str, typer.Option(help="why; recorded in the tables")] = "not given",
 ) -> None:
     """Erase the rows of one key, also from history, dead letters, derived tables and old files.
@@ -110,14 +110,13 @@ def forget(
         )
     if dry_run:
         derived.report()
-        for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps({})):
-            echo(line)
+        echo((*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps({})))
         _report_uncovered(left, fails=False)
         echo("nothing was changed")
         return
     if not yes:
         derived.report()
-        typer.confirm("Erase all of this? It cannot be undone", abort=True)
+    confirm("Erase all of this? It cannot be undone", yes=yes)
     for each in (records, dead):
         if each is not None and (written := write_tombstones(endpoints, each)):
             echo(f"Kafka topic {each.topic}: {count(written, 'tombstone')} written")
@@ -135,8 +134,7 @@ def forget(
                 f"{proof.unreachable} that are only in the table's folder"
             )
     derived.report()
-    for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps(done)):
-        echo(line)
+    echo((*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps(done)))
     _report_uncovered(left, fails=True)
     for name, erased in done.items():
         if erased.readers:
@@ -309,12 +307,10 @@ class _Derived:
             if (table := find_table(self._key_rows.catalog, identifier)) is None:
                 continue
             for each in find_candidates(name, table, self._key_rows.key, is_searched):
-                echo(
+                warn(
                     f"{each.table}.{each.column} holds the value in {count(each.rows, 'row')} of "
                     f"{count(each.files, 'file')}, and is not erased: add `--column {each.option}` "
-                    "if it is the key there",
-                    fg="yellow",
-                    err=True,
+                    "if it is the key there"
                 )
 
     def uncovered(self) -> Iterator[str]:
@@ -443,11 +439,9 @@ def _report_uncovered(left: Sequence[Uncovered], *, fails: bool) -> None:
     for each in left:
         firsts = sorted(each.first.items())
         offsets = ", ".join(f"partition {p} from offset {o}" for p, o in firsts)
-        echo(
+        warn(
             f"{each.table}: records of topic {each.topic} on {offsets} are not covered: "
-            f"{each.reason}",
-            fg="yellow",
-            err=True,
+            f"{each.reason}"
         )
     if left and fails:
         raise TopicbergError(

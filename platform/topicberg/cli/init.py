@@ -33,12 +33,11 @@ def init(
         written = existing_project(Path.cwd(), requirement)
     else:
         written = new_project(name, Path.cwd(), requirement)
-    for file in written.files:
-        echo(f"wrote {written.root / file}")
+    echo(f"wrote {written.root / file}" for file in written.files)
     if name is None:
         echo(f"added [tool.topicberg] to {written.root / 'pyproject.toml'}")
-    for file in written.kept:
-        echo(f"kept {written.root / file}, which there was already", fg="yellow")
+    kept = (f"kept {written.root / file}, which there was already" for file in written.kept)
+    echo(kept, fg="yellow")
     if written.merge_into is not None:
         echo(
             f"merge the definitions of topicberg into those of {written.merge_into}: "

@@ -4,44 +4,66 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
+    from topicberg.kafka.registration import FileState
     from topicberg.tableflow.waiting import WaitingChange
 
 _PIPE_WIDTH = 10_000
 
 
-def echo(text: str, *, err: bool = False, **style: Any) -> None:
-    """Print a line.
+AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+
+
+def echo(lines: str | Iterable[str], *, err: bool = False, **style: Any) -> None:
+    """Print a line, or each of several.
 
     :param err: to standard error
     :param style: options of :func:`typer.style`
     """
-    typer.secho(terminal(text), err=err, **style)
+    for line in [lines] if isinstance(lines, str) else lines:
+        typer.secho(terminal(line), err=err, **style)
 
 
-@cache
-def warn_once(text: str) -> None:
-    """Print a warning to standard error, unless this command has printed it already."""
-    echo(text, err=True, fg="yellow")
+warn = partial(echo, err=True, fg="yellow")
+"""Print to standard error what does not fail the command."""
+complain = partial(echo, err=True, fg="red")
+"""Print to standard error what is wrong."""
+warn_once = cache(warn)
+"""Print a warning, unless this command has printed it already."""
+
+
+def described_fix(difference: WaitingChange | FileState) -> str:
+    """Return the lines of what differs of a topic, and of how to fix it."""
+    return f"{difference.topic}: {difference.what}\n  → {difference.remediation}"
 
 
 def report_waiting(waiting: Iterable[WaitingChange], unknown: Iterable[str]) -> None:
     """Print the changes of specs that are not applied, and why others are not known."""
-    for change in waiting:
-        echo(f"{change.topic}: {change.what}\n  → {change.remediation}", fg="yellow", err=True)
-    for reason in unknown:
-        echo(reason, err=True)
+    warn(described_fix(change) for change in waiting)
+    echo(unknown, err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before what cannot be undone, unless the user has agreed; no ends the command."""
+    if not yes:
+        typer.confirm(question, abort=True)
+
+
+def exit_if(failed: object, code: int = 1) -> None:
+    """End the command with an exit code if what it reported is a failure."""
+    if failed:
+        raise typer.Exit(code)
 
 
 def echo_json(value: object, default: Callable[[Any], Any] | None = None) -> None:
@@ -50,32 +72,30 @@ def echo_json(value: object, default: Callable[[Any], Any] | None = None) -> Non
     typer.echo(text.replace("\x7f", "\\u007f"))  # which JSON does not escape
 
 
-def console() -> Console:
-    """Return the console of tables: as wide as the terminal, and in a pipe as the table is."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-
-
 def print_table(
-    columns: Sequence[str],
+    columns: Iterable[str | Text],
     rows: Iterable[Sequence[str | Text]],
     *,
+    title: str | None = None,
     caption: str | None = None,
     unbroken: str | None = None,
+    right: Container[int] = (),
 ) -> None:
     """Print a table without lines, whose cells go on in the next line where they are too wide.
 
     :param unbroken: the column whose cells do not
+    :param right: the numbers of the columns that are aligned to the right
     """
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, caption=caption, box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow, column.no_wrap = "fold", column.header == unbroken
+    table = Table(title=title, caption=caption, box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if number in right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == unbroken)
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def cell(value: object, style: str = "") -> Text:

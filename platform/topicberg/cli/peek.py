@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import AsJson, echo, echo_json
 
 _MAX_CHARACTERS = 2_000
 
@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 2_000
 def peek(
     topic: Annotated[str, typer.Argument(help="The Kafka topic; it needs no spec.")],
     number: Annotated[int, typer.Option("-n", help="How many records.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Whole records as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the newest records of a topic, decoded by the schemas of the registry.
 
@@ -35,8 +35,7 @@ def peek(
         echo(f"{place}, {record.timestamp or 'no timestamp'}{schema}", bold=True)
         if record.problem:
             echo(f"  malformed: {record.problem}", fg="red")
-        for note in record.notes:
-            echo(f"  {note}", fg="yellow")
+        echo((f"  {note}" for note in record.notes), fg="yellow")
         echo(f"  key    {_shown(record.key)}")
         echo(f"  value  {_shown(record.value)}")
     if not records:

@@ -9,7 +9,7 @@ import typer
 
 from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
 from topicberg.wording import count, suggestion
@@ -25,7 +25,7 @@ app = typer.Typer(help="Check and drop derived tables.", no_args_is_help=True)
 @app.command()
 def check(
     table: Annotated[str | None, typer.Argument(help="One table; all by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With columns, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compile every derived table against the schema files of its sources, without a run.
 
@@ -54,15 +54,14 @@ def check(
     wrong = [compiled for compiled in compiled_tables if compiled.problem is not None]
     for compiled in wrong:
         hint = f"\n  → {compiled.hint}" if compiled.hint else ""
-        echo(f"{compiled.table} ({compiled.file}): {compiled.problem}{hint}", fg="red", err=True)
-    if wrong:
-        raise typer.Exit(2)
+        complain(f"{compiled.table} ({compiled.file}): {compiled.problem}{hint}")
+    exit_if(wrong, 2)
 
 
 @app.command()
 def drop(
     table: Annotated[str, typer.Argument(help="its name, also if the code no longer has it")],
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a derived table with its files, in Iceberg, Glue and Snowflake, and its topics.
 
@@ -86,8 +85,7 @@ def drop(
     topics = [spec.name for spec in lake.topics if spec.publishes == table]
     name, names = ".".join(chosen.identifier), ", ".join(topics)
     also = f" and topic {names} with its records" if topics else ""
-    if not yes:
-        typer.confirm(f"Delete table {name} with all its files and snapshots{also}?", abort=True)
+    confirm(f"Delete table {name} with all its files and snapshots{also}?", yes=yes)
     for topic in topics:
         deleted = kafka.delete_topic(lakehouse.endpoints(), topic)
         echo(f"topic {topic} {'is deleted' if deleted else 'does not exist'}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import cell, console, echo, echo_json
+from topicberg.cli.output import cell, echo, echo_json, print_table, warn
 from topicberg.security.text import terminal
 from topicberg.wording import count
 
@@ -73,8 +73,7 @@ def query(
         writer.writerows(map(shown, row) for row in (result.columns, *result.rows))
     else:
         _print_table(result, engine, seconds)
-    for note in deleted_topics(sql, settings()):
-        echo(note, fg="yellow", err=True)
+    warn(deleted_topics(sql, settings()))
 
 
 def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
@@ -92,16 +91,15 @@ def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
 
 
 def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> None:
-    from rich.table import Table
-
     if result.columns:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for number, column in enumerate(result.columns):
-            numeric = any(isinstance(row[number], int | float | Decimal) for row in result.rows)
-            table.add_column(cell(column), justify="right" if numeric else "left")
-        for row in result.rows:
-            table.add_row(*(cell(_shown(value)) for value in row))
-        console().print(table)
+        numeric = {
+            number
+            for row in result.rows
+            for number, value in enumerate(row)
+            if isinstance(value, int | float | Decimal)
+        }
+        rows_of_cells = ([cell(_shown(value)) for value in row] for row in result.rows)
+        print_table(map(cell, result.columns), rows_of_cells, right=numeric)
     more = " shown, there are more" if result.more else ""
     rows = count(len(result.rows), "row")
     echo(f"{rows}{more} · {engine} · {seconds:.1f} s", dim=True, err=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.output import cell, echo, echo_json, print_table
+from topicberg.cli.output import AsJson, cell, echo, echo_json, print_table
 from topicberg.cli.variables import PREFIX, in_file, models, variables_of
 from topicberg.errors import TopicbergError
 from topicberg.security.redaction import redact
@@ -62,7 +62,7 @@ def settings(
         typer.Argument(help="Only variables with this text.", show_default=False),
     ] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are set.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every setting, by concern, with its value, where that is from, and what it is for."""
     shown = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -15,14 +15,25 @@ import typer
 
 from topicberg.checks.finding import from_ms, moment
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import cell, console, echo, echo_json, print_table, report_waiting
+from topicberg.cli.output import (
+    AsJson,
+    Yes,
+    cell,
+    complain,
+    confirm,
+    described_fix,
+    echo,
+    echo_json,
+    print_table,
+    report_waiting,
+    warn,
+)
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.security.logs import log_to_stderr
 from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
-    from rich.text import Text
 
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.registration import FileState
@@ -132,7 +143,7 @@ def disable(
     drop_table: Annotated[
         bool, typer.Option("--drop-table", help="also delete the table and its files")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> None:
     """Stop materializing a topic. Its table is kept; enabling the topic again resumes it."""
     from topicberg.tableflow import control, keys
@@ -141,8 +152,8 @@ def disable(
     config = settings()
     spec = control.find_topic(config, topic)
     name = ".".join(spec.table_identifier(config))
-    if drop_table and not yes:
-        typer.confirm(f"Delete table {name} with all its files and snapshots?", abort=True)
+    if drop_table:
+        confirm(f"Delete table {name} with all its files and snapshots?", yes=yes)
     control.disable(config, topic)
     echo(f"{topic}: Tableflow is disabled")
     if drop_table:
@@ -168,7 +179,7 @@ def resume(topic: Topic) -> None:
     control.resume(settings(), topic)
     echo(f"{topic}: the engine tries again")
     if changed is not None:
-        echo(f"{topic}: {changed.accepted(spec)}", fg="yellow", err=True)
+        warn(f"{topic}: {changed.accepted(spec)}")
 
 
 def skip(
@@ -196,9 +207,7 @@ def skip(
         control.resume(config, topic)
 
 
-def reread(
-    topic: Topic, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
-) -> None:
+def reread(topic: Topic, yes: Yes = False) -> None:
     """Make a table equal to its topic again.
 
     If another writer replaced rows as they were earlier, the table is set to the snapshot before.
@@ -217,8 +226,7 @@ def reread(
         question = f"Delete the rows of {name} whose keys the topic lacks?"
     else:
         question = f"Set {name} to snapshot {changed.before.snapshot_id}? {changed.what}"
-    if not yes:
-        typer.confirm(question, abort=True)
+    confirm(question, yes=yes)
     done = run_reread(spec, table, endpoints, settings())
     if done.restored is not None:
         echo(f"{name} is set to snapshot {done.restored}; the engine goes on from there")
@@ -226,9 +234,7 @@ def reread(
         echo(f"{topic}: {count(done.records, 'record')} read, {count(done.rows, 'row')} deleted")
 
 
-def upgrade(
-    topic: Topic, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
-) -> None:
+def upgrade(topic: Topic, yes: Yes = False) -> None:
     """Upgrade a topic's table to format version 3 of Iceberg: deletion vectors, row lineage.
 
     It cannot be undone, and some readers cannot read the table afterwards. The table is compacted
@@ -258,16 +264,13 @@ def upgrade(
     reasons = {reader: reader.reason(table, NEWEST) for reader in EVERY}
     lost = ", ".join(reader.name for reader, reason in reasons.items() if reason)
     used = [r.name for r in configured(config) if reasons[r]]
-    echo(
+    warn(
         f"{name}: a format version cannot be lowered, so an upgrade to {NEWEST} is final. Readers "
         f"that cannot read the table afterwards: {lost or 'none that topicberg knows'}"
         + (f" (this deployment uses {', '.join(used)})" if used else "")
-        + f". {describe_needs(path, config)}. Check every other reader before you continue.",
-        fg="yellow",
-        err=True,
+        + f". {describe_needs(path, config)}. Check every other reader before you continue."
     )
-    if not yes:
-        typer.confirm(f"Upgrade {name} to format version {NEWEST}?", abort=True)
+    confirm(f"Upgrade {name} to format version {NEWEST}?", yes=yes)
     policy = replace(topic_policy(spec), compact_after=timedelta(0))
     report = run(spec, endpoints, config, policy)
     echo(f"{name}: compacted {count(report.files_compacted, 'data file')}")
@@ -372,8 +375,6 @@ def maintain(
 
     Safe beside the engine and its own maintenance.
     """
-    from rich.table import Table
-
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
 
@@ -382,20 +383,18 @@ def maintain(
     if now:
         policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
     report = run(spec, endpoints, settings(), policy)
-    table = Table("", "before", "after", title=f"{report.table}, {report.seconds:.1f} s")
-    for name in ("data_files", "delete_files", "bytes", "rows", "snapshots"):
-        before, after = getattr(report.before, name), getattr(report.after, name)
-        table.add_row(name.replace("_", " "), f"{before:,}", f"{after:,}")
-    console().print(table)
+    before, after = vars(report.before), vars(report.after)
+    rows = ((name.replace("_", " "), f"{before[name]:,}", f"{after[name]:,}") for name in before)
+    title = f"{report.table}, {report.seconds:.1f} s"
+    print_table(("", "before", "after"), rows, title=title)
     done = [f"{count:,} {change}" for change, count in report.counts.items() if count]
     echo(", ".join(done).replace("_", " ") or "nothing was due")
-    for step in report.postponed:
-        echo(f"{step}: other commits came first, the next run does it")
+    echo(f"{step}: other commits came first, the next run does it" for step in report.postponed)
 
 
 def status(
     topic: Annotated[str | None, typer.Argument(help="one topic; all by default")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show phase, error handling, counters and error of each topic."""
     from topicberg.endpoints import runtime_file
@@ -433,26 +432,22 @@ def status(
         echo_json(
             [
                 state.model_dump()
-                | {"phase": phases[state.topic]}
                 | {
-                    "schemas": [
-                        file_state.document
-                        for file_state in schemas
-                        if file_state.topic == state.topic
-                    ]
+                    "phase": phases[state.topic],
+                    "schemas": [file.document for file in schemas if file.topic == state.topic],
+                    "waiting": [
+                        asdict(change) for change in waiting if change.topic == state.topic
+                    ],
                 }
-                | {"waiting": [asdict(change) for change in waiting if change.topic == state.topic]}
                 for state in states
             ]
         )
         return
     # A terminal of 80 columns must show what matters; the snapshot is in --json.
     several = len({state.engine for state in states if state.engine}) > 1
-    columns = [
-        *("topic", "phase", "errors", "read", "written", "skipped", "dead-lettered", "waiting"),
-        *(["engine"] if several else []),
-    ]
-    rows: Iterator[Sequence[str | Text]] = (
+    numbers = ("read", "written", "skipped", "dead-lettered", "waiting")
+    columns = ("topic", "phase", "errors", *numbers, "engine")
+    rows = [
         (
             cell(state.topic),
             phases[state.topic],
@@ -462,36 +457,35 @@ def status(
             f"{state.records_skipped:,}",
             f"{state.records_dead_lettered:,}",
             f"{sum(state.lag.values()):,}",
-            *([cell(state.engine or "")] if several else []),
+            cell(state.engine or ""),
         )
         for state in states
+    ]
+    shown = slice(None if several else -1)
+    print_table(
+        columns[shown], [row[shown] for row in rows], caption=_caption(states), unbroken="phase"
     )
-    print_table(columns, rows, caption=_caption(states), unbroken="phase")
     ingested = {state.topic for state in states if state.engine}
     for name in set(names) & wrong.keys():
         then = "the last valid one stays in use" if name in ingested else "it is not ingested"
-        echo(f"{name}: the spec is invalid, {then}: {wrong[name]}", fg="red", err=True)
+        complain(f"{name}: the spec is invalid, {then}: {wrong[name]}")
     for state in states:
         if state.error_message:
-            echo(f"{state.topic}: {state.error_message}", fg="red", err=True)
-        for failing in state.failing_table_formats:
-            message = f"{failing.format}: {failing.error_message}"
-            echo(f"{state.topic}: {message}", fg="red", err=True)
-        for message in _notes(state):
-            echo(f"{state.topic}: {message}", fg="yellow", err=True)
-    for schema in schemas:
-        if schema.state != "equal":
-            echo(f"{schema.topic}: {schema.what}\n  → {schema.remediation}", fg="yellow", err=True)
+            complain(f"{state.topic}: {state.error_message}")
+        complain(
+            f"{state.topic}: {failing.format}: {failing.error_message}"
+            for failing in state.failing_table_formats
+        )
+        warn(f"{state.topic}: {message}" for message in _notes(state))
+    warn(described_fix(schema) for schema in schemas if schema.state != "equal")
     if stopped:
-        echo("the local stack is stopped: run `topicberg up` to start it", fg="yellow", err=True)
+        warn("the local stack is stopped: run `topicberg up` to start it")
     elif ended and reported_at is not None and "STOPPED" in phases.values():
         last = moment(from_ms(int(reported_at * 1000)))
-        echo(
+        warn(
             f"no engine runs on this machine: one read the topics last at {last}\n  → run "
             "`topicberg up` to start that of the local stack, or `topicberg tableflow serve` "
-            "elsewhere",
-            fg="yellow",
-            err=True,
+            "elsewhere"
         )
     report_waiting(waiting, not_compared)
     if unknown:

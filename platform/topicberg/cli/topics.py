@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json, print_table, report_waiting
+from topicberg.cli.output import (
+    AsJson,
+    Yes,
+    complain,
+    confirm,
+    described_fix,
+    echo,
+    echo_json,
+    exit_if,
+    print_table,
+    report_waiting,
+    warn,
+)
 from topicberg.cli.tableflow import waiting_changes
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
@@ -46,24 +58,19 @@ def validate(
         specs = [load_topic(topic, config)] if not problems else []
     left_out = [problem for problem in problems if topic is None and problem.is_of_topic]
     wrong = [problem for problem in problems if problem not in left_out]
-    for problem in problems:
-        echo(str(problem), err=True)
+    echo(map(str, problems), err=True)
     if left_out:
-        echo(f"{count(len(left_out), 'topic')} of patterns left out", fg="yellow", err=True)
+        warn(f"{count(len(left_out), 'topic')} of patterns left out")
     if wrong:
-        files = len({problem.file for problem in wrong})
-        summary = f"error: topic specs: {count(len(wrong), 'mistake')} in {count(files, 'file')}"
-        echo(summary, fg="red", err=True)
+        files = count(len({problem.file for problem in wrong}), "file")
+        complain(f"error: topic specs: {count(len(wrong), 'mistake')} in {files}")
     if specs:
         echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
-    for spec in specs:
-        if cost := partition_cost(spec):
-            echo(f"{spec.name}: {cost}", fg="yellow", err=True)
+    warn(f"{spec.name}: {cost}" for spec in specs if (cost := partition_cost(spec)))
     _report_unchecked(specs, unread, config)
     report_waiting(*waiting_changes(specs, config))
     is_published = _report_unpublished(specs, config)
-    if not _compare_with_registry(specs, config) or wrong or not is_published:
-        raise typer.Exit(2)
+    exit_if(not _compare_with_registry(specs, config) or wrong or not is_published, 2)
 
 
 def _report_unpublished(specs: list[TopicSpec], config: Settings) -> bool:
@@ -76,11 +83,10 @@ def _report_unpublished(specs: list[TopicSpec], config: Settings) -> bool:
     try:
         names = [table.name for table in find_derived(config)]
     except TopicbergError as error:
-        echo(f"published tables are not checked: {error.message}", fg="yellow", err=True)
+        warn(f"published tables are not checked: {error.message}")
         return True
     missing = [*without_table(publishing, names)]
-    for mistake in missing:
-        echo(f"{mistake.message}\n  → {mistake.hint}", fg="red", err=True)
+    complain(map(str, missing))
     return not missing
 
 
@@ -102,14 +108,12 @@ def _report_unchecked(specs: list[TopicSpec], unread: str | None, config: Settin
     reason = unread or "they do not exist, are of another format, or refer to other subjects"
     for spec in specs:
         if subjects := spec.unknown_schemas(config):
-            echo(
+            warn(
                 f"{spec.name}: names of columns are not checked, as the schemas of "
-                f"{' and '.join(subjects)} are not known: {reason}",
-                fg="yellow",
-                err=True,
+                f"{' and '.join(subjects)} are not known: {reason}"
             )
     if unread and wanted_topics(config).patterns:
-        echo(f"topics of patterns are those that were found last: {unread}", fg="yellow", err=True)
+        warn(f"topics of patterns are those that were found last: {unread}")
 
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
@@ -124,8 +128,7 @@ def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
         echo(f"the schema files are not compared with the registry: {error.message}", err=True)
         return True
     equal = sum(state.state == "equal" for state in states)
-    are = "is" if equal == 1 else "are"
-    files = count(len(states), "schema file")
+    files, are = count(len(states), "schema file"), "is" if equal == 1 else "are"
     echo(f"{equal} of {files} {are} the newest registered version")
     new = sorted({state.topic for state in states if state.latest is None})
     if new:
@@ -135,30 +138,25 @@ def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
         )
     for state in states:
         if state.state != "equal" and state.latest is not None:
-            refused = state.acceptable is False
-            color = "red" if refused else "yellow"
-            echo(f"{state.topic}: {state.what}\n  → {state.remediation}", fg=color, err=True)
+            (complain if state.acceptable is False else warn)(described_fix(state))
     return not any(state.acceptable is False for state in states)
 
 
 @app.command("list")
 def list_topics(
-    as_json: Annotated[bool, typer.Option("--json", help="Whole specs, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the topics."""
     from topicberg.topics import check_topics
 
     specs, problems = check_topics(settings())
     if problems:
-        echo(
+        warn(
             f"{count(len(problems), 'mistake')} in specs, whose topics are not listed: run "
-            "`topicberg topics validate` to see them",
-            fg="yellow",
-            err=True,
+            "`topicberg topics validate` to see them"
         )
     if as_json:
-        documents = [spec.model_dump(mode="json", by_alias=True) for spec in specs]
-        echo_json(documents)
+        echo_json([spec.model_dump(mode="json", by_alias=True) for spec in specs])
         return
 
     # The table fits 80 columns; the rest is in --json.
@@ -280,12 +278,8 @@ def new(
     if has is not None:
         policy = "compacted" if has.is_compacted else "not compacted"
         notes.append(f"the topic has {count(has.partitions, 'partition')} and is {policy}")
-    for path in paths:
-        echo(f"wrote {path}")
-    for note in notes:
-        echo(note)
-    if chosen := chosen_for_changes(config, name):
-        echo(chosen)
+    echo(f"wrote {path}" for path in paths)
+    echo((*notes, *filter(None, [chosen_for_changes(config, name)])))
     _after_new([name], config, is_enabled=enable or has is None)
 
 
@@ -294,9 +288,7 @@ def _after_new(topics: list[str], config: Settings, *, is_enabled: bool) -> None
     from topicberg.topics import check_topics
 
     _read_schemas(config)
-    for problem in check_topics(config)[1]:
-        if problem.names & {*topics}:
-            echo(str(problem), fg="yellow", err=True)
+    warn(str(problem) for problem in check_topics(config)[1] if problem.names & {*topics})
     if topics and not is_enabled:
         echo(
             "Tableflow is not enabled yet: review what was written, then remove `enabled: false` "
@@ -322,22 +314,18 @@ def _new_from_kafka(
     if name is not None:
         group = pipeline or _group(name)
         echo(f"wrote {new_pattern(name, pattern, group, config, is_enabled=is_enabled)}")
-        for topic in sorted(read_discovery(config).topics):  # known already, by specs of their own
-            if matches([pattern], topic):
-                echo(f"{topic}: found")
+        own = sorted(read_discovery(config).topics)  # they are known by specs of their own
+        echo(f"{topic}: found" for topic in own if matches([pattern], topic))
         discover()
         _after_new([name], config, is_enabled=is_enabled)
         return
     topics, known = find_topics(pattern, endpoints, config)
-    for topic in known:
-        echo(f"{topic}: has a spec")
+    echo(f"{topic}: has a spec" for topic in known)
     made, refused = new_topics(
         topics, lambda topic: pipeline or _group(topic), config, is_enabled=is_enabled
     )
-    for topic in made:
-        echo(f"{topic}: wrote {config.topics_dir / topic}.yaml")
-    for topic, reason in refused.items():
-        echo(f"{topic}: no spec was written: {reason}", fg="yellow", err=True)
+    echo(f"{topic}: wrote {config.topics_dir / topic}.yaml" for topic in made)
+    warn(f"{topic}: no spec was written: {reason}" for topic, reason in refused.items())
     summary = f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
     if not (topics or known):
         summary = f"no topic of Kafka matches {pattern}; internal topics never match"
@@ -349,7 +337,7 @@ def _new_from_kafka(
 @app.command()
 def infer(
     name: Annotated[str, typer.Argument(help="A topic of plain JSON, with a spec.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the schema of a topic of plain JSON with what arrives now.
 
@@ -362,18 +350,17 @@ def infer(
         echo_json(asdict(drift))
         return
     echo(f"{name}: {drift.fitting:,} of {count(drift.records, 'record')} fit {drift.schema}")
-    for reason in drift.malformed:
-        echo(
-            f"{count(reason.count, 'record')} malformed: {reason.reason} (the first one: partition "
-            f"{reason.partition}, offset {reason.offset})",
-            fg="yellow",
-        )
-    for field in drift.unknown:
-        echo(
-            f"the schema lacks the field {field.name}, in {count(field.records, 'record')}, the "
-            f"first one of {field.since or 'an unknown time'}: add {json.dumps(field.schema)}",
-            fg="yellow",
-        )
+    malformed = (
+        f"{count(reason.count, 'record')} malformed: {reason.reason} (the first one: partition "
+        f"{reason.partition}, offset {reason.offset})"
+        for reason in drift.malformed
+    )
+    lacking = (
+        f"the schema lacks the field {field.name}, in {count(field.records, 'record')}, the "
+        f"first one of {field.since or 'an unknown time'}: add {json.dumps(field.schema)}"
+        for field in drift.unknown
+    )
+    echo((*malformed, *lacking), fg="yellow")
     if drift.unseen:
         echo(f"no record has the fields {', '.join(drift.unseen)}")
 
@@ -390,13 +377,10 @@ def discover() -> None:
 
     config = settings()
     new, gone = look(load_endpoints(config), config)
-    for name in new:
-        echo(f"{name}: found")
-    for name in gone:
-        echo(f"{name}: no longer there")
+    echo(f"{name}: found" for name in new)
+    echo(f"{name}: no longer there" for name in gone)
     problems = [str(problem) for problem in check_topics(config)[1] if problem.is_of_topic]
-    for problem in problems:
-        echo(problem, fg="yellow", err=True)
+    warn(problems)
     known = len(read_discovery(config).topics)
     echo(f"{count(known, 'topic')} of patterns; reload the code location in the UI if it changed")
 
@@ -420,8 +404,7 @@ def register_schemas(name: Name) -> None:
     states = registration.register(spec, endpoints, config)
     if not states:
         echo(f"{name}: nothing to register: {registration.why_no_files(spec)}")
-    for state in states:
-        echo(f"{name}: {state.what}")
+    echo(f"{name}: {state.what}" for state in states)
 
 
 @app.command()
@@ -431,15 +414,11 @@ def pull(name: Name) -> None:
 
     spec, endpoints, config = _topic(name)
     written = registration.pull(spec, endpoints, config)
-    for path in written:
-        echo(f"{name}: wrote {path}")
+    echo(f"{name}: wrote {path}" for path in written)
     if not any(spec.schema_files(config)):
         echo(f"{name}: nothing to write: {registration.why_no_files(spec)}")
     elif not written:
         echo(f"{name}: the schema files are the newest registered versions")
-
-
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.command()
@@ -457,9 +436,8 @@ def grow(name: Name, yes: Yes = False) -> None:
     if not more:
         echo(f"{name}: the topic has {count(spec.partitions, 'partition')}, as its spec says")
         return
-    if not yes:
-        question = f"Add {count(more, 'partition')} to topic {name}, so that it has "
-        typer.confirm(f"{question}{spec.partitions}? It cannot be undone", abort=True)
+    question = f"Add {count(more, 'partition')} to topic {name}, so that it has {spec.partitions}?"
+    confirm(f"{question} It cannot be undone", yes=yes)
     kafka.grow_topic(spec, endpoints)
     echo(f"{name}: the topic has {count(spec.partitions, 'partition')}")
 
@@ -479,13 +457,10 @@ def restore_schema(name: Name, yes: Yes = False) -> None:
     if not versions:
         echo(f"{name}: the registry has no version after the schema files'")
         return
-    for subject, version in versions:
-        echo(f"{subject}: version {version} will be deleted")
-    if not yes:
-        typer.confirm("Delete them? It cannot be undone", abort=True)
+    echo(f"{subject}: version {version} will be deleted" for subject, version in versions)
+    confirm("Delete them? It cannot be undone", yes=yes)
     schemas.delete_versions(versions, endpoints)
-    for subject, version in versions:
-        echo(f"{subject}: version {version} is deleted")
+    echo(f"{subject}: version {version} is deleted" for subject, version in versions)
     echo(
         f"{name}: a suspended topic resumes by itself within 30 seconds; "
         f"run `topicberg tableflow status {name}` to see its state"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import echo, echo_json, warn
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -134,11 +134,9 @@ def bootstrap_ci(
     number = account or str(_client(config, profile, "sts").get_caller_identity()["Account"])
     where = Deployed(config, number, tuple(load_topics(config)), tuple(secrets or ()))
     if config.iam_permissions_boundary_arn is None:
-        echo(
+        warn(
             "warning: without TOPICBERG_IAM_PERMISSIONS_BOUNDARY_ARN, the role that deploys is an "
-            "administrator of the account, since it writes and attaches policies",
-            fg="yellow",
-            err=True,
+            "administrator of the account, since it writes and attaches policies"
         )
     echo_json(ci.identities(of, where))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if
 from topicberg.clients import trace
 from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack
@@ -223,8 +223,7 @@ def plan(
     if is_local:
         list_impossible(config)
     preview(context.config if context else config, specs, graph, context.live if context else {})
-    if changes and context:
-        raise typer.Exit(1)
+    exit_if(changes and context)
 
 
 @_command()
@@ -281,7 +280,7 @@ def delete(
     purge_secrets: Annotated[
         bool, typer.Option("--purge-secrets", help="delete secrets at once, without AWS's 30 days")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
     also: Also = None,
 ) -> None:
     """Delete what `create` created, with its data. Exit code 2 and a list when something is left.
@@ -312,19 +311,12 @@ def delete(
                 listed.add(inside)
                 echo(f"      with table {inside}")
         if holding := [resource.title for resource in deleted if resource.holds_data]:
-            echo(
+            complain(
                 f"warning: {len(holding)} of them hold data, which cannot be restored: "
-                f"{', '.join(holding)}",
-                fg="red",
-                err=True,
+                f"{', '.join(holding)}"
             )
-        if not yes:
-            question = (
-                f"Delete these {len(deleted)} resources?"
-                if deleted
-                else f"Forget these {len(context.unseen)} resources?"
-            )
-            typer.confirm(question, abort=True)
+        what, number = ("Delete", len(deleted)) if deleted else ("Forget", len(context.unseen))
+        confirm(f"{what} these {number} resources?", yes=yes)
         left = engine.delete(existing, context, report)
         if not left:
             forget_note(context)
@@ -348,7 +340,7 @@ def status(
     flags: dict[str, Any],
     no_compute: NoCompute = False,
     no_generators: NoGenerators = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
     for something that is not topicberg's to do."""
@@ -360,8 +352,7 @@ def status(
         echo_json([step_document(context, step) for step in steps])
     else:
         show_status(context, steps)
-    if any(step.action not in (Action.KEEP, Action.WAIT) for step in steps):
-        raise typer.Exit(1)
+    exit_if(any(step.action not in (Action.KEEP, Action.WAIT) for step in steps))
 
 
 @_command()
@@ -391,8 +382,7 @@ def probe(flags: dict[str, Any]) -> None:
         differences += bool(result.difference)
         state = f"differs: {result.what}: {result.difference}" if result.difference else result.what
         echo(state if result.difference else f"as expected: {state}")
-    if differences:
-        raise typer.Exit(1)
+    exit_if(differences)
 
 
 @app.command()

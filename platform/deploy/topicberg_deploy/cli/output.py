@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from topicberg.cli.compute import load_lake
-from topicberg.cli.output import cell, console, echo
+from topicberg.cli.output import cell, echo, print_table, warn
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -22,8 +22,7 @@ def list_kept(context: DeployContext) -> None:
     if not context.kept:
         return
     echo("These resources stay: `create` did not create them, or the record of that is lost:")
-    for key, title in context.kept.items():
-        echo(f"    {title} ({key})")
+    echo(f"    {title} ({key})" for key, title in context.kept.items())
     echo("To delete one of them as well, add --also with its key.")
 
 
@@ -35,8 +34,7 @@ def list_unseen(context: DeployContext) -> None:
         "`create` created these, and they do not exist any more, or this login cannot see them. "
         "They are forgotten, so that no later `delete` deletes them:"
     )
-    for key, title in context.unseen.items():
-        echo(f"    {title} ({key})")
+    echo(f"    {title} ({key})" for key, title in context.unseen.items())
 
 
 def list_waiting(context: DeployContext) -> None:
@@ -108,8 +106,7 @@ def show_plan(steps: list[Step], *, everything: bool) -> int:
             sign, color = _SIGNS[step.action.value]
             because = f" ({step.reason})" if step.reason else ""
             echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
-            for line in step.lines():
-                echo(f"      {line}")
+            echo(f"      {line}" for line in step.lines())
     kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
     later = f"; {waiting} wait" if waiting else ""
     if not counts:
@@ -130,8 +127,7 @@ def list_manual_steps(context: DeployContext, graph: list[Resource]) -> None:
             continue
         if steps := integration.catalog.steps(context):
             echo(f"to do manually in {integration.catalog.title}:", bold=True)
-            for place, step in enumerate(steps, 1):
-                echo(f"  {place}. {step}")
+            echo(f"  {place}. {step}" for place, step in enumerate(steps, 1))
 
 
 def list_impossible(config: Settings) -> None:
@@ -144,8 +140,7 @@ def list_impossible(config: Settings) -> None:
             "cannot do this",
             bold=True,
         )
-        for problem in problems:
-            echo(f"  {problem}")
+        echo(f"  {problem}" for problem in problems)
 
 
 def preview(
@@ -160,8 +155,7 @@ def preview(
 
     if missing := uncomputed(config, specs, _left_out(config)):
         echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
-        for line in missing:
-            echo(f"  {line}")
+        echo(f"  {line}" for line in missing)
     resource_costs = costs(graph, config, live)
     total = sum(cost.usd for cost in resource_costs)
     kinds: dict[str, list[Any]] = {}
@@ -176,11 +170,9 @@ def preview(
     echo(f"default quotas: {listed}")
     for quota, units in used.items():
         if units > quota.limit:
-            echo(
+            warn(
                 f"warning: {units} {quota.name} pass the default quota of {quota.limit:,} of "
-                f"each {quota.scope}; ask the vendor for more: https://{quota.source}",
-                fg="yellow",
-                err=True,
+                f"each {quota.scope}; ask the vendor for more: https://{quota.source}"
             )
 
 
@@ -190,8 +182,7 @@ def list_grants(context: DeployContext) -> None:
 
     if grants := manual_steps(context):
         echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
-        for grant in grants:
-            echo(f"  {grant}")
+        echo(f"  {grant}" for grant in grants)
 
 
 def _left_out(config: Settings) -> list[str]:
@@ -210,9 +201,7 @@ def _vendor(step: Step) -> str:
 
 
 def show_status(context: DeployContext, steps: list[Step]) -> None:
-    from rich.table import Table
-
-    table = Table("resource", "name", "id", "state")
+    rows = []
     for step in steps:
         remark = f"; {step.reason}" if step.reason else ""
         state = {"keep": cell(f"up to date{remark}"), "wait": cell(f"waits {step.reason}")}.get(
@@ -220,8 +209,8 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
         )
         resource = step.resource
         ids = " ".join(filter(None, _ids(context, resource)))
-        table.add_row(resource.key, cell(resource.name), cell(ids), state)
-    console().print(table)
+        rows.append((resource.key, cell(resource.name), cell(ids), state))
+    print_table(("resource", "name", "id", "state"), rows)
 
 
 def _ids(context: DeployContext | None, resource: Resource) -> tuple[str | None, str | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import AsJson, echo, echo_json
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def stop(topic: Topic) -> None:
 @app.command()
 def status(
     topic: Annotated[str | None, typer.Argument(help="Only this topic.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show all generators, running or not: state, records, rate, error."""
     from topicberg_local.datagen.status import all_statuses, read_status
@@ -80,8 +80,7 @@ def status(
         return
     if not statuses:
         echo("no generator was ever started")
-    for status in statuses:
-        echo(_line(status))
+    echo(_line(status) for status in statuses)
 
 
 def _line(status: DatagenStatus) -> str:

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.lazy import settings
-from topicberg.cli.output import console as table_console
-from topicberg.cli.output import echo, echo_json
+from topicberg.cli.output import (
+    AsJson,
+    Yes,
+    complain,
+    confirm,
+    echo,
+    echo_json,
+    exit_if,
+    print_table,
+)
 from topicberg.errors import StackError
 from topicberg.security.logs import log_to_stderr
 
@@ -107,40 +115,29 @@ def down() -> None:
     echo("the stack is down" if ran else "the stack was not running")
 
 
-def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
+def status(as_json: AsJson = False) -> None:
     """Show every service. Exits with 1 if a service is not running.
 
     States: running (it answers a request), starting (nothing listens yet), unresponsive (it does
     not answer within five seconds), restarting (it ended by itself), stopping, stopped. Dagster is
     shown while `topicberg ui` runs.
     """
-    from rich.table import Table
-
     from topicberg.endpoints import local_endpoints
     from topicberg_local import stack
     from topicberg_local.health import dagster_status
 
     states = [*stack.status(settings()), *dagster_status(settings())]
     if as_json:
-        services = {
-            s.name: {
-                "state": s.state,
-                "pid": s.pid,
-                "port": s.port,
-                "url": s.url,
-                "problem": s.problem,
-            }
-            for s in states
-        }
+        fields = ("state", "pid", "port", "url", "problem")
+        services = {s.name: {field: getattr(s, field) for field in fields} for s in states}
         try:
             addresses = _addresses(local_endpoints(settings()))
         except StackError:
             addresses = {}
         echo_json({"services": services, "endpoints": addresses})
     else:
-        table = Table("service", "state", "port", "pid", "memory", "uptime")
-        for s in states:
-            table.add_row(
+        rows = (
+            (
                 s.name,
                 s.state if s.running else f"[red]{s.state}",
                 str(s.port or ""),
@@ -148,14 +145,13 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = Fa
                 f"{s.memory / 2**20:,.0f} MB" if s.memory else "",
                 _duration(s.uptime) if s.running else "",
             )
+            for s in states
+        )
+        columns = ("service", "state", "port", "pid", "memory", "uptime")
         total = sum(s.memory for s in states)
-        table.caption = f"{total / 2**20:,.0f} MB in all"
-        table_console().print(table)
-        for s in states:
-            if s.problem:
-                echo(f"{s.name} is {s.state}: {s.problem}", fg="red", err=True)
-    if not all(s.running for s in states):
-        raise typer.Exit(1)
+        print_table(columns, rows, caption=f"{total / 2**20:,.0f} MB in all")
+        complain(f"{s.name} is {s.state}: {s.problem}" for s in states if s.problem)
+    exit_if(not all(s.running for s in states))
 
 
 def logs(
@@ -178,17 +174,15 @@ def logs(
             continue
         stream = path.open(errors="replace")
         prefix = "" if service else f"{path.stem}: "
-        for line in deque(stream, maxlen=lines):
-            echo(prefix + line.rstrip())
+        echo(prefix + line.rstrip() for line in deque(stream, maxlen=lines))
         streams[prefix] = stream
     while follow:
         for prefix, stream in streams.items():
-            for line in stream:
-                echo(prefix + line.rstrip())
+            echo(prefix + line.rstrip() for line in stream)
         time.sleep(0.3)
 
 
-def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
+def reset(yes: Yes = False) -> None:
     """Stop the stack and delete its state: topics, schemas, tables, run history."""
     from rich.console import Console
 
@@ -198,8 +192,7 @@ def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
     if not config.state_dir.exists():
         echo(f"there is nothing to delete: {config.state_dir} does not exist")
         return
-    if not yes:
-        typer.confirm(f"Delete {config.state_dir} with every local topic and table?", abort=True)
+    confirm(f"Delete {config.state_dir} with every local topic and table?", yes=yes)
     with _report(Console(stderr=True)) as report:
         stack.reset(config, report)
     echo("the stack is down, its state is deleted")
