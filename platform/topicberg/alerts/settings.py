@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field, SecretStr, ValidationError
+from pydantic import ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings.environment import (
-    Concern,
-    EnvironmentSettings,
-    invalid,
-    problems,
-)
+from topicberg.settings.environment import Concern, EnvironmentSettings, read_settings
 
 
 class AlertAddresses(HoldsSecrets):
@@ -37,9 +32,7 @@ class AlertAddresses(HoldsSecrets):
 class AlertSettings(AlertAddresses, EnvironmentSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_ALERT_", extra="ignore", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="TOPICBERG_ALERT_", extra="ignore")
     concern = Concern.ALERTS
 
     heartbeat_url: SecretStr | None = None
@@ -69,10 +62,5 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
 
 def alert_settings() -> AlertSettings:
     """:raises TopicbergError: a setting is wrong"""
-    try:
-        return AlertSettings()
-    except ValidationError as error:
-        wrong = problems(AlertSettings, error)
-    raise invalid(
-        "invalid settings of alerts", wrong, f"correct them in the environment or in {env_file()}"
-    )
+    hint = f"correct them in the environment or in {env_file()}"
+    return read_settings(AlertSettings, "invalid settings of alerts", hint)

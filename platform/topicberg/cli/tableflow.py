@@ -34,6 +34,7 @@ from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from rich.text import Text
 
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.registration import FileState
@@ -172,14 +173,13 @@ def resume(topic: Topic) -> None:
     from topicberg.tableflow import control
     from topicberg.tableflow.foreign_commits import changed_by_others
 
-    changed = None
+    accepted: list[str] = []
     with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why
         spec, table, _ = _open(topic)
-        changed = changed_by_others(table, spec)
+        accepted = [changed.accepted(spec) for changed in changed_by_others(table, spec)]
     control.resume(settings(), topic)
     echo(f"{topic}: the engine tries again")
-    if changed is not None:
-        warn(f"{topic}: {changed.accepted(spec)}")
+    warn(f"{topic}: {rows}" for rows in accepted)
 
 
 def skip(
@@ -447,7 +447,7 @@ def status(
     several = len({state.engine for state in states if state.engine}) > 1
     numbers = ("read", "written", "skipped", "dead-lettered", "waiting")
     columns = ("topic", "phase", "errors", *numbers, "engine")
-    rows = [
+    rows: list[tuple[str | Text, ...]] = [
         (
             cell(state.topic),
             phases[state.topic],

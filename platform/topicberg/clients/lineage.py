@@ -20,14 +20,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import SpecError, TopicbergError, safe
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import settings
-from topicberg.settings.environment import Concern, EnvironmentSettings, invalid, problems
+from topicberg.settings.environment import Concern, EnvironmentSettings, read_settings
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -47,9 +47,7 @@ PRODUCER = "https://pypi.org/project/topicberg"
 class LineageSettings(HoldsSecrets, EnvironmentSettings):
     """``TOPICBERG_LINEAGE_<FIELD>`` in the environment or in ``.env``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_LINEAGE_", extra="ignore", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="TOPICBERG_LINEAGE_")
     concern = Concern.LINEAGE
 
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
@@ -64,13 +62,8 @@ class LineageSettings(HoldsSecrets, EnvironmentSettings):
 
 def lineage_settings() -> LineageSettings:
     """:raises TopicbergError: a setting is wrong"""
-    try:
-        return LineageSettings()
-    except ValidationError as error:
-        wrong = problems(LineageSettings, error)
-    raise invalid(
-        "invalid settings of lineage", wrong, f"correct them in the environment or in {env_file()}"
-    )
+    hint = f"correct them in the environment or in {env_file()}"
+    return read_settings(LineageSettings, "invalid settings of lineage", hint)
 
 
 @dataclass(frozen=True)

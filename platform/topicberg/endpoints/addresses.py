@@ -12,12 +12,7 @@ from topicberg.settings.environment import EnvironmentSettings
 class Addresses(HoldsSecrets, EnvironmentSettings):
     """Addresses of the vendors, for ``topicberg deploy`` and for its deployment."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_",
-        extra="ignore",
-        populate_by_name=True,
-        env_ignore_empty=True,
-    )
+    model_config = SettingsConfigDict(populate_by_name=True)
 
     confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
     """Of Confluent Cloud's API."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 
 from topicberg.clients.secrets import active_slot
 from topicberg.endpoints.addresses import Addresses
@@ -27,7 +27,7 @@ from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.settings.emr import emr_settings
-from topicberg.settings.environment import invalid, problems
+from topicberg.settings.environment import read_settings
 
 SECRETS_SECONDS = 300.0
 """How long read secrets are cached."""
@@ -62,14 +62,11 @@ def connect(config: Settings) -> Endpoints:
 
     :raises TopicbergError: settings are missing, and the deployment does not have them either
     """
-    try:
-        cloud = CloudSettings()
-    except ValidationError as error:
-        raise invalid(
-            "settings of the cloud deployment are missing or invalid",
-            problems(CloudSettings, error),
-            "set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
-        ) from None
+    cloud = read_settings(
+        CloudSettings,
+        "settings of the cloud deployment are missing or invalid",
+        "set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
+    )
     has_emr = config.compute == "none" or emr_settings() is not None
     if not cloud.spark_remote and (config.own_engine or not has_emr):
         unknown = getattr(config, "unknown_reason", "")

@@ -9,21 +9,11 @@ process.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
-from pydantic_settings import SettingsConfigDict
+from pydantic import BaseModel, Field, SecretStr
 
-from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings.environment import EnvironmentSettings, problems
-
-Model = TypeVar("Model", bound=EnvironmentSettings)
-
-
-def named(prefix: str) -> SettingsConfigDict:
-    """Return the configuration of settings whose names begin with the prefix and ``_``."""
-    return SettingsConfigDict(env_prefix=f"{prefix}_", extra="ignore", env_ignore_empty=True)
+from topicberg.settings.environment import Model, read_settings
 
 
 def from_environment(model: type[Model], where: str, docs: str) -> Model:
@@ -33,14 +23,8 @@ def from_environment(model: type[Model], where: str, docs: str) -> Model:
     :param docs: the page that explains the settings
     :raises TopicbergError: names every setting that is missing or invalid; shows no value
     """
-    try:
-        return model()
-    except ValidationError as error:
-        wrong = problems(model, error)
-    raise TopicbergError(
-        f"the settings of the login to {where} are wrong: " + "; ".join(wrong),
-        hint=f"correct them in the environment or in .env; {docs} has an example of each kind",
-    )
+    hint = f"correct them in the environment or in .env; {docs} has an example of each kind"
+    return read_settings(model, f"the settings of the login to {where} are wrong", hint)
 
 
 class TlsFields(HoldsSecrets):

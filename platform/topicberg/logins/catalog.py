@@ -13,9 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
-from topicberg.logins import OAUTH_CLIENT, missing, named
+from topicberg.logins import OAUTH_CLIENT, missing
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -230,7 +231,7 @@ class CatalogLogin(OAuthLogin):
 class CatalogSettings(CatalogLogin, EnvironmentSettings):
     """``TOPICBERG_ICEBERG_REST_<FIELD>``."""
 
-    model_config = named(PREFIX)
+    model_config = SettingsConfigDict(env_prefix=f"{PREFIX}_")
     concern = Concern.CATALOGS
 
 
@@ -245,7 +246,7 @@ class TopicsCatalogLogin(CatalogLogin):
 class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
     """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
 
-    model_config = named(TOPICS_PREFIX)
+    model_config = SettingsConfigDict(env_prefix=f"{TOPICS_PREFIX}_")
     concern = Concern.CATALOGS
 
     uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")

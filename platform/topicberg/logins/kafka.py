@@ -11,9 +11,10 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import LoginError
-from topicberg.logins import OAUTH_CLIENT, OAuthFields, TlsFields, missing, named
+from topicberg.logins import OAUTH_CLIENT, OAuthFields, TlsFields, missing
 from topicberg.security.redaction import remember
 from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
 
@@ -166,7 +167,7 @@ class KafkaLogin(OAuthFields, TlsFields):
 class KafkaSettings(KafkaLogin, EnvironmentSettings):
     """``TOPICBERG_KAFKA_<FIELD>``."""
 
-    model_config = named(PREFIX)
+    model_config = SettingsConfigDict(env_prefix=f"{PREFIX}_")
     concern = Concern.KAFKA
 
 

@@ -6,8 +6,9 @@ from base64 import b64encode
 from typing import Any, Literal
 
 from pydantic import SecretStr, model_validator
+from pydantic_settings import SettingsConfigDict
 
-from topicberg.logins import OAUTH_CLIENT, TlsFields, missing, named
+from topicberg.logins import OAUTH_CLIENT, TlsFields, missing
 from topicberg.logins.oauth import OAuthLogin
 from topicberg.security.redaction import remember
 from topicberg.settings.environment import Concern, EnvironmentSettings
@@ -103,5 +104,5 @@ class RegistryLogin(OAuthLogin, TlsFields):
 class RegistrySettings(RegistryLogin, EnvironmentSettings):
     """``TOPICBERG_SCHEMA_REGISTRY_<FIELD>``."""
 
-    model_config = named(PREFIX)
+    model_config = SettingsConfigDict(env_prefix=f"{PREFIX}_")
     concern = Concern.REGISTRY

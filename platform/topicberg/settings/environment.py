@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file
+
+Model = TypeVar("Model", bound=BaseSettings)
 
 
 class Concern(StrEnum):
@@ -88,6 +90,19 @@ def problems(
         description = f"; {field.description}" if field and field.description else ""
         lines.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{description}")
     return lines
+
+
+def read_settings(model: type[Model], subject: str, hint: str) -> Model:
+    """Return settings as the environment and the file of settings state them.
+
+    :param subject: what is wrong if they are invalid, for the message
+    :raises TopicbergError: names every setting that is missing or invalid; shows no value
+    """
+    try:
+        return model()
+    except ValidationError as error:
+        lines = problems(model, error)
+    raise invalid(subject, lines, hint)
 
 
 def invalid(subject: str, lines: list[str], hint: str) -> TopicbergError:
