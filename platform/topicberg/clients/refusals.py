@@ -33,10 +33,28 @@ _AWS_NO_LOGIN = (
     *(SSOError, TokenRetrievalError),
 )
 _SNOWFLAKE = "snowflake.connector"
-_SNOWFLAKE_LOGIN = re.compile(r"^\s*390[1-4]\d\d\b|JWT token is invalid|Incorrect username")
-"""The number is that of the error: statements have numbers as well."""
-_SNOWFLAKE_NETWORK = re.compile(r"^\s*390422\b|is not allowed to access Snowflake")
-_SNOWFLAKE_ACCOUNT = re.compile(r"\b290404\b|Verify the account name|404 Not Found.*login-request")
+_SNOWFLAKE_REFUSALS = (
+    (
+        re.compile(r"^\s*390422\b|is not allowed to access Snowflake"),
+        "Snowflake refuses the address of this machine",
+        "add it to the network policy of the account or of the user",
+    ),
+    (
+        re.compile(r"^\s*390[1-4]\d\d\b|JWT token is invalid|Incorrect username"),
+        "Snowflake refuses the login",
+        "check TOPICBERG_SNOWFLAKE_USER, and _PASSWORD or _PRIVATE_KEY, and that the user is "
+        "neither disabled nor locked (DESC USER)",
+    ),
+    (
+        re.compile(r"\b290404\b|Verify the account name|404 Not Found.*login-request"),
+        "Snowflake does not know the account",
+        "check TOPICBERG_SNOWFLAKE_ACCOUNT, which is ORGANIZATION-ACCOUNT",
+    ),
+)
+"""The number and text of an error, what it means, and the hint; the first that matches applies.
+
+The number is that of the error: statements have numbers as well.
+"""
 
 
 def login_refusal(error: BaseException) -> LoginError | None:
@@ -85,21 +103,7 @@ def _of_snowflake(error: BaseException) -> LoginError | None:
     if not type(error).__module__.startswith(_SNOWFLAKE):
         return None
     text = f"{getattr(error, 'errno', '')} {error}"
-    reason = first_line(error)[:300]
-    if _SNOWFLAKE_NETWORK.search(text):
-        return LoginError(
-            f"Snowflake refuses the address of this machine: {reason}",
-            hint="add it to the network policy of the account or of the user",
-        )
-    if _SNOWFLAKE_LOGIN.search(text):
-        return LoginError(
-            f"Snowflake refuses the login: {reason}",
-            hint="check TOPICBERG_SNOWFLAKE_USER, and _PASSWORD or _PRIVATE_KEY, and that the user "
-            "is neither disabled nor locked (DESC USER)",
-        )
-    if _SNOWFLAKE_ACCOUNT.search(text):
-        return LoginError(
-            f"Snowflake does not know the account: {reason}",
-            hint="check TOPICBERG_SNOWFLAKE_ACCOUNT, which is ORGANIZATION-ACCOUNT",
-        )
+    for pattern, meaning, hint in _SNOWFLAKE_REFUSALS:
+        if pattern.search(text):
+            return LoginError(f"{meaning}: {first_line(error)[:300]}", hint=hint)
     return None

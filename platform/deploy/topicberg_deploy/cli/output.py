@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from topicberg.cli.compute import load_lake
-from topicberg.cli.output import cell, echo, print_table, warn
+from topicberg.cli.output import cell, echo, echo_section, print_table, warn
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -19,22 +19,20 @@ if TYPE_CHECKING:
 
 def list_kept(context: DeployContext) -> None:
     """List what exists and is not deleted, since nothing shows that it is topicberg's."""
-    if not context.kept:
-        return
-    echo("These resources stay: `create` did not create them, or the record of that is lost:")
-    echo(f"    {title} ({key})" for key, title in context.kept.items())
-    echo("To delete one of them as well, add --also with its key.")
+    if echo_section(
+        "These resources stay: `create` did not create them, or the record of that is lost:",
+        (f"{title} ({key})" for key, title in context.kept.items()),
+    ):
+        echo("To delete one of them as well, add --also with its key.")
 
 
 def list_unseen(context: DeployContext) -> None:
     """List what was created and is not found."""
-    if not context.unseen:
-        return
-    echo(
+    echo_section(
         "`create` created these, and they do not exist any more, or this login cannot see them. "
-        "They are forgotten, so that no later `delete` deletes them:"
+        "They are forgotten, so that no later `delete` deletes them:",
+        (f"{title} ({key})" for key, title in context.unseen.items()),
     )
-    echo(f"    {title} ({key})" for key, title in context.unseen.items())
 
 
 def list_waiting(context: DeployContext) -> None:
@@ -45,20 +43,18 @@ def list_waiting(context: DeployContext) -> None:
 def announce_generators(graph: list[Resource]) -> None:
     from topicberg_deploy.confluent.connect import Connector
 
-    generators = [
-        resource for resource in graph if isinstance(resource, Connector) and resource.wanted
-    ]
-    if not generators:
-        return
-    each = ", ".join(
+    topics = ", ".join(
         f"{generator.topic} "
         f"({f'{generator.rate:g} a second' if generator.rate else 'as fast as it can'})"
-        for generator in generators
+        for generator in graph
+        if isinstance(generator, Connector) and generator.wanted
     )
-    echo(
-        f"generators write records to {each} until they are deleted; --no-generators: without them",
-        err=True,
-    )
+    if topics:
+        echo(
+            f"generators write records to {topics} until they are deleted; --no-generators: "
+            "without them",
+            err=True,
+        )
 
 
 def step_document(context: DeployContext | None, step: Step) -> dict[str, Any]:
@@ -125,22 +121,21 @@ def list_manual_steps(context: DeployContext, graph: list[Resource]) -> None:
     for integration in graph:
         if not (isinstance(integration, CatalogIntegration) and integration.wanted):
             continue
-        if steps := integration.catalog.steps(context):
-            echo(f"to do manually in {integration.catalog.title}:", bold=True)
-            echo(f"  {place}. {step}" for place, step in enumerate(steps, 1))
+        steps = enumerate(integration.catalog.steps(context), 1)
+        title = f"to do manually in {integration.catalog.title}:"
+        echo_section(title, (f"{place}. {step}" for place, step in steps))
 
 
 def list_impossible(config: Settings) -> None:
     """Print what the cloud deployment refuses of the specs that the local one has."""
     from topicberg.topics.loader import impossible_in_confluent
 
-    if config.tableflow == "confluent" and (problems := impossible_in_confluent(config)):
-        echo(
+    if config.tableflow == "confluent":
+        echo_section(
             "refused in the cloud, unless TOPICBERG_TABLEFLOW=topicberg: Confluent's Tableflow "
             "cannot do this",
-            bold=True,
+            map(str, impossible_in_confluent(config)),
         )
-        echo(f"  {problem}" for problem in problems)
 
 
 def preview(
@@ -153,9 +148,8 @@ def preview(
     from topicberg_deploy.costs import AS_OF, costs, usage
     from topicberg_deploy.uncomputed import uncomputed
 
-    if missing := uncomputed(config, specs, _left_out(config)):
-        echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
-        echo(f"  {line}" for line in missing)
+    missing = uncomputed(config, specs, _left_out(config))
+    echo_section("not computed without TOPICBERG_SPARK_REMOTE:", missing)
     resource_costs = costs(graph, config, live)
     total = sum(cost.usd for cost in resource_costs)
     kinds: dict[str, list[Any]] = {}
@@ -180,9 +174,8 @@ def list_grants(context: DeployContext) -> None:
     """Print the grants of AWS Lake Formation that are missing for what exists."""
     from topicberg_deploy.aws.lake_formation import manual_steps
 
-    if grants := manual_steps(context):
-        echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
-        echo(f"  {grant}" for grant in grants)
+    title = "to do by a data lake administrator in AWS Lake Formation:"
+    echo_section(title, manual_steps(context))
 
 
 def _left_out(config: Settings) -> list[str]:
