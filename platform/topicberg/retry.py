@@ -29,6 +29,7 @@ from tenacity import (
 from tenacity.wait import wait_base
 
 from topicberg.clients.answers import raised_in
+from topicberg.clients.aws import BUSY
 from topicberg.clients.refusals import login_refusal
 from topicberg.connections import CertificateError, NotFoundError, connection_error
 from topicberg.errors import (
@@ -77,10 +78,7 @@ _CONFLICT = re.compile(
 
 A file that an overwrite would have to split is not a conflict: the table's partitions are too long.
 """
-_THROTTLING = re.compile(
-    r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429|"
-    r"AWS Error (SLOW_DOWN|THROTTLING)"
-)
+_THROTTLING = re.compile(rf"{BUSY.pattern}|status.?code.?429|AWS Error (SLOW_DOWN|THROTTLING)")
 _SILENT = re.compile(
     r"StatusCode\.UNAVAILABLE|Connection (refused|reset|aborted)|UnknownHost|failed to connect|"
     r"Unable to execute HTTP request|INVALID_HANDLE\.SESSION|SparkContext was shut down|"

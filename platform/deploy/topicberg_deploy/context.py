@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from topicberg.clients.aws import code_of
 from topicberg.clients.secrets import Secrets
 from topicberg.naming import Names
 from topicberg.settings import Settings, with_choices
@@ -23,7 +24,7 @@ from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
 from topicberg_deploy.record import CreationRecord, Pages
 from topicberg_deploy.resource import Live, MissingError
 from topicberg_deploy.settings import DeploySettings, check_specs, load
-from topicberg_deploy.transient import broken, code
+from topicberg_deploy.transient import broken
 
 if TYPE_CHECKING:
     from topicberg_deploy.lock import Lease
@@ -160,7 +161,7 @@ class DeployContext:
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
-            if self.only_plans and code(error).startswith("AccessDenied"):
+            if self.only_plans and code_of(error).startswith("AccessDenied"):
                 return None
             raise
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from topicberg.clients.answers import AnswerError
+from topicberg.clients.aws import BUSY, code_of, refusal_of
 from topicberg.clients.confluent import (
     ApiError,
     ConflictError,
@@ -41,12 +42,6 @@ DUPLICATE = "42710"
 """Snowflake's SQLSTATE of an object that exists already, also one that the role may not see."""
 SYNTAX_ERROR = 1003
 """Snowflake's number for a statement that it cannot parse."""
-BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown")
-
-
-def code(error: BaseException) -> str:
-    """Return AWS's code of an error; empty: it is not an error of AWS."""
-    return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
 
 
 def exists(error: BaseException) -> bool:
@@ -55,14 +50,14 @@ def exists(error: BaseException) -> bool:
     Kafka's REST API says 400 of a topic, Athena ``InvalidRequestException`` of a workgroup: their
     words tell it from other mistakes.
     """
-    if isinstance(error, ConflictError) or code(error) in EXISTS:
+    if isinstance(error, ConflictError) or code_of(error) in EXISTS:
         return True
     if _of_snowflake(error):
         return getattr(error, "sqlstate", None) == DUPLICATE
     is_wrong = isinstance(error, ApiError) and error.status == 400
     words = str(error).lower()
     return (is_wrong and "already exists" in words) or (
-        code(error) == "InvalidRequestException" and "already created" in words
+        code_of(error) == "InvalidRequestException" and "already created" in words
     )
 
 
@@ -78,14 +73,14 @@ def gone(error: BaseException) -> bool:
 
     A 403 does not say so: the key may lack the permission. Reading the object shows which it is.
     """
-    return (isinstance(error, GoneError) and error.status == 404) or code(error) in GONE
+    return (isinstance(error, GoneError) and error.status == 404) or code_of(error) in GONE
 
 
 def is_retryable(error: BaseException) -> bool:
     """Return whether to read the state again, and to retry."""
     return (
         isinstance(error, GoneError | CredentialsError)
-        or code(error) in EVENTUAL
+        or code_of(error) in EVENTUAL
         or unanswered(error)
     )
 
@@ -111,8 +106,8 @@ def is_refusal(error: BaseException) -> bool:
 def unanswered(error: BaseException) -> bool:
     """Return whether it is unknown what the vendor did with the request."""
     if isinstance(error, ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return code(error) in BUSY or status == 429 or status >= 500
+        code, _, status = refusal_of(error)
+        return bool(BUSY.search(code)) or status == 429 or status >= 500
     return isinstance(error, UncertainError | HTTPClientError | AnswerError) or broken(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,10 @@ from topicberg.clients.answers import MISREAD, checked, raised_in, unusable
 if TYPE_CHECKING:
     import boto3
     from botocore.model import OperationModel
+
+
+BUSY = re.compile("Throttl|TooManyRequests|RequestLimitExceeded|SlowDown")
+"""AWS's codes for too many requests."""
 
 
 class _CheckedClient:
@@ -75,11 +80,23 @@ def every(client: Any, operation: str, field: str, **parameters: Any) -> Iterato
         yield from page[field]
 
 
+def refusal_of(error: BaseException) -> tuple[str, str, int]:
+    """Return AWS's code, its message and the HTTP status of an error; empty: it is not AWS's."""
+    response: Any = error.response if isinstance(error, ClientError) else {}
+    details, status = response.get("Error", {}), response.get("ResponseMetadata", {})
+    code, message = (str(details.get(name, "")) for name in ("Code", "Message"))
+    return code, message, status.get("HTTPStatusCode", 0)
+
+
+def code_of(error: BaseException) -> str:
+    """Return AWS's code of an error; empty: it is not an error of AWS."""
+    return refusal_of(error)[0]
+
+
 def is_expired(error: BaseException) -> bool:
     """Return whether a login to AWS has expired: no further request with it succeeds."""
     expired = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
-    code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
-    return isinstance(error, SSOError | TokenRetrievalError) or code in expired
+    return isinstance(error, SSOError | TokenRetrievalError) or code_of(error) in expired
 
 
 def login_hint(error: BaseException, profile: str | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -13,7 +12,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from topicberg.clients.aws import login_hint
+from topicberg.clients.aws import BUSY, login_hint, refusal_of
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 
 NAME = "AWS Glue Schema Registry"
@@ -22,12 +21,6 @@ RIGHTS = "glue:ListSchemaVersions on the registry and its schemas, and glue:GetS
 """What the reader of schemas needs; a version is looked up by its UUID, whose schema is not known
 before: AWS's "IAM examples for deserializers"."""
 _INVALID = "InvalidInputException"
-_BUSY = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException")
-
-
-def code_of(error: Any) -> str:
-    """Return AWS's code of a ``ClientError``."""
-    return str(error.response.get("Error", {}).get("Code", ""))
 
 
 @contextmanager
@@ -44,12 +37,11 @@ def glue_errors(resource: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if (code := code_of(error)) == MISSING:
+        code, message, status = refusal_of(error)
+        if code == MISSING:
             raise
-        where = f"{NAME} ({resource})"
-        reason = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in _BUSY:
+        where, reason = f"{NAME} ({resource})", f"{code}: {message}".rstrip(": ")
+        if BUSY.search(code):
             raise ThrottledError(f"{where} throttles requests: {reason}") from error
         if status >= 500:
             raise UnreachableError(

@@ -16,7 +16,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from topicberg.clients.aws import login_hint
+from topicberg.clients.aws import login_hint, refusal_of
 from topicberg.errors import LoginError, TopicbergError, causes, first_line
 
 _AWS_LOGIN = frozenset(
@@ -82,8 +82,7 @@ def _of_aws(error: BaseException) -> LoginError | None:
         )
     if not isinstance(error, ClientError):
         return None
-    details = error.response.get("Error", {})
-    code, reason = str(details.get("Code", "")), str(details.get("Message", ""))
+    code, reason, _ = refusal_of(error)
     if code in _AWS_LOGIN:
         return LoginError(
             f"AWS refuses the login ({error.operation_name}): {code}: {reason}",

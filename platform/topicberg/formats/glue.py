@@ -29,8 +29,8 @@ from uuid import UUID
 from botocore.exceptions import ClientError
 
 from topicberg.clients.answers import unusable
-from topicberg.clients.aws import every
-from topicberg.clients.glue_schemas import MISSING, NAME, code_of, glue_errors
+from topicberg.clients.aws import code_of, every
+from topicberg.clients.glue_schemas import MISSING, NAME, glue_errors
 from topicberg.errors import TableflowError, UnreachableError
 from topicberg.formats.subjects import (
     MAX_SCHEMA_BYTES,

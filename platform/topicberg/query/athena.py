@@ -36,7 +36,7 @@ def ask(
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import login_hint
+    from topicberg.clients.aws import login_hint, refusal_of
 
     if config.deployment == "local":
         raise AthenaError(
@@ -54,10 +54,10 @@ def ask(
         _wait(client, query, sleep)
         return _rows(client, query, max_rows)
     except ClientError as error:
-        problem = error.response["Error"]
-        missing = "WorkGroup" in problem["Message"] and "not found" in problem["Message"]
+        code, message, _ = refusal_of(error)
+        missing = "WorkGroup" in message and "not found" in message
         raise AthenaError(
-            f"athena: {problem['Code']}: {problem['Message']}",
+            f"athena: {code}: {message}",
             hint=f"run `topicberg deploy create`, which creates workgroup {workgroup}"
             if missing
             else login_hint(error, None)

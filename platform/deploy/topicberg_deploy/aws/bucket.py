@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
+from topicberg.clients.aws import code_of
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
@@ -17,7 +18,6 @@ from topicberg_deploy.confluent.tableflow import writes_to
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import PRICES, QUOTAS, Cost
 from topicberg_deploy.resource import Changes, Fields, Live, Resource
-from topicberg_deploy.transient import code
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -87,7 +87,7 @@ class Bucket(Resource):
         try:
             s3.head_bucket(Bucket=self.bucket(context))
         except ClientError as error:
-            if code(error) in ("404", "NoSuchBucket"):
+            if code_of(error) in ("404", "NoSuchBucket"):
                 return None
             raise
         region = s3.get_bucket_location(Bucket=self.bucket(context)).get("LocationConstraint")
@@ -238,7 +238,7 @@ def _read(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except ClientError as error:
-        if code(error) in _UNSET:
+        if code_of(error) in _UNSET:
             return None
         raise
 
@@ -332,7 +332,7 @@ def _empty(s3: Any, bucket: str) -> None:
         for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
             drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])
     except ClientError as error:
-        if code(error) not in NOT_SERVED:
+        if code_of(error) not in NOT_SERVED:
             raise
         for some in pages(s3, bucket):
             drop(s3, bucket, some)

@@ -15,12 +15,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import every
+from topicberg.clients.aws import code_of, every
 from topicberg.errors import TopicbergError
 from topicberg_deploy.aws.iam import Document, caller, listed
 from topicberg_deploy.aws.permissions import Deployed, policy
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.transient import code
 
 logger = logging.getLogger(__name__)
 _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
@@ -41,7 +40,7 @@ def check_permissions(context: DeployContext) -> None:
             return
         denied_actions = list(_denied(context, principal))
     except ClientError as error:
-        if code(error) not in _UNKNOWN:
+        if code_of(error) not in _UNKNOWN:
             raise
         logger.warning(
             "whether %s has all permissions is not checked, because IAM does not simulate them "

@@ -8,6 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
+from topicberg.clients.aws import code_of
 from topicberg.clients.confluent import CredentialsError, FailedError, GoneError
 from topicberg.clients.secrets import ApiKey
 from topicberg.settings import Settings
@@ -26,7 +27,6 @@ from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import HOURS, PRICES, Cost
 from topicberg_deploy.polling import poll
 from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
-from topicberg_deploy.transient import code
 
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 8
@@ -197,7 +197,7 @@ def writes_to(context: DeployContext, bucket: str) -> bool:
     try:
         secret = context.secrets.read(context.names.confluent_secret("tableflow")) or {}
     except ClientError as error:
-        if code(error) in ("AccessDenied", "AccessDeniedException"):
+        if code_of(error) in ("AccessDenied", "AccessDeniedException"):
             return True
         raise
     if not {"api.key", "api.key.secret", "environment.id", "kafka.cluster.id"} <= secret.keys():
