@@ -26,7 +26,6 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -37,7 +36,7 @@ from pyiceberg.table.update import (
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.clocks import clock_error
-from topicberg.iceberg.commits import property_updates, set_ref
+from topicberg.iceberg.commits import move_main, property_updates
 from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
     ManifestWriter,
@@ -145,7 +144,7 @@ class SnapshotChange:
         snapshot = self._snapshot()
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
-            set_ref(MAIN, self.snapshot_id, SnapshotRefType.BRANCH),
+            move_main(table, self.snapshot_id),
             *property_updates(table, properties, dropped),
             *more,
         )

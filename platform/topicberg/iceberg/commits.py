@@ -14,6 +14,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from topicberg.iceberg.summaries import MAIN
 from topicberg.retry import conflicts
 
 
@@ -41,6 +42,15 @@ def set_ref(
     """
     fields = {"ref-name": name, "type": kind, "snapshot-id": snapshot_id}
     return SetSnapshotRefUpdate.model_validate({**fields, "max-ref-age-ms": max_age_ms})
+
+
+def move_main(table: Table, snapshot_id: int) -> SetSnapshotRefUpdate:
+    """Return the update that lets ``main`` point to a snapshot, and retains what a user set."""
+    ref = table.metadata.refs.get(MAIN)
+    fields = ref.model_dump(by_alias=True) if ref else {"type": SnapshotRefType.BRANCH}
+    return SetSnapshotRefUpdate.model_validate(
+        {**fields, "ref-name": MAIN, "snapshot-id": snapshot_id}
+    )
 
 
 def commit_update(table: Table, update: TableUpdate) -> None:
