@@ -88,7 +88,7 @@ class Deletes:
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> Deletes:
         deletes = [file for file in files if file.content == DataFileContent.POSITION_DELETES]
-        vectors = {str(referenced_file(file)): file for file in deletes if is_vector(file)}
+        vectors = {referenced_file(file): file for file in deletes if is_vector(file)}
         return cls(vectors, [file for file in deletes if not is_vector(file)])
 
 

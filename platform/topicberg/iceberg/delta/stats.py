@@ -95,7 +95,9 @@ def _bounds(
     except (OverflowError, ValueError):  # a year before 1 or after 9999; truncated text
         return None
     lower, upper = bounds
-    return None if lower is None or upper is None else (lower, upper)
+    if lower is None or upper is None or lower > upper:  # type: ignore[operator]  of one type
+        return None
+    return lower, upper
 
 
 def _bound(kind: PrimitiveType, value: Any, up: int) -> _Bound | None:

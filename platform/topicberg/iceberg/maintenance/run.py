@@ -19,6 +19,7 @@ from topicberg.errors import CommitConflictError
 from topicberg.iceberg import delta
 from topicberg.iceberg.data_files import file_bytes
 from topicberg.iceberg.file_facts import Files, live
+from topicberg.iceberg.files import may_delete
 from topicberg.iceberg.maintenance import compaction, expiry, ttl
 from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.iceberg.maintenance.orphans import remove_orphans
@@ -102,10 +103,11 @@ def maintain_table(
         deletes += run.trim_deletes()
     manifests = run.rewrite_manifests()
     snapshots, deleted = len(run.current.metadata.snapshots), 0
-    if expiry.expirable(table, policy, now_ms):
+    deletes_files = may_delete(run.current)
+    if deletes_files and expiry.expirable(table, policy, now_ms):
         deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
     expired = max(0, snapshots - len(run.current.metadata.snapshots))
-    orphans = run.remove_orphans(policy, now_ms) if daily else 0
+    orphans = run.remove_orphans(policy, now_ms) if daily and deletes_files else 0
     report = MaintenanceReport(
         table=run.name,
         before=before,
