@@ -88,7 +88,8 @@ class SnapshotChange:
         self._corrected: set[tuple[str, int | None]] = set()
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
-        self._compression: Any = table.properties.get("write.avro.compression-codec", "gzip")
+        codec = table.properties.get("write.avro.compression-codec", "").lower()
+        self._compression: Any = codec if codec == "zstd" else "gzip"  # PyIceberg lacks others
         self._entries: dict[str, list[ManifestEntry]] = {}
         self._outputs: list[str] = []
         self.is_refused = False
@@ -232,9 +233,16 @@ class SnapshotChange:
 
     @cached_property
     def _held(self) -> list[ManifestFile]:
-        """The parent's manifests of live files."""
+        """The parent's manifests of live files: all but those that say that theirs are removed.
+
+        Some writers say of live files that there are none (icelake-io/icelake#280).
+        """
         held = read_manifests(self.table.io, self.parent) if self.parent else []
-        return [each for each in held if each.has_added_files() or each.has_existing_files()]
+        return [
+            each
+            for each in held
+            if each.has_added_files() or each.has_existing_files() or not each.deleted_files_count
+        ]
 
     def _read(self, wanted: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
         """Return the live entries of each manifest, which is read once."""

@@ -533,6 +533,9 @@ def test_maintenance_without_garbage_collection_deletes_no_file(catalog: SqlCata
         check_rewritable(table, ())
     with table.transaction() as transaction:
         transaction.set_properties({"gc.enabled": "TRUE"})
+    table.catalog.skew_seconds = -86_400.0  # type: ignore[attr-defined]
+    assert not maintain_table(table, endpoints, policy).changed  # this machine's clock is ahead
+    table.catalog.skew_seconds = -1.0  # type: ignore[attr-defined]
     report = maintain_table(table, endpoints, policy)
     assert (report.snapshots_expired, report.orphans_removed) == (2, 1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
 
@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg import delta
+from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.data_files import file_bytes
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.files import may_delete
@@ -88,7 +89,7 @@ def maintain_table(
     :param time: the event time, by whose hours other tables are derived from this one
     :raises TopicbergError: Spark failed; everything that was done before stays
     """
-    start, now = monotonic(), datetime.now(UTC)
+    start, now = monotonic(), current_time(table)
     now_ms = int(now.timestamp() * 1000)
     before = TableSize.of(table)
     daily = now_ms - _listed_at_ms(table) >= policy.daily / timedelta(milliseconds=1)
@@ -233,7 +234,7 @@ class _Run:
         return self.step("rewriting manifests", merge)
 
     def remove_orphans(self, policy: MaintenancePolicy, now_ms: int) -> int:
-        removed = remove_orphans(self.table, policy.orphan_age)
+        removed = remove_orphans(self.table, policy.orphan_age, now_ms / 1000)
 
         def remember() -> int:
             with self.table.refresh().transaction() as transaction:
