@@ -519,10 +519,14 @@ def test_maintenance_without_garbage_collection_deletes_no_file(catalog: SqlCata
     table = catalog.create_table("shop.shared", schema, properties=properties)
     for number in range(3):
         table.append(pa.table({"id": [number]}))
+    now = timedelta(0)
     policy = MaintenancePolicy(
-        **dict.fromkeys(("retention", "reader_age", "daily", "orphan_age"), timedelta(0)),
+        retention=now,
         min_snapshots=1,
+        reader_age=now,
         compact_after=timedelta(days=1),
+        orphan_age=now,
+        daily=now,
     )
     orphan = Path(table.location().removeprefix("file://")) / "data" / "orphan.parquet"
     orphan.write_text("")
