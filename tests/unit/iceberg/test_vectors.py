@@ -112,6 +112,15 @@ def test_a_vector_of_no_data_file_is_refused() -> None:
         Deletes.of([vector])
 
 
+def test_two_vectors_of_a_data_file_are_refused(tmp_path: Path) -> None:
+    """apache/iceberg-go#1372 and apache/iceberg#17206."""
+    rows = data_file("file:///data/0.parquet"), np.array([1], np.uint32)
+    first, second = (write_vectors(table(tmp_path), [rows])[0] for _ in range(2))
+    assert Deletes.of([first, first]).vectors == {"file:///data/0.parquet": first}
+    with pytest.raises(TopicbergError, match=r"file:///data/0\.parquet has two deletion vectors"):
+        Deletes.of([first, second])
+
+
 def test_positions_beyond_32_bits_are_reported() -> None:
     two = (2).to_bytes(8, "little") + encode(np.array([1], np.uint32))[16:-4]
     content = b"\xd1\xd3\x39\x64" + two
