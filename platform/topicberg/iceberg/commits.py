@@ -30,17 +30,12 @@ def property_updates(
     return updates
 
 
-def set_ref(
-    name: str,
-    snapshot_id: int,
-    kind: SnapshotRefType = SnapshotRefType.TAG,
-    max_age_ms: int | None = None,
-) -> SetSnapshotRefUpdate:
-    """Return the update that lets a tag or branch point to a snapshot.
+def set_ref(name: str, snapshot_id: int, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
+    """Return the update that lets a tag point to a snapshot.
 
-    :param max_age_ms: of the snapshot, after which the expiry of any tool removes a tag
+    :param max_age_ms: of the snapshot, after which the expiry of any tool removes the tag
     """
-    fields = {"ref-name": name, "type": kind, "snapshot-id": snapshot_id}
+    fields = {"ref-name": name, "type": SnapshotRefType.TAG, "snapshot-id": snapshot_id}
     return SetSnapshotRefUpdate.model_validate({**fields, "max-ref-age-ms": max_age_ms})
 
 

@@ -17,16 +17,15 @@ from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
 from test_folding import Connector, changed_topic, random_source, rows_of
 
 from topicberg import kafka
 from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.files import entries, live_files
-from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM
+from topicberg.iceberg.summaries import CHECKPOINT_TAG, PICKED_FROM
 from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow import old_values
 from topicberg.tableflow import reread as reread_module
@@ -132,7 +131,7 @@ class Lake:
             write(table, rows, [f for f in live_files(table) if f.content == DataFileContent.DATA])
 
     def roll_back(self, to: Snapshot) -> None:
-        commit_update(self.table, set_ref(MAIN, to.snapshot_id, SnapshotRefType.BRANCH))
+        commit_update(self.table, move_main(self.table, to.snapshot_id))
 
     def pick(self, picked: Snapshot) -> None:
         """Add the files that a snapshot added."""

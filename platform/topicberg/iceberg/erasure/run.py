@@ -31,6 +31,7 @@ from tenacity import wait_random
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg import read_tags
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.erasure.locations import RowLocations
 from topicberg.iceberg.erasure.matching import Rows
@@ -250,7 +251,8 @@ class _Erasure:
         while True:
             self.table.refresh()
             expired = self.locations.expirable()
-            stale = read_tags.stale_tags(self.table, int(time.time() * 1000))
+            now_ms = int(current_time(self.table).timestamp() * 1000)
+            stale = read_tags.stale_tags(self.table, now_ms)
             readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
             if not readers:
                 return expired
