@@ -237,10 +237,10 @@ class SnapshotChange:
 
         Some writers say of live files that there are none (icelake-io/icelake#280).
         """
-        held = read_manifests(self.table.io, self.parent) if self.parent else []
+        manifests = read_manifests(self.table.io, self.parent) if self.parent else []
         return [
             each
-            for each in held
+            for each in manifests
             if each.has_added_files() or each.has_existing_files() or not each.deleted_files_count
         ]
 
