@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topicberg.cli.bootstrap import bootstrap_ci, bootstrap_snowflake
-from topicberg.cli.deploy_compute import compute_derived, compute_in_cloud
+from topicberg.cli.deploy_compute import compute_derived, compute_in_cloud, use_deployment
 from topicberg.cli.deploy_output import (
     announce_generators,
     list_grants,
@@ -355,10 +355,13 @@ def rotate(
 @_command("day_count", "number_of_api_keys_to_retain")
 def probe(flags: dict[str, Any]) -> None:
     """Try in the accounts what documentation does not settle; what it creates in Snowflake is
-    dropped. Exit code 1 if something differs from what is expected."""
+    dropped. Of a deployment, also start a job run of EMR Serverless, which costs cents.
+
+    Exit code 1 if something differs from what is expected."""
     from topicberg.deploy.probe import probe as observe
 
     context, _ = _open(flags)
+    use_deployment(context)
     differences = 0
     for result in observe(context):
         differences += bool(result.difference)

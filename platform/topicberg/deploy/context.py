@@ -20,7 +20,7 @@ from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
 from topicberg.deploy.record import CreationRecord, Pages
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, check_specs, load
-from topicberg.deploy.transient import broken, code
+from topicberg.deploy.transient import DENIED, broken, code
 from topicberg.naming import Names
 from topicberg.settings import Settings, with_choices
 from topicberg.topics import TopicSpec, load_topics
@@ -160,7 +160,7 @@ class DeployContext:
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
-            if self.only_plans and code(error).startswith("AccessDenied"):
+            if self.only_plans and code(error) in DENIED:
                 return None
             raise
 

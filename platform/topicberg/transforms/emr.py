@@ -47,7 +47,7 @@ class JobRequest(BaseModel):
     table: str
     """Name of the derived table or of the upsert view."""
     windows: list[Window] = []
-    """None: it is an upsert view."""
+    """Empty: it is an upsert view."""
     keep_expired: bool = False
     """See :func:`topicberg.transforms.derived.write_window`."""
     settings: dict[str, Any]

@@ -23,12 +23,11 @@ from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.aws.iam import Document, caller
 from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.transient import code
+from topicberg.deploy.transient import DENIED, code
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)
 EVERYONE_BY_IAM = "IAM_ALLOWED_PRINCIPALS"
-DENIED = ("AccessDenied", "AccessDeniedException")
 _DEFAULTS = ("CreateDatabaseDefaultPermissions", "CreateTableDefaultPermissions")
 
 

@@ -19,7 +19,7 @@ from topicberg.clients.aws import every
 from topicberg.deploy.aws.iam import Document, caller, listed
 from topicberg.deploy.aws.permissions import Deployed, policy
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.transient import code
+from topicberg.deploy.transient import DENIED, code
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateService
 and may have it already."""
 _OF_EMR = ("emr-serverless:", "iam:PassRole")
 _OF_ATHENA = ("athena:",)
-_UNKNOWN = ("AccessDenied", "AccessDeniedException", "NoSuchEntity")
+_UNKNOWN = (*DENIED, "NoSuchEntity")
 """Codes of an answer that does not tell what the user may do."""
 
 
