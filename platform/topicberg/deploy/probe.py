@@ -25,7 +25,8 @@ from topicberg.deploy.transient import of_vendor
 from topicberg.endpoints import LakeEndpoints, load_endpoints
 from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
-from topicberg.settings.emr import EmrSettings, deployed_emr
+from topicberg.settings import Settings, settings
+from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.tableflow.confluent import TOPICS
 from topicberg.transforms.emr import start_job_run
 
@@ -110,10 +111,11 @@ def probe(context: DeployContext) -> Iterator[ProbeResult]:
     if secret := context.read_secret(context.names.confluent_secret(_READER)):
         yield _observe("API keys of Confluent", lambda: _shown(context, secret["api.key"]))
         yield _observe("what the reader's key sees", lambda: _seen_by_reader(context))
-    if emr := deployed_emr(context.config):
+    if emr := emr_settings():
+        config = settings()
         yield _observe(
             "a job run of EMR Serverless",
-            lambda: run_job(context, emr, load_endpoints(context.config)),
+            lambda: run_job(context, emr, config, load_endpoints(config)),
         )
 
 
@@ -200,7 +202,7 @@ def _seen_by_reader(context: DeployContext) -> str:
     return ""
 
 
-def run_job(context: DeployContext, emr: EmrSettings, lake: LakeEndpoints) -> str:
+def run_job(context: DeployContext, emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> str:
     """Start a job run that only loads the catalog; return how it failed.
 
     It shows whether the release's image has Python and Iceberg where they are expected, and, if
@@ -209,7 +211,7 @@ def run_job(context: DeployContext, emr: EmrSettings, lake: LakeEndpoints) -> st
     bucket, program = context.aws.compute_bucket, f"{CODE}probe.py"
     s3, client = context.aws.client("s3"), context.aws.client("emr-serverless")
     given = emr.model_copy(update={"entry_point": f"s3://{bucket}/{program}"})
-    request = start_job_run("probe", given, context.config, lake)
+    request = start_job_run("probe", given, config, lake)
     s3.put_object(Bucket=bucket, Key=program, Body=_JOB.encode())
     try:
         started = client.start_job_run(**request, executionTimeoutMinutes=10)

@@ -48,7 +48,7 @@ def emr_settings() -> EmrSettings | None:
         each["type"] == "missing" and not EmrSettings.model_fields.keys() & each["input"].keys()
         for each in errors
     ):
-        return deployed_emr(settings())
+        return _deployed_emr(settings())
     raise invalid(
         "the settings of EMR Serverless are incomplete or invalid",
         wrong,
@@ -56,7 +56,7 @@ def emr_settings() -> EmrSettings | None:
     )
 
 
-def deployed_emr(config: Settings) -> EmrSettings | None:
+def _deployed_emr(config: Settings) -> EmrSettings | None:
     """Return the application of the deployment, if its derived tables are computed there."""
     found = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
     return EmrSettings.model_validate(found) if found else None

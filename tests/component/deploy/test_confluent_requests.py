@@ -603,7 +603,7 @@ def test_plan_keeps_keys_that_it_may_neither_see_nor_read(
 
     def deny(params: dict[str, Any], **_: Any) -> None:
         if "/reader/" not in params["SecretId"]:
-            error = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+            error: Any = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
             raise ClientError(error, "GetSecretValue")
 
     events = context.secrets.client.meta.events

@@ -397,8 +397,8 @@ def test_account_that_lake_formation_governs(tmp_path: Path) -> None:
         assert "LINKED_CATALOG_INTEGRATION: Failed to access the AWS Glue catalog" in create(2)
         # Snowflake's emulator reads Glue as the account's root.
         for name in ("lkc-local", "demo_post"):
-            table = {"Table": {"DatabaseName": name, "TableWildcard": {}}}
-            for resource in (table, {"Database": {"Name": name}}):
+            tables = {"DatabaseName": name, "TableWildcard": {}}
+            for resource in ({"Table": tables}, {"Database": {"Name": name}}):
                 root = f"arn:aws:iam::{ACCOUNT}:root"
                 account.run(LakeGrant(root, ("DESCRIBE",), resource).command())
         assert "in Snowflake: labels" in create(0)

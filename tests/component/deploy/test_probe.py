@@ -103,7 +103,7 @@ def test_job_run_reports_why_it_failed_and_leaves_no_program(
             entry_point=f"s3://{bucket}/job.py",
             log_uri=f"s3://{bucket}/logs/",
         )
-        failure = run_job(context, emr, LakeEndpoints(iceberg_rest="http://rest"))
+        failure = run_job(context, emr, context.config, LakeEndpoints(iceberg_rest="http://rest"))
     assert failure.count(reported) == 1 if reported else not failure
     assert vendors.objects() == set()
     s3.delete_bucket(Bucket=bucket)
