@@ -114,7 +114,7 @@ class Deployed:
             "given_role": [arn for arn in given if arn],
             # Those that it created before another one was given are still deleted.
             "role": self.iam("role", *roles),
-            "ci_role": self.iam("role", ci_role(self, "deploy")),
+            "ci_role": self.iam("role", ci_role(self, "plan"), ci_role(self, "deploy")),
             "policy": self.policies,
             "catalog": glue("catalog"),
             "database": glue(*(f"database/{name}" for name in (topics, *derived))),
