@@ -405,7 +405,8 @@ def test_account_that_lake_formation_governs(tmp_path: Path) -> None:
                 account.run(LakeGrant(root, ("DESCRIBE",), resource).command())
         assert "in Snowflake: labels" in create(0)
         role = account.roles[ci_role(aws.deployed, "plan")]
-        for name in ("lkc-local", "demo_post"):  # as documented: it sees no database without
+        assert "create Glue database" in aws.run("plan", "plan", code=1)  # as documented
+        for name in ("lkc-local", "demo_post"):
             account.run(LakeGrant(role, ("DESCRIBE",), {"Database": {"Name": name}}).command())
         grant(aws.run("plan", "plan", code=None))
         aws.run("plan", "plan")
