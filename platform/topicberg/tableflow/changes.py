@@ -66,6 +66,7 @@ FACTS = ("op", "m", "p", "old_key", "new_key")
 and the other key, if the change is half of a change of the primary key."""
 _KEY = "__topicberg_key_"
 _TIMES = ("ts_ms", "ts_us", "ts_ns")
+_POSITIONS = ("lsn", "file", "commit_lsn", "scn")
 _SOURCE_FIELDS = (
     *(*_TIMES, "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
     *("commit_lsn", "change_lsn", "event_serial_no", "scn", "commit_scn"),
@@ -128,10 +129,10 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
                 + ("a whole number" if is_whole else "a number or text"),
                 hint="`changelog` is for changes as Debezium writes them: remove it for others",
             )
-    if layout.value.changes == "rows" and not source.keys() & {*_TIMES}:
+    if layout.value.changes == "rows" and not source.keys() & {*_TIMES, *_POSITIONS}:
         raise TableflowError(
-            f"field source has no time of the change ({', '.join(_TIMES)}): which change of a row "
-            "is the newest one is not known",
+            f"field source has no time ({', '.join(_TIMES)}) or position of the change: which "
+            "change of a row is the newest one is not known",
             hint="set `write_mode: append`, or let the connector write the time",
         )
     columns.append(_optional(ids, SOURCE, StructType(*parts)))

@@ -117,7 +117,7 @@ def test_nanoseconds_are_the_time_of_a_source_that_has_no_other() -> None:
     assert found.facts["m"].to_pylist() == [7_000, None]
 
 
-def test_source_without_a_time_is_refused() -> None:
+def test_source_without_time_and_position_is_refused() -> None:
     """Between partitions, nothing else says which change of a row is the newest one."""
-    with pytest.raises(TableflowError, match="no time of the change"):
-        envelope(SPEC, layout(lsn=T.LongType()), [])
+    with pytest.raises(TableflowError, match=r"no time .* or position of the change"):
+        envelope(SPEC, layout(snapshot=T.StringType()), [])
