@@ -42,7 +42,7 @@ MAX_OPENINGS, MAX_BYTES = 500, 16 * MAX_SCHEMA_BYTES
 REFUSED_SECONDS = 20.0
 """How long a refused schema is not registered again."""
 _UNKNOWN = "the schema of the record is not known: the batch has too many different ones"
-_CONFLICT, _INVALID = 409, 422
+_MISSING, _CONFLICT, _INVALID = 404, 409, 422
 _WORD = 8
 Frame = tuple[bytes, bytes]
 """The text of a record before its payload, and after it."""
@@ -76,7 +76,10 @@ class Framing:
     # --- schemas ---
 
     def learn_from(self, begin: Offsets, end: Offsets) -> None:
-        """Register the schemas of the first and the last record of each partition, once."""
+        """Register the schemas of the first and the last record of each partition, once.
+
+        :raises TableflowError: they cannot be used, and the registry has no others
+        """
         if self._has_read:
             return
         first = {p: (begin.get(p, 0), min(begin.get(p, 0) + 1, e)) for p, e in end.items()}
@@ -85,7 +88,13 @@ class Framing:
             self._learn(ranges)
         # A topic without a change of a row is read again: the registry may have no schema yet.
         values = self._known.get(VALUE, _Known())
-        self._has_read = bool(values.openings or not values.refused) and any(end.values())
+        has_none = bool(values.refused and not values.openings)
+        self._has_read = any(end.values()) and not has_none
+        if has_none and not self._is_registered(VALUE):
+            raise TableflowError(
+                f"topic {self._spec.name}: {next(iter(values.refused.values()))[0]}",
+                hint="remove `changelog` from the spec, unless changes of rows are still to come",
+            )
 
     def look_up(self, places: Iterable[PartitionOffset]) -> bool:
         """Register the schemas of some records; return whether more is known of one of them.
@@ -162,6 +171,17 @@ class Framing:
                     f"{subject}: {error.error_message}",
                     hint="set schema.compatibility and key.compatibility of the spec to NONE",
                 ) from None
+
+    def _is_registered(self, half: str) -> bool:
+        subject = self._subjects[half]
+        with registry_errors(f"subject {subject}"):
+            try:
+                self._registry.get_latest_version(subject)
+            except SchemaRegistryError as error:
+                if error.http_status_code != _MISSING:
+                    raise
+                return False
+        return True
 
     # --- records ---
 
@@ -281,7 +301,8 @@ def _other_record(value: bytes | None) -> str | None:
     names = [each.get("field") for each in fields or () if isinstance(each, dict)]
     if {AFTER, SOURCE, OPERATION} <= {*names}:
         return None
-    return f"no change of a row (after, source, op): its fields are {', '.join(map(str, names))}"
+    listed = ", ".join(map(str, names))
+    return f"the record is no change of a row (after, source, op): its fields are {listed}"
 
 
 def _is_recognized(own: SchemaSection) -> bool:

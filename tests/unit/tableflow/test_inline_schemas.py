@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from header_framing import fetched
 
+from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow import framing
@@ -39,6 +41,10 @@ class Registry:
         if text not in self.known:
             self.known.append(text)
         return 10 + self.known.index(text)
+
+    def get_latest_version(self, _: str) -> None:
+        if not self.known:
+            raise SchemaRegistryError(404, 40401, "not found")
 
 
 class Message:
@@ -148,7 +154,10 @@ def test_first_change_of_a_topic_is_learnt_from_after_it_had_none(
     monkeypatch: pytest.MonkeyPatch, first: list[bytes]
 ) -> None:
     reader = Reader(monkeypatch, first)
-    for count in range(2):
-        reader.framing.learn_from({0: 0}, {0: len(reader.values)})
-        assert len(reader.registry.known) == count
-        reader.values.append(record("a"))
+    why = pytest.raises(TableflowError, match="changes: the record is no change of a row")
+    with why if first else nullcontext():
+        reader.framing.learn_from({0: 0}, {0: len(first)})
+    assert not reader.registry.known
+    reader.values.append(record("a"))
+    reader.framing.learn_from({0: 0}, {0: len(reader.values)})
+    assert len(reader.registry.known) == 1
