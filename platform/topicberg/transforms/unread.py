@@ -333,7 +333,8 @@ def _within(hours: Hours, ranges: Iterable[Unread]) -> Iterator[Unread]:
     for each in ranges:
         start, stop = max(each.start, hours.start), min(each.stop, hours.stop)
         if start < stop:
-            yield each._replace(start=start, stop=stop)
+            is_whole = (start, stop) == (each.start, each.stop)
+            yield each if is_whole else each._replace(start=start, stop=stop)
 
 
 def _joined(unread: Iterable[Unread]) -> list[Unread]:
@@ -375,7 +376,7 @@ def _left(ranges: Iterable[Unread], windows: Sequence[Hours], clock: int) -> lis
                 left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
             begin = stop
         if begin < each.stop:
-            left.append(each._replace(start=begin))
+            left.append(each if begin == each.start else each._replace(start=begin))
     return left
 
 

@@ -63,7 +63,6 @@ from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.tableflow.status import TopicStatus, write_status
 from topicberg.topics import TopicSpec, load_topics
-from topicberg.transforms.derivation import AT_ONCE
 from topicberg.transforms.derived import summary_of
 from topicberg.transforms.unread import READ
 from topicberg.transforms.windows import Window
@@ -320,18 +319,12 @@ class LateRows:
         self.runs = []
 
     def compute(self, name: str, windows: Sequence[Window]) -> None:
-        """Write what a run writes: a commit for so many partitions."""
-        plan = self.lake.plan_of(name)
-        identifier = plan.target
-        target = find_table(self.catalog, identifier) or self.catalog.create_table(
-            identifier, SCHEMA
-        )
+        """Write what the last commit of a run writes."""
+        plan, find = self.lake.plan_of(name), partial(find_table, self.catalog)
+        target = find(plan.target) or self.catalog.create_table(plan.target, SCHEMA)
         sources = {each.name: self.catalog.load_table(each.table) for each in plan.sources}
-        for begin in range(0, len(windows), AT_ONCE):
-            portion = windows[begin : begin + AT_ONCE]
-            properties = summary_of(plan, target, sources, portion, [])
-            rows = schema_to_pyarrow(SCHEMA).empty_table()
-            target.append(rows, snapshot_properties=properties)
+        properties = summary_of(plan, target, sources, windows, [])
+        target.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=properties)
         self.computed[name] += computed_hours(windows)
 
     def target(self, name: str) -> Table:
