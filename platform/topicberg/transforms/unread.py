@@ -182,7 +182,8 @@ def unread(
         late, rest = _by_lateness(changes, limit)
         ranges = {"unread": [*read.unread, *rest], "late": [*read.late, *late]}
         read = read.model_copy(update={"mark": mark, "epoch": epoch, **ranges})
-        oldest = min((each.first for each in chain(read.unread, read.late)), default=0)
+        firsts = (each.first for each in chain(read.unread, read.late))
+        oldest = min(firsts, default=sys.maxsize)
         for write in writes:
             if other := write.read.get(name):
                 clock = ReadState.model_validate(other).clock
