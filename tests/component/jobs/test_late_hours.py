@@ -155,11 +155,11 @@ def test_runs_of_late_hours_have_exactly_these(
         runs += len(requests)
         assert 0 < len(requests) <= MAX_RUNS
         assert sum(planned_events(partitions, each) for each in requests) <= MAX_PLANNED + TABLES
-        for each in requests:
-            assert all(len(value) <= INDEXED_BYTES for value in each.tags.values())
-            windows = requested_windows(partitions, each.tags)
+        for run in requests:
+            assert all(len(value) <= INDEXED_BYTES for value in run.tags.values())
+            windows = requested_windows(partitions, run.tags)
             assert len(windows) <= MAX_RANGES
-            for name in {key.path[-1].partition("_")[0] for key in each.asset_selection or ()}:
+            for name in {key.path[-1].partition("_")[0] for key in run.asset_selection or ()}:
                 computed[name] += computed_hours(windows)[::width]
         for name, cursor in cursors.items():
             states = dict.fromkeys(cursor.request.ranges if cursor.request else (), "succeeded")
