@@ -20,7 +20,7 @@ from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
-from topicberg.tableflow import batch_start, engine, reading
+from topicberg.tableflow import batch_start, engine, framing, reading
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.plan import ReadPlan
@@ -182,6 +182,10 @@ class MemoryTopic:
                 first[p] = NoMessage(KafkaError._AUTO_OFFSET_RESET)
         return first
 
+    def messages(self, _: object, __: str, ranges: Mapping[int, tuple[int, int]]) -> list[Message]:
+        """Return what :func:`topicberg.kafka.consumer.messages` does."""
+        return [m for p, (start, end) in ranges.items() for m in self.partitions[p][start:end]]
+
     def offsets_at(self, _: object, __: str, time_ms: int) -> dict[int, int]:
         return {
             p: next((n for n, one in enumerate(log) if one.time_ms >= time_ms), -1)
@@ -251,5 +255,6 @@ def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)
     monkeypatch.setattr(batch_start, "first_times", topic.times)
+    monkeypatch.setattr(framing, "messages", topic.messages)
     monkeypatch.setattr(last_records, "first_messages", topic.first_messages)
     monkeypatch.setattr(reading, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))

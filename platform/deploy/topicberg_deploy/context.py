@@ -24,7 +24,7 @@ from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
 from topicberg_deploy.record import CreationRecord, Pages
 from topicberg_deploy.resource import Live, MissingError
 from topicberg_deploy.settings import DeploySettings, check_specs, load
-from topicberg_deploy.transient import broken
+from topicberg_deploy.transient import DENIED, broken
 
 if TYPE_CHECKING:
     from topicberg_deploy.lock import Lease
@@ -161,7 +161,7 @@ class DeployContext:
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
-            if self.only_plans and code_of(error).startswith("AccessDenied"):
+            if self.only_plans and code_of(error) in DENIED:
                 return None
             raise
 

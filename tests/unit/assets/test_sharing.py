@@ -26,7 +26,10 @@ from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.orchestration.assets.registry import TopicTable
 from topicberg.orchestration.assets.sharing import SHARED_BY, isolated, share_out
-from topicberg.orchestration.jobs import check_job, maintenance_job, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.jobs.checks import check_job
+from topicberg.orchestration.jobs.maintenance import maintenance_job
+from topicberg.orchestration.jobs.pipelines import pipeline_jobs
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.topics import load_topics
 
@@ -210,7 +213,7 @@ def test_operations_of_a_fleet_are_few(shop: Shop) -> None:
         shop.project.topic(minimal(name=f"more_{number}", schema={"format": "none"}))
     repository = shop.definitions().get_repository_def()
     topics = more + len(TOPICS)
-    assert len(repository.asset_graph.get_all_asset_keys()) == 4 * topics
+    assert len(repository.asset_graph.get_all_asset_keys()) == 4 * topics + 1  # and the alerts
     operations = max(len(job.nodes) for job in repository.get_all_jobs())
     assert operations <= 3 * 2 * (topics / SHARED_BY + 1)
     assert len(repository.get_job("maintain_tables").nodes) == 2
