@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from debezium import folding_waits
 from format_versions import allow_version_3
 from format_versions import overwrite as write
 from memory_topic import MemoryTopic, memory_topic
@@ -21,7 +22,6 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
 from test_folding import Connector, changed_topic, random_source, rows_of
 
-from topicberg import kafka
 from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
@@ -29,9 +29,7 @@ from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM, TRIMMED
-from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow import control, old_values
-from topicberg.tableflow import reread as reread_module
 from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
@@ -57,13 +55,7 @@ class Lake:
         )
         if version == 3:
             allow_version_3(monkeypatch)
-        monkeypatch.setattr(kafka, "end_offsets", lambda *_: self.topic.ends)
-        monkeypatch.setattr(reread_module, "messages", self.messages)
         self.restart()
-
-    def messages(self, _: object, __: str, ranges: Ranges) -> Iterator[Any]:
-        for partition, (first, end) in ranges.items():
-            yield from self.topic.partitions[partition][first:end]
 
     def restart(self) -> None:
         self.ingestor = self.topic.ingestor()
@@ -184,12 +176,12 @@ def test_engine_change_log_after_a_compaction_as_of_an_older_head_is_reread(
     lake, rng = make_lake("upsert", 2), Random(3)
     lake.topic = changed_topic(tmp_path, monkeypatch)
     lake.restart()
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    folding_waits(monkeypatch, certain_ms=old_values.CERTAIN_MS)
     connector, source = Connector(lake.topic), random_source(rng, 2)
     first, *others, last = source.batches(4)
     heads = list[Snapshot]()
     with monkeypatch.context() as waiting:
-        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        folding_waits(waiting)
         for batch in (first, *others):
             connector.send(batch)
             with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_topic import MemoryTopic, Message, memory_topic
+from memory_kafka import Message
+from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import LAST_RECORDS, summary
