@@ -79,7 +79,7 @@ class Log:
     kafka_settings: dict[str, str] = field(default_factory=lambda: {"cleanup.policy": "delete"})
     topic_id: str = "memory"
     compared: int = 0
-    """Records that were read to compare the log with the table."""
+    """How often single records were read, to compare the log with the table."""
 
     def produce(
         self,
@@ -106,8 +106,7 @@ class Log:
         log = self.partitions[partition]
         has_epoch = epoch is not None and epoch >= 0
         ended = has_epoch and len([m for m in log if m.epoch <= (epoch or 0)]) < offset
-        if has_epoch:
-            self.compared += 1
+        self.compared += 1
         if ended or not self.first(partition) <= offset <= len(log):
             yield NoMessage(KafkaError._AUTO_OFFSET_RESET, partition, offset)
             return
@@ -134,6 +133,8 @@ class MemoryKafka:
     topics: Mapping[str, Log]
     failure: int | None = None
     """The code of the error that each request gets."""
+    on_request: Callable[[], None] = lambda: None
+    """Called by each request for something that a topic has."""
     on_close: Callable[[], None] = lambda: None
     """Called when a consumer ends."""
 
@@ -177,6 +178,7 @@ class MemoryKafka:
 
     def _done(self, answer: Callable[..., object], *given: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        self.on_request()
         try:
             if self.failure is not None:
                 raise KafkaException(KafkaError(self.failure))

@@ -164,7 +164,7 @@ def resume(topic: Topic) -> None:
     changed = None
     with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why
         spec, table, _ = _open(topic)
-        changed = changed_by_others(table, spec)
+        changed = next(changed_by_others(table, spec), None)
     control.resume(settings(), topic)
     echo(f"{topic}: the engine tries again")
     if changed is not None:

@@ -620,10 +620,12 @@ def test_restarts_that_are_far_apart_are_no_fault() -> None:
 
 
 def test_engine_that_ends_again_and_again_is_sent_by_the_sensor(
-    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+    config: Settings,
+    server: tuple[str, type[_Recorded]],
+    as_settings: Callable[[Settings], None],
 ) -> None:
     """It answers at each tick; each start watches from the beginning, and knows of no other."""
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
+    as_settings(config)
     url, _handler = server
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
     (config.state_dir / "runtime.json").write_text(json.dumps(services))
@@ -695,11 +697,14 @@ def watched_problem(watched: Watched) -> str:
 
 
 def test_sensor_sends_that_the_engine_does_not_answer(
-    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+    config: Settings,
+    server: tuple[str, type[_Recorded]],
+    monkeypatch: pytest.MonkeyPatch,
+    as_settings: Callable[[Settings], None],
 ) -> None:
     url, handler = server
     monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
+    as_settings(config)
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
     (config.state_dir / "runtime.json").write_text(json.dumps(services))
     sensor, cursor = engine_sensor(), None

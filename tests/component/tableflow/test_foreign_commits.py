@@ -29,6 +29,7 @@ from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM, TRIMMED
+from topicberg.settings import Settings
 from topicberg.tableflow import control, old_values
 from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
@@ -315,6 +316,7 @@ def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
     make_lake: MakeLake,
     write_mode: str,
     monkeypatch: pytest.MonkeyPatch,
+    as_settings: Callable[[Settings], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lake = make_lake(write_mode, 2)
@@ -324,7 +326,7 @@ def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
     with pytest.raises(TableflowError, match="another writer"):
         lake.commit()
     control.enable(config, spec.name)
-    monkeypatch.setattr(command, "settings", lambda: config)
+    as_settings(config)
     monkeypatch.setattr(command, "_open", lambda _: (spec, lake.table, lake.topic.endpoints))
     command.resume(spec.name)
     said = capsys.readouterr().err

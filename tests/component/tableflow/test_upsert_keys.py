@@ -486,16 +486,14 @@ def test_deletes_of_deleted_files_are_trimmed(catalog: SqlCatalog, tmp_path: Pat
     one.check()
 
 
-def test_a_commit_in_between_is_a_conflict(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_in_between_is_a_conflict(catalog: Any, tmp_path: Path) -> None:
     one = make(catalog, tmp_path)
     one.batch({(b"k", 0): 1})
 
     def commit_table(*_: Any) -> None:
         raise CommitFailedException("another one came first")
 
-    monkeypatch.setattr(one.table.catalog, "commit_table", commit_table)
+    catalog.answer = commit_table
     head = one.table.current_snapshot()
     assert head is not None
     keys = arrow({(b"k", 0): 1})

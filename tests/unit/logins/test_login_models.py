@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+from clocks import Clock
 
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import LoginError, TopicbergError
@@ -275,12 +276,11 @@ def test_kafka_msk_without_library_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_kafka_msk_token_is_shared_for_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client asks again after four fifths of the time that its token had left."""
-    now, made = [1_000.0], list[str]()
-    monkeypatch.setattr("topicberg.logins.kafka.time.time", lambda: now[0])
+    clock, made = Clock(monkeypatch, 1_000.0), list[str]()
 
     def generate(*given: str) -> tuple[str, int]:
         made.append(" ".join((*given, str(len(made)))))
-        return made[-1], int(now[0] * 1000) + 900_000
+        return made[-1], clock.now_ms + 900_000
 
     monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token", generate)
     monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token_from_role_arn", generate)
@@ -291,10 +291,10 @@ def test_kafka_msk_token_is_shared_for_half_of_its_time(monkeypatch: pytest.Monk
     )
     assert own("") == own("") == ("r 0", 1_900)
     assert of_role("") == (f"r {role} 1", 1_900)
-    now[0] += 449
+    clock.now += 449
     sent = pickle.loads(pickle.dumps(own))
     assert sent("") == ("r 0", 1_900)
-    now[0] += 1
+    clock.now += 1
     assert own("") == ("r 2", 2_350)
 
 
