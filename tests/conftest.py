@@ -172,6 +172,12 @@ def as_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Settings]
 
 
 @pytest.fixture
+def catalogs_are_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog that is loaded is the properties that it would have."""
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
+
+
+@pytest.fixture
 def impatient_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests to a Kafka that does not answer fail soon."""
     monkeypatch.setattr("topicberg.kafka.TIMEOUT_SECONDS", 2.0)

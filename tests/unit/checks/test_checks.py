@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from moto import mock_aws
 from partition_matrix import Case
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
+from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.types import (
@@ -182,14 +183,22 @@ def shown(table: Table, name: str, rules: Rules, before: Finding | None) -> Find
     return by_statistics(table, column_rules(rules, table.schema())[name], before)
 
 
-def test_by_statistics_good_files_pass_unopened(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def shut(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """``shut()``: no data file can be opened from now on."""
+
+    def opened(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a data file was opened")
+
+    return lambda: monkeypatch.setattr(ArrowScan, "to_record_batches", opened)
+
+
+def test_by_statistics_good_files_pass_unopened(table: Table, shut: Callable[[], None]) -> None:
     append(table, {"side": "BUY", "price": 3})
     rules = Rules(not_null=("side",), ranges={"price": {"min": 1, "max": 9}})
     first = {name: passed(check(table, name, rules)) for name in ("not_null", "ranges")}
     append(table, {"side": "SELL", "price": 9})
-    monkeypatch.setattr("pyiceberg.io.pyarrow.ArrowScan.to_record_batches", None)
+    shut()
     head = table.current_snapshot()
     assert head is not None
     for name, before in first.items():
@@ -256,16 +265,10 @@ def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
 
 
 def test_a_clean_table_is_judged_without_opening_a_data_file(
-    table: Table, monkeypatch: pytest.MonkeyPatch
+    table: Table, shut: Callable[[], None]
 ) -> None:
-    from pyiceberg.io.pyarrow import ArrowScan
-
     append(table, {"side": "BUY", "price": 3})
-
-    def opened(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a data file was opened")
-
-    monkeypatch.setattr(ArrowScan, "to_record_batches", opened)
+    shut()
     assert check(table, "not_null", NOT_NULL).passed
     assert check(table, "ranges", Rules(ranges={"price": {"min": 1, "max": 5}})).passed
 

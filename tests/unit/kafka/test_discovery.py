@@ -153,13 +153,14 @@ def test_discoverer_survives_an_unexpected_error(
 ) -> None:
     attempts, ended = [], threading.Event()
 
-    def fails(*_: Any) -> None:
-        attempts.append(1)
-        if len(attempts) == 2:
-            ended.set()
-        raise TypeError
+    class Failing(Services):
+        def list_topics(self, timeout: float) -> Any:
+            attempts.append(1)
+            if len(attempts) == 2:
+                ended.set()
+            raise TypeError
 
-    monkeypatch.setattr(discovery, "discover", fails)
+    serve_clients(monkeypatch, Failing())
     monkeypatch.setattr(discovery, "INTERVAL_SECONDS", 0.0)
     keep_discovering(cast(Any, services), config, ended)
     assert len(attempts) == 2

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from clocks import Clock
 from confluent_kafka import KafkaError, TopicPartition
 from memory_kafka import MemoryKafka, serve_clients
 
 from topicberg.errors import UnreachableError
-from topicberg.kafka import consumer
 from topicberg.kafka.consumer import batch_end, first_times
 
 ENDPOINTS = MemoryKafka({}).endpoints
@@ -54,15 +54,14 @@ def connect(monkeypatch: pytest.MonkeyPatch, client: object) -> list[dict[str, A
 
 
 def arrive(monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
-    waiting = list(messages)
+    waiting, clock = list(messages), Clock(monkeypatch)
 
     class Consumer(Client):
         def poll(self, seconds: float) -> Message | None:
+            clock.now += seconds
             return waiting.pop(0) if waiting else None
 
     connect(monkeypatch, Consumer())
-    monkeypatch.setattr(consumer, "SAMPLE_SECONDS", 0.05)
-    monkeypatch.setattr(consumer, "NEEDED_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize("code", [KafkaError._PARTITION_EOF, KafkaError._BAD_MSG])

@@ -91,6 +91,7 @@ def test_catalog_wrong_settings_are_named(stated: Any, given: Any, reason: str) 
     assert "docs/catalogs.md" in str(wrong.value.hint)
 
 
+@pytest.mark.usefixtures("catalogs_are_properties")
 def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stated(
         "ICEBERG_REST",
@@ -102,7 +103,6 @@ def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPa
         DELEGATION="vended-credentials",
     )
     monkeypatch.setattr("topicberg.logins.oauth.OAuthClient.token", lambda _: "the-token")
-    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
     lake = LakeEndpoints(
         iceberg_rest="https://catalog",
         iceberg_login=catalog(),
@@ -157,10 +157,10 @@ def test_catalog_basic_gives_spark_a_token(stated: Any, monkeypatch: pytest.Monk
     assert SECRET not in str(session)
 
 
-def test_catalog_s3_tables_chooses_locations(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("catalogs_are_properties")
+def test_catalog_s3_tables_chooses_locations(stated: Any) -> None:
     arn = "arn:aws:s3tables:eu-west-1:123456789012:bucket/b"
     stated("ICEBERG_REST", AUTH="sigv4", SIGNING_NAME="s3tables", WAREHOUSE=arn)
-    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
     url = "https://s3tables.eu-west-1.amazonaws.com/iceberg"
     lake = LakeEndpoints(iceberg_rest=url, iceberg_login=catalog())
     found: Any = lake.catalog(CONFIG)
