@@ -59,8 +59,11 @@ class Deployment:
         patch = self.monkeypatch.setattr
         compute_by(self.monkeypatch, self.write)
         patch(derived_assets, "table_metadata", lambda *_, **__: {})
-        for name, system in (("register", "glue"), ("refresh", "snowflake")):
-            patch(derived_assets, name, partial(self.reached, system))
+        found = {
+            system: SimpleNamespace(register=partial(self.reached, system))
+            for system in ("glue", "snowflake")
+        }
+        patch(derived_assets, "catalogs", lambda: found)
         patch(TableState, "of", lambda _: None)
         catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
         lakehouse = SimpleNamespace(
