@@ -52,7 +52,8 @@ test-all: install  ## every test, also those that take minutes each
 unit: install  ## the fast tests only
 	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) tests/unit $(ARGS)
 
-check: $(VENV)/.installed  ## lint, format, layers and types
+check: $(VENV)/.installed  ## lint, format, sizes, layers and types
+	$(BIN)/python tests/support/sizes.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

@@ -200,9 +200,12 @@ def _shared_stack(config: pytest.Config) -> shared_stack.SharedStack:
     run = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         run = run.parent
+    # If the temporary folders are deleted while a run ends, the next run has folders of the same
+    # names, and what ends the stack of the one run must not find that of the other.
+    stack = run / f"stack-{os.environ.get('PYTEST_XDIST_TESTRUNUID', uuid.uuid4().hex)[:8]}"
     kept = os.environ.get("TOPICBERG_TEST_STATE_DIR")
     return shared_stack.SharedStack(
-        Path(kept).resolve() if kept else run / "stack", locks=run / "stack-locks"
+        Path(kept).resolve() if kept else stack, locks=stack.with_name(f"{stack.name}-locks")
     )
 
 

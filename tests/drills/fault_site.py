@@ -175,7 +175,7 @@ class Site:
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         body = {"query": query, "variables": variables}
-        answer = requests.post(f"{self.url}/graphql", json=body, timeout=120).json()
+        answer = requests.post(f"{self.url}/graphql", json=body, timeout=PATIENCE_SECONDS).json()
         assert "errors" not in answer, answer
         return dict(answer["data"])
 

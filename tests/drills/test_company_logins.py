@@ -45,7 +45,10 @@ from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.naming import Names
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
-from topicberg.orchestration.jobs import catalog_sensor, check_job, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.jobs.catalogs import catalog_sensor
+from topicberg.orchestration.jobs.checks import check_job
+from topicberg.orchestration.jobs.pipelines import pipeline_jobs
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES, Snowflake
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings

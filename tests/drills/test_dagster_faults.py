@@ -25,13 +25,17 @@ def code(*lines: str) -> Callable[[Site], End]:
     def begin(site: Site) -> End:
         file = site.project / "definitions.py"
         text = file.read_text()
-        file.write_text("\n".join([text, *lines]))
-        site.reload()
 
         def end() -> None:
             file.write_text(text)
             site.reload()
 
+        file.write_text("\n".join([text, *lines]))
+        try:
+            site.reload()
+        except BaseException:  # else the next fault begins with this one
+            end()
+            raise
         return end
 
     return begin

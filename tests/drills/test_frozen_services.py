@@ -26,7 +26,7 @@ from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER, running_ui
 from topicberg.endpoints import Endpoints
-from topicberg.orchestration.jobs import engine_sensor
+from topicberg.orchestration.jobs.engine import engine_sensor
 from topicberg.settings import settings
 from topicberg.tableflow.status import read_status
 from topicberg.topics import check_topics

@@ -29,8 +29,9 @@ from topicberg.iceberg.maintenance import MaintenancePolicy, maintain, maintain_
 from topicberg.iceberg.summaries import ancestry
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.derived import DerivedTable, with_parameters
-from topicberg.orchestration.jobs import sensors, snapshot_sensor
+from topicberg.orchestration.jobs import sensors
 from topicberg.orchestration.jobs.pipelines import EVERYTHING
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.settings import settings
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.history import history_table, ingest_history

@@ -20,7 +20,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
-from topicberg.orchestration.jobs import sensors, snapshot_sensor
+from topicberg.orchestration.jobs import sensors
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once

@@ -13,7 +13,9 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.catalogs.catalog import systems
-from topicberg.orchestration.jobs import check_job, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.jobs.checks import check_job
+from topicberg.orchestration.jobs.pipelines import pipeline_jobs
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.query import run_query
 from topicberg.settings import settings

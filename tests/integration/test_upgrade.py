@@ -56,8 +56,8 @@ from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.kafka.group import holders
 from topicberg.orchestration.assets import Lake, find_derived
-from topicberg.orchestration.jobs import snapshot_sensor
 from topicberg.orchestration.jobs.pipelines import EVERYTHING
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.settings import settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.control import enabled_topics

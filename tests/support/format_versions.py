@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,9 +69,15 @@ def replace(table: Table, replaced: Sequence[FileRows], rows: pa.Table) -> None:
     add_files(table, head.snapshot_id if head else None, files, replaced, {})
 
 
-def overwrite(table: Table, rows: pa.Table, removed: Iterable[DataFile]) -> None:
+def overwrite(
+    table: Table,
+    rows: pa.Table,
+    removed: Iterable[DataFile],
+    operation: Operation = Operation.OVERWRITE,
+    properties: Mapping[str, str] | None = None,
+) -> None:
     """Replace data files, and leave what is deleted of them, as some writers do."""
-    change = SnapshotChange(table, Operation.OVERWRITE)
+    change = SnapshotChange(table, operation, properties=properties)
     change.remove(removed)
     change.add(data_files(table, rows))
     change.commit()

@@ -13,8 +13,9 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.settings import Settings
 from topicberg_local import stack
+from topicberg_local.health import NotReadyError
 
-STARTING_SECONDS = 90.0
+STARTING_SECONDS = 400.0
 
 
 class SharedStack:
@@ -76,12 +77,16 @@ class SharedStack:
 
 
 def up(config: Settings) -> Endpoints:
-    """Start what does not run; the UI of another worker's test may be starting it already."""
+    """Start what does not run; the UI of another worker's test may be starting it already.
+
+    On a busy machine, a service may be started and not answer yet.
+    """
     deadline = time.monotonic() + STARTING_SECONDS
     while True:
         try:
             return stack.up(config)
         except StackError as error:
-            if "by another command" not in error.message or time.monotonic() > deadline:
+            starts = isinstance(error, NotReadyError) or "by another command" in error.message
+            if not starts or time.monotonic() > deadline:
                 raise
         time.sleep(0.5)

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
@@ -257,13 +258,18 @@ class Stackless(Server):
         """Without a record there is no table, and nothing that a catalog could have."""
         if topic not in self.written:
             return {"phase": "PENDING"}
-        self.engine(topic)
+        synced = CatalogStatus("SYNCED", at=time.time())
+        try:
+            self.engine(topic)
+        except ClientError as error:  # e.g. the role lacks a grant of Lake Formation
+            synced = CatalogStatus("FAILED", str(error))
         syncs = []
         # https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
         in_bucket = self.enabled[topic]["storage"]["kind"] != "Managed"
         for catalog in self.account.store.all(CATALOG) if in_bucket else ():
-            self.tables._synced[catalog.name[0], topic] = CatalogStatus("SYNCED", at=time.time())
-            syncs.append({"sync_status": "SYNCED", "catalog_integration_id": catalog.name[0]})
+            self.tables._synced[catalog.name[0], topic] = synced
+            sync = {"sync_status": synced.sync, "catalog_integration_id": catalog.name[0]}
+            syncs.append(sync | ({"error_message": synced.error} if synced.error else {}))
         mode = self.enabled[topic]["mode"]
         return {"phase": "RUNNING", "write_mode": mode, "catalog_sync_statuses": syncs}
 

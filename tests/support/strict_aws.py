@@ -107,6 +107,7 @@ class Account:
             specs=specs,
             names=Names("demo"),
             live={},
+            only_plans=False,
             deploy=SimpleNamespace(admin_user_secrets_root_path=None, profile=None),
             namespace="lkc-1",
         )

@@ -23,7 +23,7 @@ from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
 from topicberg_deploy.record import CreationRecord, Pages
 from topicberg_deploy.resource import Live, MissingError
 from topicberg_deploy.settings import DeploySettings, check_specs, load
-from topicberg_deploy.transient import broken, code
+from topicberg_deploy.transient import DENIED, broken, code
 
 if TYPE_CHECKING:
     from topicberg_deploy.lock import Lease
@@ -160,7 +160,7 @@ class DeployContext:
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
-            if self.only_plans and code(error).startswith("AccessDenied"):
+            if self.only_plans and code(error) in DENIED:
                 return None
             raise
 

@@ -315,8 +315,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     before = [*subjects] if spec.external else [topic, *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
     has_source = bool(quickstart) and config.generators
-    letters = list(_dead_letters(spec))
-    yield from letters
+    dead_letters = [*_dead_letters(spec)]
+    yield from dead_letters
     if quickstart:
         for resource in _connector(spec, names, quickstart, before):
             yield replace(resource, wanted=has_source)
@@ -328,8 +328,11 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         f"confluent/tableflow/{name}",
         spec.name,
         (
-            *(*before, "key/tableflow", *own, binding("tableflow_subjects")),
-            *(resource.key for resource in letters),
+            *before,
+            "key/tableflow",
+            *own,
+            binding("tableflow_subjects"),
+            *(resource.key for resource in dead_letters),
         ),
         (CLUSTER, PROVIDER_INTEGRATION) if in_bucket else (CLUSTER,),
         spec.tableflow.enabled,

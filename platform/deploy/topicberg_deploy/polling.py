@@ -16,6 +16,8 @@ FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 """What takes longer says so, again and again."""
+NOT_GRANTED = "Lake Formation permission"
+"""In Glue's reason, which vendors pass on: "Insufficient Lake Formation permission(s)"."""
 
 
 class DeadlineExceededError(TopicbergError):
@@ -52,16 +54,19 @@ def poll(
 
 
 def poll_problem(ask: Callable[[], str], seconds: float, *, sleep: Callable[[float], None]) -> str:
-    """Ask until there is no problem. Return the last one; empty: it is solved in ``seconds``."""
+    """Ask until there is no problem. Return the last one; empty: it is solved in ``seconds``.
+
+    A missing grant is returned at once: `create` prints it, and its administrator makes it.
+    """
     problem = ""
 
-    def is_solved() -> bool:
+    def is_decided() -> bool:
         nonlocal problem
         problem = ask()
-        return not problem
+        return not problem or NOT_GRANTED in problem
 
     with suppress(DeadlineExceededError):
-        poll(is_solved, "", seconds, sleep=sleep)
+        poll(is_decided, "", seconds, sleep=sleep)
     return problem
 
 

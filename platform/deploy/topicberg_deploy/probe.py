@@ -1,7 +1,8 @@
 """What documentation does not settle, tried in the accounts: ``topicberg deploy probe``.
 
 A volume and a catalog integration are created in Snowflake, described and dropped. Neither connects
-to AWS, so their bucket and role need not exist.
+to AWS, so their bucket and role need not exist. Of a deployment that exists, the reader's key is
+used, and a job run of its EMR Serverless application loads the catalog as all job runs do.
 """
 
 from __future__ import annotations
@@ -10,15 +11,36 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from topicberg.clients.confluent import GoneError
+from topicberg.endpoints import LakeEndpoints, load_endpoints
+from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg.settings.emr import EmrSettings, emr_settings
+from topicberg.tableflow.confluent import TOPICS
+from topicberg.transforms.emr import start_job_run
+from topicberg_deploy.aws.bucket import CODE
+from topicberg_deploy.aws.emr import STATE_SECONDS
 from topicberg_deploy.aws.lake_formation import read_data_lake
+from topicberg_deploy.confluent.integrations import CATALOGS
+from topicberg_deploy.confluent.tableflow import listed
+from topicberg_deploy.confluent_apis import READER
 from topicberg_deploy.context import DeployContext
+from topicberg_deploy.polling import poll
 from topicberg_deploy.snowflake.session import SqlObject, admin, run
+from topicberg_deploy.transient import of_vendor
 
 OWNER = "ACCOUNTADMIN"
 ROLE_ARN = "arn:aws:iam::123456789012:role/probe"
 PRINCIPALS = ("GLUE_AWS", "API_AWS")
 """How the names of an integration's principal and external id begin."""
+_READER = f"{READER}/tableflow"
+_JOB = f"""\
+from pyspark.sql import SparkSession
+
+SparkSession.builder.getOrCreate().sql("USE {CATALOG}")
+"""
+_ENDED = ("SUCCESS", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,15 @@ def probe(context: DeployContext) -> Iterator[ProbeResult]:
     yield _observe(user.title, lambda: _names(user, context, _FINGERPRINTS))
     yield _observe("network policy of Snowflake's account", lambda: _network_policy(context))
     yield _observe("AWS Lake Formation", lambda: _lake_formation(context))
+    if secret := context.read_secret(context.names.confluent_secret(_READER)):
+        yield _observe("API keys of Confluent", lambda: _shown(context, secret["api.key"]))
+        yield _observe("what the reader's key sees", lambda: _seen_by_reader(context))
+    if emr := emr_settings():
+        config = settings()
+        yield _observe(
+            "a job run of EMR Serverless",
+            lambda: run_job(context, emr, config, load_endpoints(config)),
+        )
 
 
 _LOCATION = ("STORAGE_LOCATION_1",)
@@ -110,6 +141,10 @@ def _observe(what: str, look: Callable[[], str]) -> ProbeResult:
         return ProbeResult(what, look())
     except TopicbergError as error:  # it names what the answer has
         return ProbeResult(what, error.message)
+    except Exception as error:
+        if not of_vendor(error):
+            raise
+        return ProbeResult(what, str(error))
 
 
 def _names(
@@ -141,3 +176,56 @@ def _lake_formation(context: DeployContext) -> str:
     if not read_data_lake(context).is_governed:
         return ""
     return "it governs the catalog: `topicberg deploy plan` prints the grants that are missing"
+
+
+def _shown(context: DeployContext, key: str) -> str:
+    try:
+        context.confluent.cloud.get(f"/iam/v2/api-keys/{key}")
+    except GoneError:
+        return (
+            f"Confluent does not show {key} to this login, so stored keys are tried instead, and "
+            "those that `topicberg deploy rotate` replaces may stay"
+        )
+    return ""
+
+
+def _seen_by_reader(context: DeployContext) -> str:
+    for path in (TOPICS, CATALOGS):
+        all_of_them, seen = (
+            len(listed(context, path, name) or []) for name in ("tableflow", _READER)
+        )
+        if seen < all_of_them:
+            return (
+                f"it lists {seen} of {all_of_them} at {path}, so plans of CI do not see the rest: "
+                "the role Operator does not suffice"
+            )
+    return ""
+
+
+def run_job(context: DeployContext, emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> str:
+    """Start a job run that only loads the catalog; return how it failed.
+
+    It shows whether the release's image has Python and Iceberg where they are expected, and, if
+    the application is stopped, whether who deploys may start a job run and see its page.
+    """
+    bucket, program = context.aws.compute_bucket, f"{CODE}probe.py"
+    s3, client = context.aws.client("s3"), context.aws.client("emr-serverless")
+    given = emr.model_copy(update={"entry_point": f"s3://{bucket}/{program}"})
+    request = start_job_run("probe", given, config, lake)
+    s3.put_object(Bucket=bucket, Key=program, Body=_JOB.encode())
+    try:
+        started = client.start_job_run(**request, executionTimeoutMinutes=10)
+        job = {name: started[name] for name in ("applicationId", "jobRunId")}
+
+        def ended() -> dict[str, str] | None:
+            state: dict[str, str] = client.get_job_run(**job)["jobRun"]
+            return state if state["state"] in _ENDED else None
+
+        awaited = f"job run {job['jobRunId']} of EMR Serverless ends"
+        run = poll(ended, awaited, STATE_SECONDS, sleep=context.sleep)
+        client.get_dashboard_for_job_run(**job)  # which Dagster requests, too
+    finally:
+        s3.delete_object(Bucket=bucket, Key=program)
+    if run["state"] == "SUCCESS":
+        return ""
+    return f"{job['jobRunId']} ended as {run['state']}: {run['stateDetails']}; see {emr.log_uri}"

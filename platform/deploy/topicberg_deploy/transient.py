@@ -29,6 +29,8 @@ GONE = (
     *("NoSuchEntity", "EntityNotFoundException", "ResourceNotFoundException"),
     *("ParameterNotFound", "NoSuchBucket"),
 )
+DENIED = ("AccessDenied", "AccessDeniedException")
+"""AWS's codes for a request that the login may not send."""
 EVENTUAL = (
     *("NoSuchEntity", "MalformedPolicyDocument", "DeleteConflict", "BucketNotEmpty"),
     *("InvalidParameterException", "InvalidRequestException"),

@@ -464,6 +464,9 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
 
 # --- texts ---
 
+_TIMED_OUT = "timed out due to taking longer than"
+"""How Dagster says that a tick hangs, above gRPC's error."""
+
 
 def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     """Return what the first error says, and its hint: those of the innermost cause.
@@ -471,7 +474,7 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     Or of the innermost that is topicberg's own: it says what the causes below it mean.
     """
     for error in errors:
-        own = [text for text in error.chain if text.startswith("topicberg.")]
+        own = [t for t in error.chain if t.startswith("topicberg.") or _TIMED_OUT in t]
         if not own and (rpc := _RPC.search(error.chain[-1])):
             return f"{_RPC_MESSAGE}: {rpc[1][:200]}", _RPC_HINT
         name, _, text = (own or error.chain)[-1].strip().partition(": ")

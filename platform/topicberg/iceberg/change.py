@@ -26,7 +26,6 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -37,7 +36,7 @@ from pyiceberg.table.update import (
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.clocks import clock_error
-from topicberg.iceberg.commits import property_updates, set_ref
+from topicberg.iceberg.commits import move_main, property_updates
 from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
     ManifestWriter,
@@ -89,7 +88,8 @@ class SnapshotChange:
         self._corrected: set[tuple[str, int | None]] = set()
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
-        self._compression: Any = table.properties.get("write.avro.compression-codec", "gzip")
+        codec = table.properties.get("write.avro.compression-codec", "").lower()
+        self._compression: Any = codec if codec == "zstd" else "gzip"  # PyIceberg lacks others
         self._entries: dict[str, list[ManifestEntry]] = {}
         self._outputs: list[str] = []
         self.is_refused = False
@@ -145,7 +145,7 @@ class SnapshotChange:
         snapshot = self._snapshot()
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
-            set_ref(MAIN, self.snapshot_id, SnapshotRefType.BRANCH),
+            move_main(table, self.snapshot_id),
             *property_updates(table, properties, dropped),
             *more,
         )
@@ -233,9 +233,16 @@ class SnapshotChange:
 
     @cached_property
     def _held(self) -> list[ManifestFile]:
-        """The parent's manifests of live files."""
-        held = read_manifests(self.table.io, self.parent) if self.parent else []
-        return [each for each in held if each.has_added_files() or each.has_existing_files()]
+        """The parent's manifests of live files: all but those that say that theirs are removed.
+
+        Some writers say of live files that there are none (icelake-io/icelake#280).
+        """
+        manifests = read_manifests(self.table.io, self.parent) if self.parent else []
+        return [
+            each
+            for each in manifests
+            if each.has_added_files() or each.has_existing_files() or not each.deleted_files_count
+        ]
 
     def _read(self, wanted: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
         """Return the live entries of each manifest, which is read once."""

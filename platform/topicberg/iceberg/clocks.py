@@ -1,4 +1,4 @@
-"""Commits that a catalog refuses because clocks differ.
+"""What follows from clocks that differ: commits that a catalog refuses, and what is expired.
 
 Each snapshot has the time of the machine that wrote it, and a catalog refuses one that is more than
 a minute before the newest of the table.
@@ -23,6 +23,16 @@ REFUSED = re.compile(
     re.IGNORECASE,
 )
 """What Iceberg's libraries say."""
+
+
+def current_time(table: Table) -> datetime:
+    """Return the time: by the catalog's clock, if this machine's is far from it.
+
+    Nothing expires early on a machine whose clock is ahead.
+    """
+    ahead: float = getattr(table.catalog, "skew_seconds", None) or 0
+    is_apart = abs(ahead) > SKEW_SECONDS
+    return datetime.now(UTC) + timedelta(seconds=ahead if is_apart else 0)
 
 
 def clock_error(table: Table, error: Exception) -> TopicbergError | None:

@@ -14,6 +14,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from topicberg.iceberg.summaries import MAIN
 from topicberg.retry import conflicts
 
 
@@ -29,18 +30,22 @@ def property_updates(
     return updates
 
 
-def set_ref(
-    name: str,
-    snapshot_id: int,
-    kind: SnapshotRefType = SnapshotRefType.TAG,
-    max_age_ms: int | None = None,
-) -> SetSnapshotRefUpdate:
-    """Return the update that lets a tag or branch point to a snapshot.
+def set_ref(name: str, snapshot_id: int, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
+    """Return the update that lets a tag point to a snapshot.
 
-    :param max_age_ms: of the snapshot, after which the expiry of any tool removes a tag
+    :param max_age_ms: of the snapshot, after which the expiry of any tool removes the tag
     """
-    fields = {"ref-name": name, "type": kind, "snapshot-id": snapshot_id}
+    fields = {"ref-name": name, "type": SnapshotRefType.TAG, "snapshot-id": snapshot_id}
     return SetSnapshotRefUpdate.model_validate({**fields, "max-ref-age-ms": max_age_ms})
+
+
+def move_main(table: Table, snapshot_id: int) -> SetSnapshotRefUpdate:
+    """Return the update that lets ``main`` point to a snapshot, and retains what a user set."""
+    ref = table.metadata.refs.get(MAIN)
+    fields = ref.model_dump(by_alias=True) if ref else {"type": SnapshotRefType.BRANCH}
+    return SetSnapshotRefUpdate.model_validate(
+        {**fields, "ref-name": MAIN, "snapshot-id": snapshot_id}
+    )
 
 
 def commit_update(table: Table, update: TableUpdate) -> None:

@@ -146,6 +146,15 @@ def without(paths: Iterable[str], others: Iterable[str]) -> list[str]:
     return [*left.values()]
 
 
+def may_delete(table: Table) -> bool:
+    """Return whether files that the table no longer has may be deleted.
+
+    With the property ``gc.enabled: false``, other tables or branches of the catalog may have them.
+    Nessie sets it.
+    """
+    return bool(table.properties.get("gc.enabled", "true").lower() == "true")
+
+
 def delete_files(io: FileIO, paths: Iterable[str]) -> int:
     """Delete files that still exist; return the number of paths."""
 

@@ -97,7 +97,7 @@ class FileHours:
         if file.content == DataFileContent.DATA:
             return self._of_bounds(file)
         if is_vector(file):
-            return self._of_named({str(referenced_file(file))}, snapshot)
+            return self._of_named({referenced_file(file)}, snapshot)
         if file.content == DataFileContent.POSITION_DELETES and file.file_format == _PARQUET:
             return self._of_named(_named_files(self._table.io, file), snapshot)
         return self._of_named(None, snapshot)  # an equality delete may affect every data file
@@ -110,7 +110,7 @@ class FileHours:
         ranges, vectors = list[Hours](), set[str]()
         for file in files:
             if is_vector(file) and not self._of_partition(file):
-                vectors.add(str(referenced_file(file)))  # the manifests are read once for all
+                vectors.add(referenced_file(file))  # the manifests are read once for all
             else:
                 ranges += self.of(file, snapshot)
         return ranges + (self._of_named(vectors, snapshot) if vectors else [])
@@ -187,7 +187,8 @@ def partition_hours(value: int | date | None, width: int) -> Hours:
 def time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
     """Return the bounds of a column of dates or times in a file, as microseconds since 1970.
 
-    None: the file's metadata has none.
+    None: the file's metadata has none, or a lower one above the upper one, as some writers' do
+    (ClickHouse/ClickHouse#116499).
     """
     lower, upper = bounds_of(file, field.field_id)
     if lower is None or upper is None:
@@ -195,7 +196,8 @@ def time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
     kind = field.field_type
     assert isinstance(kind, PrimitiveType)  # noqa: S101  only these have bounds
     unit = 24 * HOUR_MICROSECONDS if isinstance(kind, DateType) else 1
-    return int(from_bytes(kind, lower)) * unit, int(from_bytes(kind, upper)) * unit
+    first, last = (int(from_bytes(kind, bound)) * unit for bound in (lower, upper))
+    return (first, last) if first <= last else None
 
 
 def _between(field: NestedField, first: int, last: int) -> Hours:

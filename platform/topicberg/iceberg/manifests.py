@@ -37,6 +37,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
+from topicberg.errors import TopicbergError
+
 Version = Literal[2, 3]
 NEWEST: Version = 3
 
@@ -58,10 +60,24 @@ def set_partition(file: DataFile, partition: Record) -> None:
     file[_PLACES["partition"]] = partition
 
 
-def referenced_file(file: DataFile) -> str | None:
-    """Return the path of the data file whose rows a deletion vector deletes."""
-    path: str | None = file[_PLACES["referenced_data_file"]]
+def referenced_file(vector: DataFile) -> str:
+    """Return the path of the data file whose rows a deletion vector deletes.
+
+    :raises TopicbergError: its metadata does not say it, as the specification requires
+    """
+    path: str | None = vector[_PLACES["referenced_data_file"]]
+    if path is None:
+        raise TopicbergError(
+            f"file {vector.file_path}: the metadata of a deletion vector names no data file",
+            hint="roll the table back to a snapshot before it, and report it to who wrote it",
+        )
     return path
+
+
+def first_row_id(file: DataFile) -> int | None:
+    """Return the id of the first row of a data file; None: it has none."""
+    number: int | None = file[_FIRST_ROW_ID]
+    return number
 
 
 def content_range(file: DataFile) -> tuple[int, int]:

@@ -25,9 +25,16 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestCo
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
+from topicberg.errors import TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import live_files, names_by_id, partition_key, partition_of
-from topicberg.iceberg.manifests import is_vector, new_file, referenced_file, set_partition
+from topicberg.iceberg.manifests import (
+    identity,
+    is_vector,
+    new_file,
+    referenced_file,
+    set_partition,
+)
 from topicberg.iceberg.partition_values import exact_partition, partition_columns
 from topicberg.iceberg.summaries import TRIMMED
 from topicberg.iceberg.vectors import read_vectors, write_vectors
@@ -87,8 +94,18 @@ class Deletes:
 
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> Deletes:
+        """:raises TopicbergError: a data file has several vectors, so readers fail or disagree"""
         deletes = [file for file in files if file.content == DataFileContent.POSITION_DELETES]
-        vectors = {str(referenced_file(file)): file for file in deletes if is_vector(file)}
+        vectors = dict[str, DataFile]()
+        for file in filter(is_vector, deletes):
+            path = referenced_file(file)
+            if identity(vectors.setdefault(path, file)) != identity(file):
+                raise TopicbergError(
+                    f"data file {path} has two deletion vectors, {vectors[path].file_path} and "
+                    f"{file.file_path}: another writer added one without the deletes of the other",
+                    hint="roll the table back to a snapshot before it (rollback_to_snapshot), and "
+                    "delete the rows again with a writer that merges vectors",
+                )
         return cls(vectors, [file for file in deletes if not is_vector(file)])
 
 

@@ -8,7 +8,6 @@ limit. Tables that topicberg may not change, like those of Confluent's Tableflow
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate, SetSnapshotRefUpdate
 from tenacity import wait_random_exponential
 
 from topicberg.errors import CommitConflictError
+from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.retry import retry_conflicts
 
@@ -67,7 +67,7 @@ def stale_tags(table: Table, now_ms: int) -> list[str]:
 
 @contextmanager
 def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterator[None]:
-    now_ms = int(time.time() * 1000)
+    now_ms = int(current_time(table).timestamp() * 1000)
     name = f"{PREFIX}{now_ms}-{reader}-{uuid.uuid4().hex[:8]}"
     # In Iceberg's specification the limit is the maximum age of the snapshot, not of the tag.
     limit_ms = now_ms - committed_ms + int(LIMIT.total_seconds() * 1000)

@@ -82,7 +82,9 @@ def _may_have(manifest: ManifestFile, place: int, values: str) -> bool:
         return manifest.partitions[place].contains_nan is not False
     if values == BEFORE_1970 and manifest.partitions:
         lower = manifest.partitions[place].lower_bound
-        return lower is not None and int.from_bytes(lower, "little", signed=True) < 0
+        if lower is None:  # all are null, or its writer kept none (ClickHouse/ClickHouse#118905)
+            return not manifest.partitions[place].contains_null
+        return int.from_bytes(lower, "little", signed=True) < 0
     return True
 
 

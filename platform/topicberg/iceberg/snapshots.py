@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import pyarrow as pa
+from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
@@ -36,6 +38,7 @@ from topicberg.iceberg.summaries import (
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
 _SAMPLED_SNAPSHOTS = 20
+_CACHED_RANGES = 100_000
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,17 @@ def _is_whole(line: list[Snapshot]) -> bool:
     return not line or (line[-1].sequence_number or 0) == 1
 
 
+# A snapshot never changes, and a tick of the sensor needs its hours for each derived table.
+@cached(
+    LRUCache(_CACHED_RANGES, getsizeof=lambda hours: len(hours) + 1),
+    key=lambda table, snapshot, column: (
+        table.metadata.table_uuid,
+        table.metadata.current_schema_id,
+        snapshot.snapshot_id,
+        column,
+    ),
+    lock=threading.Lock(),
+)
 def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     """Return the hours of ``column`` in which the snapshot added or removed rows, by file.
 

@@ -131,7 +131,7 @@ def read_vectors(
         deleted = []
         for vector, (offset, length) in zip(wanted, ranges, strict=True):
             blob = content[offset - first : offset - first + length]
-            deleted.append((str(referenced_file(vector)), _decoded(blob, vector)))
+            deleted.append((referenced_file(vector), _decoded(blob, vector)))
         return deleted
 
     for deleted in in_parallel(read, by_path.values()):

@@ -65,11 +65,13 @@ FACTS = ("op", "m", "p", "old_key", "new_key")
 """Of a change: the operation (null: a tombstone), time in microseconds and position in the source,
 and the other key, if the change is half of a change of the primary key."""
 _KEY = "__topicberg_key_"
+_TIMES = ("ts_ms", "ts_us", "ts_ns")
+_POSITIONS = ("lsn", "file", "commit_lsn", "scn")
 _SOURCE_FIELDS = (
-    *("ts_ms", "ts_us", "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
+    *(*_TIMES, "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
     *("commit_lsn", "change_lsn", "event_serial_no", "scn", "commit_scn"),
 )
-_WHOLE = ("ts_ms", "ts_us", "lsn")
+_WHOLE = (*_TIMES, "lsn")
 """Of these, those that are whole numbers; the others are numbers or text."""
 _NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType, StringType)
 """Types of columns that can hold a whole number: text is that of a JSON value."""
@@ -127,6 +129,12 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
                 + ("a whole number" if is_whole else "a number or text"),
                 hint="`changelog` is for changes as Debezium writes them: remove it for others",
             )
+    if layout.value.changes == "rows" and not source.keys() & {*_TIMES, *_POSITIONS}:
+        raise TableflowError(
+            f"field source has no time ({', '.join(_TIMES)}) or position of the change: which "
+            "change of a row is the newest one is not known",
+            hint="set `write_mode: append`, or let the connector write the time",
+        )
     columns.append(_optional(ids, SOURCE, StructType(*parts)))
     columns.append(_optional(ids, OPERATION, StringType()))
     # Without a schema, JSON does not show the type of a transaction that is null.
@@ -293,9 +301,11 @@ def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np
     """Return the time of each change in the source, and which of them no timestamp can have."""
     micros = pa.nulls(count, pa.int64())
     wrong = np.zeros(count, np.bool_)
-    for name, factor in (("ts_us", 1), ("ts_ms", 1_000)):
+    for name, factor in (("ts_us", 1), ("ts_ms", 1_000), ("ts_ns", 1)):
         if name in source:
             given, is_no_number = _whole(source[name])
+            if name == "ts_ns":  # CockroachDB has no other
+                given = pc.divide(given, 1_000)
             first, last = FIRST_MS * 1_000 // factor, (LAST_MS * 1_000 + 999) // factor
             is_wrong = pc.or_(pc.less(given, first), pc.greater(given, last))
             wrong |= flags(pc.and_(pc.or_kleene(is_wrong, is_no_number), micros.is_null()))

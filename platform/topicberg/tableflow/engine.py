@@ -44,7 +44,7 @@ from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.layout import read_layout
+from topicberg.tableflow.layout import Layout, read_layout
 from topicberg.tableflow.log_check import LogCheck
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.offsets import Batch
@@ -151,7 +151,14 @@ class Ingestor:
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
         with failures.explained(f"topic {self.spec.name}"):
-            return self.loader.load(read_layout(self.spec, self._readers, self.config))
+            return self.loader.load(self._layout())
+
+    def _layout(self, log: kafka.TopicLog | None = None) -> Layout:
+        """Return the columns by the newest schemas, those that records carry included."""
+        if self._framing is not None:
+            log = log or kafka.topic_log(self.endpoints, self.spec.name)
+            self._framing.learn_from(log.beginning, log.end)
+        return read_layout(self.spec, self._readers, self.config)
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -226,9 +233,7 @@ class Ingestor:
         self._check_abandoned()
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
-        if self._framing is not None:
-            self._framing.learn_from(log.beginning, log.end)
-        layout = read_layout(self.spec, self._readers, self.config)
+        layout = self._layout(log)
         table = self.loader.load(layout, log.beginning)
         head = table.current_snapshot()
         committed = commit.committed(table, head)

@@ -1,9 +1,10 @@
 """Commits of other writers to a topic's table: whether they left its rows as they were.
 
 A writer that replaces files as of an older snapshot brings back rows that batches since deleted,
-doubles rows that they replaced, or loses rows that they added. Iceberg's Java library refuses such
-a commit; other libraries commit it. So the rows before and after the commits of others are compared
-by what identifies a row of every topic's table: the partition and the offset of its record.
+doubles rows that they replaced, or loses rows that they added. Iceberg's procedures on Spark refuse
+such a commit; other tools commit it. So the rows before and after the commits of others are
+compared by what identifies a row of every topic's table: the partition and the offset of its
+record.
 
 The comparison starts at the last snapshot of topicberg, so it has the same result until the engine
 commits again: the topic stays suspended until a user acts, however often the engine restarts.
@@ -30,7 +31,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
 from topicberg.errors import TableflowError
-from topicberg.iceberg.commits import set_ref
+from topicberg.iceberg.commits import move_main
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries, manifests
 from topicberg.iceberg.manifests import identity, is_vector, referenced_file
@@ -149,8 +150,8 @@ class ForeignWatch:
             f"{changed.what}",
             hint=f"run `topicberg tableflow reread {name}` to set the table to snapshot "
             f"{changed.before.snapshot_id} and go on with the topic from there, or `topicberg "
-            f"tableflow resume {name}` to accept these rows; let the writer use Iceberg's Java "
-            "library, which refuses such commits",
+            f"tableflow resume {name}` to accept these rows; compact the table with Iceberg's "
+            "procedures on Spark, which refuse such commits",
         )
 
 
@@ -189,21 +190,22 @@ def restore(table: Table, changed: ForeignCommits) -> None:
         AssertTableUUID(uuid=table.metadata.table_uuid),
         AssertRefSnapshotId(ref=MAIN, snapshot_id=head),
     )
-    move = set_ref(MAIN, changed.before.snapshot_id, table.metadata.refs[MAIN].snapshot_ref_type)
+    move = move_main(table, changed.before.snapshot_id)
     with conflicts(f"table {'.'.join(table.name())}"):
         table.catalog.commit_table(table, requirements, (move,))
 
 
 def _is_trusted(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot is topicberg's, or a compaction by Iceberg's Java library.
+    """Return whether a snapshot is topicberg's, or a compaction by Iceberg's procedures on Spark.
 
-    The library names its version, and refuses to replace files whose rows were deleted meanwhile.
+    They refuse to replace files whose rows were deleted meanwhile. Others use Iceberg's Java
+    library, and let it compare with the wrong snapshot (StarRocks/starrocks#77709).
     """
     properties = summary(snapshot)
     if PICKED_FROM in properties:
         return False
-    is_checked = operation_of(snapshot) == Operation.REPLACE and "iceberg-version" in properties
-    return is_own(snapshot) or is_checked
+    is_replaced = operation_of(snapshot) == Operation.REPLACE
+    return is_own(snapshot) or (is_replaced and properties.get("engine-name") == "spark")
 
 
 class _Files:
@@ -234,7 +236,7 @@ class _Files:
         for key in deletes:
             file, _ = self.deletes[key]
             if is_vector(file):
-                paths.add(str(referenced_file(file)))
+                paths.add(referenced_file(file))
             else:
                 paths |= {path for path, _ in read_deletes(self._io, file.file_path)}
         return paths

@@ -19,6 +19,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import TableflowError
+from topicberg.formats.envelope import AFTER, OPERATION, SOURCE
 from topicberg.formats.framing import MAGIC_BYTE, wire_prefix
 from topicberg.formats.json import connect as connect_json
 from topicberg.formats.reasons import MalformedError
@@ -41,17 +42,19 @@ MAX_OPENINGS, MAX_BYTES = 500, 16 * MAX_SCHEMA_BYTES
 REFUSED_SECONDS = 20.0
 """How long a refused schema is not registered again."""
 _UNKNOWN = "the schema of the record is not known: the batch has too many different ones"
-_CONFLICT, _INVALID = 409, 422
+_MISSING, _CONFLICT, _INVALID = 404, 409, 422
 _WORD = 8
+Frame = tuple[bytes, bytes]
+"""The text of a record before its payload, and after it."""
 
 
 @dataclass
 class _Known:
     """The schemas of the keys, or of the values."""
 
-    openings: dict[bytes, int | None] = field(default_factory=dict)
-    """What precedes a payload → the id of its schema; None: it names no schema."""
-    refused: dict[bytes, tuple[str, float]] = field(default_factory=dict)
+    openings: dict[Frame, int | None] = field(default_factory=dict)
+    """What surrounds a payload → the id of its schema; None: it names no schema."""
+    refused: dict[Frame, tuple[str, float]] = field(default_factory=dict)
     """Why the schema cannot be used, and until when it is not registered again."""
 
 
@@ -73,14 +76,25 @@ class Framing:
     # --- schemas ---
 
     def learn_from(self, begin: Offsets, end: Offsets) -> None:
-        """Register the schemas of the first and the last record of each partition, once."""
+        """Register the schemas of the first and the last record of each partition, once.
+
+        :raises TableflowError: they cannot be used, and the registry has no others
+        """
         if self._has_read:
             return
         first = {p: (begin.get(p, 0), min(begin.get(p, 0) + 1, e)) for p, e in end.items()}
         last = {p: (max(begin.get(p, 0), e - 1), e) for p, e in end.items()}
         for ranges in (first, last):
             self._learn(ranges)
-        self._has_read = True
+        # A topic without a change of a row is read again: the registry may have no schema yet.
+        values = self._known.get(VALUE, _Known())
+        has_none = bool(values.refused and not values.openings)
+        self._has_read = any(end.values()) and not has_none
+        if has_none and not self._is_registered(VALUE):
+            raise TableflowError(
+                f"topic {self._spec.name}: {next(iter(values.refused.values()))[0]}",
+                hint="remove `changelog` from the spec, unless changes of rows are still to come",
+            )
 
     def look_up(self, places: Iterable[PartitionOffset]) -> bool:
         """Register the schemas of some records; return whether more is known of one of them.
@@ -102,34 +116,41 @@ class Framing:
         except DamagedRecordsError:
             return False
         for message in sorted(read, key=lambda each: each.timestamp()[1]):
-            for half, raw in ((KEY, message.key()), (VALUE, message.value())):
+            other = _other_record(message.value())
+            key = message.key() if other is None else None
+            for half, raw in ((KEY, key), (VALUE, message.value())):
                 if raw is not None and half in self._subjects:
-                    has_learnt |= self._register(half, raw)
+                    has_learnt |= self._register(half, raw, other)
         return has_learnt
 
-    def _register(self, half: str, raw: bytes) -> bool:
-        """Register the schema of a record; return whether more is known of it than before."""
+    def _register(self, half: str, raw: bytes, other: str | None) -> bool:
+        """Register the schema of a record; return whether more is known of it than before.
+
+        :param other: why the record is no change of a row, so that its schema is not the table's
+        """
         known = self._known[half]
         opening = connect_json.opening(raw)
-        if opening is None or opening.text in known.openings:
+        if opening is None or (frame := (opening.text, opening.rest)) in known.openings:
             return False
-        if known.refused.get(opening.text, ("", 0.0))[1] > time.monotonic():
+        if known.refused.get(frame, ("", 0.0))[1] > time.monotonic():
             return False
         try:
-            self._check_size(known, opening.text)
+            if other is not None:
+                raise TableflowError(other)
+            self._check_size(known, frame)
             number = None
             if opening.schema is not None:
                 number = self._registered(half, connect_json.json_schema(opening.schema))
         except TableflowError as error:
             if len(known.refused) >= MAX_OPENINGS:
                 known.refused.clear()
-            known.refused[opening.text] = error.message, time.monotonic() + REFUSED_SECONDS
+            known.refused[frame] = error.message, time.monotonic() + REFUSED_SECONDS
             return True
-        known.openings[opening.text] = number
+        known.openings[frame] = number
         return True
 
-    def _check_size(self, known: _Known, text: bytes) -> None:
-        size = sum(map(len, known.openings)) + len(text)
+    def _check_size(self, known: _Known, frame: Frame) -> None:
+        size = sum(len(before) + len(after) for before, after in (*known.openings, frame))
         if len(known.openings) >= MAX_OPENINGS or size > MAX_BYTES:
             raise TableflowError(
                 f"the records have more than {MAX_OPENINGS} different schemas, or {MAX_BYTES} "
@@ -151,6 +172,17 @@ class Framing:
                     hint="set schema.compatibility and key.compatibility of the spec to NONE",
                 ) from None
 
+    def _is_registered(self, half: str) -> bool:
+        subject = self._subjects[half]
+        with registry_errors(f"subject {subject}"):
+            try:
+                self._registry.get_latest_version(subject)
+            except SchemaRegistryError as error:
+                if error.http_status_code != _MISSING:
+                    raise
+                return False
+        return True
+
     # --- records ---
 
     def begin_batch(self) -> None:
@@ -169,7 +201,8 @@ class Framing:
 
     def inline_schemas(self, layout: Layout) -> dict[str, InlineSchemas]:
         """Return the same for the halves that are not in the wire format."""
-        found = {half.column: self.inline(half) for half in (layout.key, layout.value)}
+        # Of a record that is no change of a row, the value says so.
+        found = {half.column: self.inline(half) for half in (layout.value, layout.key)}
         return {column: one for column, one in found.items() if one is not None}
 
     def wire(self, half: MessageField, raw: bytes) -> bytes:
@@ -185,7 +218,7 @@ class UnknownInlineError(MalformedError):
     """A record begins with a schema that is not registered yet."""
 
     def __init__(self, reason: str, opening: bytes) -> None:
-        """:param opening: what precedes the payload"""
+        """:param opening: what surrounds the payload"""
         super().__init__(reason)
         self.opening = opening
 
@@ -194,15 +227,15 @@ class UnknownInlineError(MalformedError):
 class InlineSchemas:
     """How keys, or values, with a schema of their own, or with none, get into the wire format.
 
-    ``newest``: the id of the schema of records without one. ``openings``: what precedes a payload,
+    ``newest``: the id of the schema of records without one. ``openings``: what surrounds a payload,
     and the id of its schema. ``refused``: why others cannot be used. Small enough to be sent to a
     task.
     """
 
     side: str
     newest: int
-    openings: tuple[tuple[bytes, int | None], ...]
-    refused: Mapping[bytes, str]
+    openings: tuple[tuple[Frame, int | None], ...]
+    refused: Mapping[Frame, str]
 
     def wire(self, raw: bytes) -> bytes:
         """Return a key or value in the wire format.
@@ -211,19 +244,21 @@ class InlineSchemas:
         """
         if raw[:1] == bytes([MAGIC_BYTE]):
             return raw
-        for text, number in self.openings:
-            if raw.startswith(text) and raw.endswith(b"}"):
-                return wire_prefix(self.newest if number is None else number) + raw[len(text) : -1]
-        if not connect_json.has_schema(raw):
-            return wire_prefix(self.newest) + raw
+        for (before, after), number in self.openings:
+            if raw.startswith(before) and raw.endswith(after):
+                payload = raw[len(before) : -len(after)]
+                return wire_prefix(self.newest if number is None else number) + payload
         opening = connect_json.opening(raw)
-        if opening is None or not raw.endswith(b"}"):
+        if opening is None and not connect_json.has_schema(raw):
+            return wire_prefix(self.newest) + raw
+        if opening is None or not raw.endswith(opening.rest):
             raise MalformedError(
                 f"the {self.side}: it begins with a schema, but does not end with its payload"
             )
-        reason = self.refused.get(opening.text)
+        reason = self.refused.get((opening.text, opening.rest))
         if reason is None:
-            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}", opening.text)
+            opened = opening.text + opening.rest
+            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}", opened)
         raise MalformedError(f"the {self.side}: {reason}")
 
     def in_wire_format(
@@ -252,6 +287,22 @@ class InlineSchemas:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         whole = b"".join(parts) + bytes(_WORD)  # compiled code reads words, also at the end
         return np.frombuffer(whole, np.uint8).copy(), ends, malformed
+
+
+def _other_record(value: bytes | None) -> str | None:
+    """Return why a record with a schema is no change of a row; None: it may be one.
+
+    Some connectors write schema changes and watermarks into the topic of a table.
+    """
+    opening = None if value is None else connect_json.opening(value)
+    if opening is None or opening.schema is None:
+        return None
+    fields = opening.schema.get("fields")
+    names = [each.get("field") for each in fields or () if isinstance(each, dict)]
+    if {AFTER, SOURCE, OPERATION} <= {*names}:
+        return None
+    listed = ", ".join(map(str, names))
+    return f"the record is no change of a row (after, source, op): its fields are {listed}"
 
 
 def _is_recognized(own: SchemaSection) -> bool:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate, chain, pairwise
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 
@@ -31,7 +33,7 @@ READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
 MAX_RANGES = 3000
 """The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well.
-Late rows may be in any hours. A thousand ranges are 50 KB in each summary until they are computed.
+Late rows may be in any hours. A thousand ranges are 2 KB in each summary until they are computed.
 """
 MAX_EXPIRED_RANGES = 30
 """The same, of hours past the data retention of a source: they are kept in case it gets longer."""
@@ -58,22 +60,47 @@ class Unread(NamedTuple):
         return self.last % _EPOCH
 
 
-class Read(BaseModel):
-    """How far a source is read: all of a state, except for some hours."""
+def _packed(ranges: Iterable[Unread]) -> str:
+    """Return ranges as text: of each field the differences, which repeat, compressed."""
+    fields = [
+        [after - before for before, after in pairwise((0, *numbers))]
+        for numbers in zip(*ranges, strict=True)
+    ]
+    return b64encode(zlib.compress(json.dumps(fields).encode())).decode()
+
+
+def _unpacked(ranges: Any) -> Any:
+    """Return ranges from their text; earlier versions wrote them as lists."""
+    if not isinstance(ranges, str):
+        return ranges
+    fields = json.loads(zlib.decompress(b64decode(ranges)))
+    return [*zip(*map(accumulate, fields), strict=True)]
+
+
+Ranges = Annotated[list[Unread], BeforeValidator(_unpacked), PlainSerializer(_packed)]
+
+
+class ReadState(BaseModel):
+    """The state of a source that was read."""
 
     mark: Mark
     epoch: int = 0
     """How often the source was found to be rolled back or replaced."""
-    unread: list[Unread] = []
-    late: list[Unread] = []
-    """Further ones: rows of these came later than the table computes them."""
-    new: bool = Field(default=False, exclude=True)
-    """The source was never read, so it is not known since when it is unread."""
 
     @property
     def clock(self) -> int:
         """Orders what was read: sequence numbers do not, after a rollback."""
         return self.epoch * _EPOCH + self.mark.sequence
+
+
+class Read(ReadState):
+    """How far a source is read: all of a state, except for some hours."""
+
+    unread: Ranges = []
+    late: Ranges = []
+    """Further ones: rows of these came later than the table computes them."""
+    new: bool = Field(default=False, exclude=True)
+    """The source was never read, so it is not known since when it is unread."""
 
     def without(self, windows: Sequence[Hours], clock: int) -> Read:
         """Return what remains unread when some hours were computed from a state of the source."""
@@ -117,7 +144,8 @@ class _Write:
     """Windows that were computed, and the states of the sources that were read for them."""
 
     windows: list[Hours]
-    read: Mapping[str, Read]
+    read: Mapping[str, Any]
+    """Source → JSON of :class:`Read`."""
     snapshots: Mapping[str, int | None]
 
 
@@ -154,9 +182,12 @@ def unread(
         late, rest = _by_lateness(changes, limit)
         ranges = {"unread": [*read.unread, *rest], "late": [*read.late, *late]}
         read = read.model_copy(update={"mark": mark, "epoch": epoch, **ranges})
+        firsts = (each.first for each in chain(read.unread, read.late))
+        oldest = min(firsts, default=sys.maxsize)
         for write in writes:
             if other := write.read.get(name):
-                read = read.without(write.windows, other.clock)
+                clock = ReadState.model_validate(other).clock
+                read = read.without(write.windows, clock) if clock >= oldest else read
         return read
 
     reads: dict[str, Read] = {}
@@ -230,18 +261,14 @@ def _writes(target: Table) -> Iterator[_Write]:
     for snapshot, snapshots in computations(target):
         facts = summary(snapshot)
         if windows := facts.get(WINDOW):
-            read = {
-                name: Read.model_validate(each)
-                for name, each in json.loads(facts.get(READ, "{}")).items()
-            }
             computed = union(window.hours for window in Window.parse_all(windows))
-            yield _Write(computed, read, snapshots)
+            yield _Write(computed, json.loads(facts.get(READ, "{}")), snapshots)
 
 
 def _read(newest: _Write, name: str, source: Table) -> Read | None:
     """Return how far the newest write read a source, or None if its summary does not have it."""
     if name in newest.read or name not in newest.snapshots:
-        return newest.read.get(name)
+        return Read.model_validate(newest.read[name]) if name in newest.read else None
     number = newest.snapshots[name]  # a write of an older version, which names only snapshots
     snapshot = source.snapshot_by_id(number) if number is not None else None
     return Read(mark=Mark.of(source, snapshot)) if snapshot or number is None else None
@@ -307,7 +334,8 @@ def _within(hours: Hours, ranges: Iterable[Unread]) -> Iterator[Unread]:
     for each in ranges:
         start, stop = max(each.start, hours.start), min(each.stop, hours.stop)
         if start < stop:
-            yield each._replace(start=start, stop=stop)
+            is_whole = (start, stop) == (each.start, each.stop)
+            yield each if is_whole else each._replace(start=start, stop=stop)
 
 
 def _joined(unread: Iterable[Unread]) -> list[Unread]:
@@ -349,7 +377,7 @@ def _left(ranges: Iterable[Unread], windows: Sequence[Hours], clock: int) -> lis
                 left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
             begin = stop
         if begin < each.stop:
-            left.append(each._replace(start=begin))
+            left.append(each if begin == each.start else each._replace(start=begin))
     return left
 
 

@@ -30,7 +30,7 @@ from definitions import defs
 from topicberg.alerts.alert import AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.orchestration import Lakehouse, Spark
-from topicberg.orchestration.jobs import alert_sensor
+from topicberg.orchestration.jobs.alerts import alert_sensor
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.retention import retention_job

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from botocore.exceptions import ClientError
 from moto import mock_aws
 from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
@@ -546,14 +547,19 @@ def key_ids(server: Stackless) -> set[str]:
     return {key.name[0] for key in server.account.store.all(KEY)}
 
 
+def let_lists_lag(server: Stackless, *old: str) -> None:
+    """:param old: kinds of which lists have long had what is there"""
+    server.account.delays = NO_DELAYS.model_copy(update={"listing": 3600.0})
+    for kind in (CLUSTER, *old):
+        for one in server.account.store.all(kind):
+            one.created -= 7200
+            server.account.store.put(one)
+
+
 def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
     """A rotation whose new keys no list shows yet, and another process after it."""
     before = key_ids(deployed)
-    deployed.account.delays = NO_DELAYS.model_copy(update={"listing": 3600.0})
-    for kind in (CLUSTER, KEY):  # lists have long had what is there
-        for one in deployed.account.store.all(kind):
-            one.created -= 7200
-            deployed.account.store.put(one)
+    let_lists_lag(deployed, KEY)
     context, graph = opened(deployed, only="key/")
     assert rotate(graph, context, quiet, force=True) == 8
     assert before < key_ids(deployed)
@@ -574,7 +580,7 @@ def test_keys_that_no_list_shows_are_kept(
 ) -> None:
     """Who deploys may not list keys, or not see them at all: they work."""
     before = key_ids(deployed)
-    deployed.account.delays = NO_DELAYS.model_copy(update={"listing": 3600.0})
+    let_lists_lag(deployed)
     age_keys(monkeypatch)
     assert actions(deployed, "key/") == {}
     context, graph = opened(deployed, only="key/")
@@ -582,6 +588,26 @@ def test_keys_that_no_list_shows_are_kept(
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     assert rotate(graph, context, quiet) == 0
     assert key_ids(deployed) == before
+    deployed.account.delays = NO_DELAYS
+
+
+def test_plan_keeps_keys_that_it_may_neither_see_nor_read(
+    deployed: Stackless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the policy and the Confluent user of CI's plans: only the reader's keys are read."""
+    let_lists_lag(deployed)
+    monkeypatch.setattr(keys, "_exists", lambda *_: False)
+    context, graph = opened(deployed, only="key/")
+    context.only_plans = True
+
+    def deny(params: dict[str, Any], **_: Any) -> None:
+        if "/reader/" not in params["SecretId"]:
+            error: Any = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+            raise ClientError(error, "GetSecretValue")
+
+    events = context.secrets.client.meta.events
+    events.register("provide-client-params.secrets-manager.GetSecretValue", deny)
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     deployed.account.delays = NO_DELAYS
 
 

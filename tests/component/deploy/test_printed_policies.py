@@ -3,7 +3,8 @@
 The commands run as users start them, in processes of their own: a plan, a creation with a derived
 table on EMR Serverless, a rotation and a deletion. All that they request of AWS is recorded, and
 equal to ``calls.json``, from which the policies are made: what is missing there is denied here, and
-nothing is in it that no command requests. To record it again, set ``TOPICBERG_TEST_RECORD=1``.
+nothing is in it that no command requests. To record it again, set ``TOPICBERG_TEST_RECORD=1``. Each
+request is also as botocore's description of its service has it, with its patterns and limits.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from topicberg.transforms.emr import JobReport, JobRequest
 from topicberg_deploy.aws.archive import LOCK
 from topicberg_deploy.aws.iam import Document, allow, split
 from topicberg_deploy.aws.iam import document as as_document
+from topicberg_deploy.aws.lake_formation import LakeGrant
 from topicberg_deploy.aws.permissions import CALLS, Deployed, Purpose, ci_role, policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -52,8 +54,17 @@ TOPIC = "parcels"
 LABELS = ("demo_post", "labels")
 RECORDS = "TOPICBERG_TEST_RECORD" in os.environ
 BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/limits"
-COMMAND = """\
-import time
+VIOLATION = "AWS does not describe such a request"
+COMMAND = f"""\
+import sys, time
+from botocore.handlers import BUILTIN_HANDLERS
+from topicberg_local.emulators.aws.shapes import check
+
+def judge(params, model, **_):
+    if problem := check(params, model.input_shape):
+        print("{VIOLATION}:", model.name, problem, file=sys.stderr)
+
+BUILTIN_HANDLERS.append(("before-parameter-build", judge))
 sleep = time.sleep
 time.sleep = lambda seconds: sleep(min(seconds, 0.2))  # the emulators are quicker than the vendors
 from topicberg.cli import main
@@ -127,8 +138,10 @@ class Cloud:
         denied, self.gateway.denied = self.gateway.denied, []
         of_plan = "perform: secretsmanager:GetSecretValue on"
         assert not [one for one in denied if purpose != "plan" or of_plan not in one]
-        assert code is None or done.returncode == code, f"{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
+        output = f"{done.stdout}\n{done.stderr}"
+        assert VIOLATION not in output, output
+        assert code is None or done.returncode == code, output
+        return output
 
     def calls(self) -> dict[str, dict[str, list[str]]]:
         """Return what was requested, in the terms of the file."""
@@ -171,6 +184,12 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
     def execute(request: dict[str, Any]) -> emr_service.Scripted:
         if failures:
             return emr_service.Scripted([("FAILED", failures.pop())])
+        if request["name"] == "topicberg probe":
+            bucket, key = request["jobDriver"]["sparkSubmit"]["entryPoint"][5:].split("/", 1)
+            s3 = boto3.client("s3", endpoint_url=vendors.aws)
+            program = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            assert b'sql("USE lake")' in program
+            return emr_service.Scripted([("RUNNING", ""), ("SUCCESS", "")])
         variables = emr_service.environment(request)
 
         def compute() -> None:
@@ -298,6 +317,7 @@ def test_new_platform(tmp_path: Path) -> None:
         aws.run("plan", "plan", code=1)
         output = aws.run("deploy", "create")
         assert "computed and registered in Snowflake: labels" in output
+        assert "as expected: a job run of EMR Serverless" in aws.run("deploy", "probe")
         aws.run("plan", "plan")
         drift(aws)
         aws.run("deploy", "create", "--no-generators")
@@ -360,17 +380,37 @@ def test_roles_with_a_boundary(tmp_path: Path) -> None:
 
 
 def test_account_that_lake_formation_governs(tmp_path: Path) -> None:
-    """Only what differs there: the whole is in `test_whole_lake_formation.py`."""
+    """The data lake administrator runs what is printed, and nothing else."""
     with cloud(tmp_path) as aws:
         account = aws.vendors.governed
         assert account
         account.govern()
-        output = aws.run("deploy", "create", code=2)
-        for command in re.findall(r"aws lakeformation grant-permissions .*", output):
-            account.run(command)
-        databases = ("--target", "aws/pipeline_database/post")
-        aws.run("deploy", "create", *databases, "--target", "aws/role/emr")
-        aws.run("plan", "plan", code=1)
+
+        def grant(output: str) -> str:
+            for command in re.findall(r"aws lakeformation grant-permissions .*", output):
+                account.run(command)
+            return output
+
+        def create(code: int) -> str:
+            return grant(aws.run("deploy", "create", code=code))
+
+        assert "may not create a database" in create(2)
+        # Nothing waits for grants that `create` itself prints.
+        assert "LINKED_CATALOG_INTEGRATION: Failed to access the AWS Glue catalog" in create(2)
+        # Snowflake's emulator reads Glue as the account's root.
+        for name in ("lkc-local", "demo_post"):
+            tables: dict[str, Any] = {"DatabaseName": name, "TableWildcard": {}}
+            for resource in ({"Table": tables}, {"Database": {"Name": name}}):
+                root = f"arn:aws:iam::{ACCOUNT}:root"
+                account.run(LakeGrant(root, ("DESCRIBE",), resource).command())
+        assert "in Snowflake: labels" in create(0)
+        role = account.roles[ci_role(aws.deployed, "plan")]
+        assert "create Glue database" in aws.run("plan", "plan", code=1)  # as documented
+        for name in ("lkc-local", "demo_post"):
+            account.run(LakeGrant(role, ("DESCRIBE",), {"Database": {"Name": name}}).command())
+        grant(aws.run("plan", "plan", code=None))
+        aws.run("plan", "plan")
+        aws.run("rotate", "rotate", "--now")
         aws.run("deploy", "delete", "--yes", "--purge-secrets")
         RECORDED["governed"] = aws.calls()
 

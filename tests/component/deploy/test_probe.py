@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import boto3
+import emr_service
 import pytest
 from vendors import Vendors, in_this_process
 
-from topicberg_deploy.probe import probe
+from topicberg.endpoints import LakeEndpoints
+from topicberg.settings.emr import EmrSettings
+from topicberg_deploy.probe import probe, run_job
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +56,51 @@ def test_network_policy_of_the_account_is_reported(vendors: Vendors) -> None:
         vendors.sql("ALTER ACCOUNT UNSET NETWORK_POLICY")
         vendors.sql("DROP NETWORK POLICY GUARD")
     assert "GUARD must allow this machine" in found["network policy of Snowflake's account"]
+
+
+READER = "/confluent_cloud_resource/demo/reader/tableflow"
+PLACE = {"environment.id": "env-1", "kafka.cluster.id": "lkc-1"}
+
+
+def test_key_that_confluent_does_not_show_is_reported(vendors: Vendors) -> None:
+    secrets = boto3.client("secretsmanager")
+    values = {"api.key": "HIDDEN", "api.key.secret": "s", **PLACE}
+    secrets.create_secret(Name=READER, SecretString=json.dumps(values))
+    try:
+        found = differences(vendors)
+    finally:
+        secrets.delete_secret(SecretId=READER, ForceDeleteWithoutRecovery=True)
+    assert found.keys() == {"API keys of Confluent"}
+    assert "does not show HIDDEN to this login" in found["API keys of Confluent"]
+
+
+@pytest.mark.parametrize(
+    ("state", "details", "reported"),
+    [
+        ("SUCCESS", "", ""),
+        ("FAILED", "NoSuchFileException: iceberg.jar", "FAILED: NoSuchFileException: iceberg.jar"),
+    ],
+)
+def test_job_run_reports_why_it_failed_and_leaves_no_program(
+    vendors: Vendors, monkeypatch: pytest.MonkeyPatch, state: str, details: str, reported: str
+) -> None:
+    def execute(_: object) -> emr_service.Scripted:
+        (program,) = vendors.objects()
+        assert program.endswith("/probe.py")
+        return emr_service.Scripted([("RUNNING", ""), (state, details)])
+
+    with emr_service.serving(execute) as service:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_EMR_SERVERLESS", service.url)
+        context, _ = vendors.open()
+        s3, bucket = vendors.client("s3"), context.aws.compute_bucket
+        s3.create_bucket(Bucket=bucket)
+        emr = EmrSettings(
+            application_id=emr_service.APPLICATION,
+            execution_role_arn=emr_service.ROLE,
+            entry_point=f"s3://{bucket}/job.py",
+            log_uri=f"s3://{bucket}/logs/",
+        )
+        failure = run_job(context, emr, context.config, LakeEndpoints(iceberg_rest="http://rest"))
+    assert failure.count(reported) == 1 if reported else not failure
+    assert vendors.objects() == set()
+    s3.delete_bucket(Bucket=bucket)

@@ -392,7 +392,9 @@ def test_recipe_of_a_table_kind_is_computed_in_two_files(library: LibraryCopy) -
 
         from topicberg.checks.check import Probe
         from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
-        from topicberg.orchestration.jobs import check_job, maintenance_job, pipeline_jobs
+        from topicberg.orchestration.jobs.checks import check_job
+        from topicberg.orchestration.jobs.maintenance import maintenance_job
+        from topicberg.orchestration.jobs.pipelines import pipeline_jobs
         from topicberg.orchestration.jobs.watches import watches
         from topicberg.orchestration.resources import RESOURCES, Lakehouse
         from topicberg.topics import load_topics

@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
 
 from topicberg.errors import TableflowError
-from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.tableflow import fold_state, folded_files, old_values, tasks
 from topicberg.tableflow.change_batch import newest_by_partition
 from topicberg.tableflow.old_values import LaterRecordsError
@@ -180,7 +179,7 @@ def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
     ingest()
     assert rows_of(topic) == source.rows
     folding_waits(monkeypatch, 150_000, 150_000)
-    commit_update(table(), set_ref("main", rng.choice(snapshots[:-1]), SnapshotRefType.BRANCH))
+    commit_update(table(), move_main(table(), rng.choice(snapshots[:-1])))
     with nullcontext() if is_noted else suppress(TableflowError):
         ingest()
         assert rows_of(topic) == source.rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -18,17 +18,16 @@ from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
 from test_folding import Connector, changed_topic, random_source, rows_of
 
 from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.manifests import new_file
-from topicberg.iceberg.summaries import CHECKPOINT_TAG, MAIN, PICKED_FROM, TRIMMED
+from topicberg.iceberg.summaries import CHECKPOINT_TAG, PICKED_FROM, TRIMMED
 from topicberg.settings import Settings
 from topicberg.tableflow import control, old_values
 from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
@@ -102,8 +101,11 @@ class Lake:
 
     # --- what others do ---
 
-    def compact(self, as_of: Snapshot) -> None:
-        """Merge the files of a snapshot that the head still has, with their rows as of then."""
+    def compact(self, as_of: Snapshot, properties: Mapping[str, str] | None = None) -> None:
+        """Merge the files of a snapshot that the head still has, with their rows as of then.
+
+        :param properties: of a snapshot that replaces files, as a compaction's does
+        """
         table = self.table
         present = {file.file_path for file in live_files(table)}
         old = entries(table.io, as_of.manifests(table.io))
@@ -113,7 +115,8 @@ class Lake:
         scan = table.scan(snapshot_id=as_of.snapshot_id)
         tasks = [task for task in scan.plan_files() if task.file.file_path in paths]
         reader = ArrowScan(table.metadata, table.io, table.schema(), scan.row_filter)
-        write(table, reader.to_table(tasks), removed)
+        operation = Operation.OVERWRITE if properties is None else Operation.REPLACE
+        write(table, reader.to_table(tasks), removed, operation, properties)
 
     def overwrite(self, as_of: Snapshot) -> None:
         """Replace all rows by those of a snapshot."""
@@ -127,7 +130,7 @@ class Lake:
             write(table, rows, [f for f in live_files(table) if f.content == DataFileContent.DATA])
 
     def roll_back(self, to: Snapshot) -> None:
-        commit_update(self.table, set_ref(MAIN, to.snapshot_id, SnapshotRefType.BRANCH))
+        commit_update(self.table, move_main(self.table, to.snapshot_id))
 
     def pick(self, picked: Snapshot) -> None:
         """Add the files that a snapshot added."""
@@ -228,6 +231,17 @@ def test_engine_compaction_as_of_an_older_head_suspends_until_reread(
     assert lake.reread().restored == head.snapshot_id
     lake.commit()
     assert lake.rows() == lake.expected()
+
+
+def test_engine_compaction_by_a_careless_user_of_the_java_library_suspends(
+    make_lake: MakeLake,
+) -> None:
+    """StarRocks/starrocks#77709: it compared with the head instead of what it had read."""
+    lake = make_lake("upsert", 2)
+    lake.compact(changed(lake), {"iceberg-version": "Apache Iceberg 1.10.0"})
+    lake.produce(k8="new")
+    with pytest.raises(TableflowError, match="brought back or doubled 3 rows"):
+        lake.commit()
 
 
 def test_engine_compaction_of_the_newest_rows_continues(make_lake: MakeLake) -> None:

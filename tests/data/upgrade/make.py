@@ -251,7 +251,7 @@ def sensor() -> None:
     from upgrade_topics import DERIVED, TRADES
 
     from topicberg.orchestration.assets import Lake, find_derived
-    from topicberg.orchestration.jobs import snapshot_sensor
+    from topicberg.orchestration.jobs.sensors import snapshot_sensor
     from topicberg.settings import settings
     from topicberg.topics import load_topic
 

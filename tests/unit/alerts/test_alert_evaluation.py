@@ -176,6 +176,18 @@ def test_run_whose_process_is_stopped_is_a_fault_until_it_continues() -> None:
     assert alert.link == "http://ui/runs/0123456789"
 
 
+def test_tick_that_hangs_is_not_called_a_server_that_does_not_answer() -> None:
+    hangs = "The sensor tick timed out due to taking longer than 60 seconds to execute the sensor"
+    rpc = (
+        "grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n"
+        '\tstatus = StatusCode.DEADLINE_EXCEEDED\n\tdetails = "Deadline Exceeded"\n>'
+    )
+    error = StepError((f"dagster.DagsterUserCodeUnreachableError: {hangs}", rpc))
+    failing = Automation("engine", "sensor", True, failed_at=NOW, error=error)
+    (alert,) = faults(replace(QUIET, automations=[failing]))
+    assert alert.what == hangs
+
+
 def test_server_of_the_code_that_was_killed_is_named_in_plain_words() -> None:
     text = (
         "grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n"

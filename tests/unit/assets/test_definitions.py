@@ -22,8 +22,8 @@ from topicberg.errors import SpecError
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
-from topicberg.orchestration.jobs import pipeline_jobs, snapshot_sensor
-from topicberg.orchestration.jobs.pipelines import everything
+from topicberg.orchestration.jobs.pipelines import everything, pipeline_jobs
+from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.settings import settings

@@ -29,6 +29,7 @@ from topicberg.orchestration.assets.partitions import (
 )
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND
 from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.emr import client
 from topicberg.orchestration.jobs.observation.runs import _ended_run
 from topicberg.orchestration.resources import RESOURCES
@@ -59,11 +60,8 @@ class Deployment:
         patch = self.monkeypatch.setattr
         compute_by(self.monkeypatch, self.write)
         patch(derived_assets, "table_metadata", lambda *_, **__: {})
-        found = {
-            system: SimpleNamespace(register=partial(self.reached, system))
-            for system in ("glue", "snowflake")
-        }
-        patch(derived_assets, "catalogs", lambda: found)
+        for system, catalog in catalogs().items():
+            patch(catalog, "register", partial(self.reached, system))
         patch(TableState, "of", lambda _: None)
         catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
         lakehouse = SimpleNamespace(

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import accumulate, count
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,12 +24,14 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
+from topicberg.iceberg.changes import Mark
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
 from topicberg.transforms import upsert_view
 from topicberg.transforms.unread import (
     MAX_RANGES,
     READ,
+    Read,
     SourceTable,
     Unread,
     _coarse,
@@ -407,6 +410,25 @@ def test_what_is_remembered_is_bounded() -> None:
     assert coarse[-1] == many[500]
     held = {hour for each in coarse for hour in range(each.start, each.stop)}
     assert held >= {each.start for each in many}
+
+
+MARK = Mark(table="t", snapshot=1, sequence=1, at=1)
+hours_and_clocks = st.integers(-(2**62), 2**62)
+
+
+@given(st.lists(st.tuples(*[hours_and_clocks] * 6).map(lambda numbers: Unread(*numbers))))
+def test_unread_hours_are_the_same_after_their_text(ranges: list[Unread]) -> None:
+    read = Read(mark=MARK, unread=ranges, late=ranges[:1])
+    assert Read.model_validate_json(read.model_dump_json()) == read
+    lists = {**read.model_dump(), "unread": ranges, "late": ranges[:1]}
+    assert Read.model_validate(lists) == read, "as earlier versions wrote them"
+
+
+@pytest.mark.parametrize("gaps", [[40], [2, 3, 5, 80, 7], range(1, 90)])
+def test_summary_of_2000_late_hours_is_a_few_kilobytes(gaps: Iterable[int]) -> None:
+    hours = [*accumulate(Random(1).choices([*gaps], k=2000), initial=FIRST)]
+    read = Read(mark=MARK, unread=[Unread(h, h + 1, h % 3, h % 3, h % 3, h % 3) for h in hours])
+    assert len(after({NAME: read}, [])) < 10_000
 
 
 def test_shorter_retention_for_a_while_forgets_no_unread_hours(pair: Pair) -> None:

@@ -37,6 +37,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         settings.cache_clear()
         found = AlertState(alerts={KAFKA.key: KAFKA}, sent_at={KAFKA.key: KAFKA.since})
         (tmp_path / STATE_FILE).write_text(found.model_dump_json())
+        (tmp_path / "runtime.json").touch()  # of a stack that is not stopped
         yield tmp_path
     settings.cache_clear()
 

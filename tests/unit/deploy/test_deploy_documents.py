@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -30,6 +31,7 @@ from topicberg_deploy.resource import Live, compare
 from topicberg_deploy.settings import DeploySettings
 
 CONFIG = Settings(prefix="demo")
+REPOSITORY = Path(__file__).parents[3]
 (SPEC,) = [spec for spec in load_topics() if spec.name == "stock_trades"]
 
 
@@ -208,6 +210,16 @@ def test_arrows_of_the_graph_give_the_same_order() -> None:
     needed = [(need, one.key) for one in graph for need in one.needs]
     assert _closure(edges) == _closure(needed)
     assert len(edges) < len(set(needed))
+
+
+def test_picture_of_the_docs_has_the_graph_of_this_project() -> None:
+    """To draw it again: `topicberg deploy graph -o docs/images/platform.svg` in the cloud."""
+    graph = resources(Settings(deployment="cloud"), load_topics())
+    picture = (REPOSITORY / "docs/images/platform.svg").read_text()
+    titles = {html.unescape(title) for title in re.findall("<title>(.+)</title>", picture)}
+    assert {title for title in titles if "/" in title and "->" not in title} == {
+        resource.key for resource in graph if resource.wanted
+    }
 
 
 def _closure(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:

@@ -118,6 +118,33 @@ def test_opening_is_the_text_before_the_payload(raw: bytes, text: bytes | None) 
     assert has_schema(raw) or text is None
 
 
+@pytest.mark.parametrize(
+    ("raw", "around"),
+    [
+        (
+            b'{"payload":{"a":"}"},"schema":{"type":"int32"}}',
+            (b'{"payload":', b',"schema":{"type":"int32"}}'),
+        ),
+        (
+            b' { "payload" : [1] , "schema" : null } ',
+            (b' { "payload" : ', b' , "schema" : null } '),
+        ),
+        (b'{"payload":1,"payload":2,"schema":{}}', None),
+        (b'{"payload":1,"schema":{},"more":2}', None),
+        (b'{"payload":1,"schema":"public"}', None),
+        (b'{"payload":{"schema":{}}}', None),
+        (b'{"payload":{"a":1},"schema":{}', None),
+        (b'{"payload":', None),
+    ],
+)
+def test_opening_of_a_payload_before_its_schema_is_the_text_around_it(
+    raw: bytes, around: tuple[bytes, bytes] | None
+) -> None:
+    """As TiCDC writes them: https://docs.pingcap.com/tidb/stable/ticdc-debezium."""
+    found = opening(raw)
+    assert (None if found is None else (found.text, found.rest)) == around
+
+
 def test_opening_of_no_schema_has_none() -> None:
     found = opening(json.dumps({"schema": None, "payload": {"a": 1}}).encode())
     assert found is not None

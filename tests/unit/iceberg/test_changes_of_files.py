@@ -10,7 +10,7 @@ import pytest
 from format_versions import allow_version_3, append, data_files, upgrade
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import RESTError
-from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, DataFile, DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -24,7 +24,12 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance.ttl import drop_files
-from topicberg.iceberg.manifests import is_vector, read_entries, read_manifests
+from topicberg.iceberg.manifests import (
+    is_vector,
+    read_entries,
+    read_manifests,
+    write_manifest_list,
+)
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows, trim_deletes
 from topicberg.iceberg.snapshots import affected_hours, report
 from topicberg.iceberg.summaries import summary
@@ -252,3 +257,20 @@ def test_change_of_files_of_a_spec_whose_column_was_dropped_keeps_partitions(
     files = live_files(table.refresh())
     assert {file.partition[0] for file in files} == {"b"}
     assert table.scan().to_arrow().num_rows == 0
+
+
+def test_files_of_manifests_that_count_none_stay(catalog: SqlCatalog, table: Table) -> None:
+    """icelake-io/icelake#280; and a codec of Iceberg's that PyIceberg lacks."""
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.avro.compression-codec": "uncompressed"})
+    add(table, 1, 2)
+    head = table.current_snapshot()
+    assert head is not None
+    manifests = read_manifests(table.io, head)
+    for place, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[2].fields):
+        if field.name.endswith("_count"):
+            manifests[0][place] = 0
+    output = table.io.new_output(head.manifest_list)
+    write_manifest_list(2, output, manifests, head.snapshot_id, None, 1, 0, "gzip")
+    add(table, 3)
+    assert table.scan().to_arrow().num_rows == 3

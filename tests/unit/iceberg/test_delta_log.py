@@ -26,6 +26,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     BinaryType,
@@ -52,8 +53,10 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg import delta
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.delta.log import CHECKPOINT_EVERY
 from topicberg.iceberg.delta.stats import statistics
+from topicberg.iceberg.files import live_files
 from topicberg.iceberg.names import name_in_files
 from topicberg.topics import TopicSpec
 
@@ -307,6 +310,21 @@ def test_deletes_and_overwrites(make_table: MakeTable) -> None:
     assert [row["id"] for row in delta_rows(table)] == [5]
 
 
+def test_a_file_that_is_removed_and_added_at_once_stays(make_table: MakeTable) -> None:
+    """apache/iceberg#17304."""
+    table = make_table()
+    append(table, {"id": 1, "note": "a"})
+    delta.sync(table, BOTH)
+    (file,) = live_files(table)
+    change = SnapshotChange(table, Operation.OVERWRITE)
+    change.remove([file])
+    change.add([file])
+    change.commit()
+    delta.sync(table, BOTH)
+    assert kinds(table, 1) == ["commitInfo", "add"]
+    assert delta_rows(table) == iceberg_rows(table) == [{"id": 1, "note": "a"}]
+
+
 def test_partition_values_in_paths(make_table: MakeTable) -> None:
     by_note = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "note"))
     table = make_table(partition_spec=by_note)
@@ -540,12 +558,13 @@ def test_bounds_are_never_narrow(data: st.DataObject) -> None:
     assert _parsed(kind, written["maxValues"]["_x24_x24c"]) >= upper
 
 
-def test_bounds_of_a_column_with_nan_are_left_out() -> None:
+@pytest.mark.parametrize(("upper", "nans"), [(2.0, 1), (0.5, 0)])
+def test_bounds_with_nan_or_in_the_wrong_order_are_left_out(upper: float, nans: int) -> None:
     file = DataFile.from_args(
         record_count=2,
         lower_bounds={1: to_bytes(DoubleType(), 1.0)},
-        upper_bounds={1: to_bytes(DoubleType(), 2.0)},
-        nan_value_counts={1: 1},
+        upper_bounds={1: to_bytes(DoubleType(), upper)},
+        nan_value_counts={1: nans},
     )
     written = statistics(file, StructType(NestedField(1, "c", DoubleType())))
     assert json.loads(written)["maxValues"] == {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
@@ -28,17 +30,31 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.types import LongType, NestedField, TimestamptzType
 
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
 from topicberg.iceberg import file_facts, files, manifests
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.changes import LEDGER
+from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
+from topicberg.iceberg.erasure.rewriting import check_rewritable
 from topicberg.iceberg.file_facts import Files, live
+from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
-from topicberg.iceberg.maintenance.expiry import _only_of, expirable, expire
+from topicberg.iceberg.maintenance.expiry import (
+    Expirable,
+    _only_of,
+    expirable,
+    expire,
+    remove,
+)
+from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport
 from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
+from topicberg.iceberg.maintenance.ttl import expired
 from topicberg.iceberg.summaries import END_OFFSETS, STAGING_PREFIX, ancestry
 from topicberg.topics import TopicSpec
 
@@ -186,7 +202,10 @@ def test_known_manifests_are_not_read_again(
 
 HISTORIES = st.lists(
     st.sampled_from(
-        ["append", "delete", "branch", "publish", "pick", "drop", "rollback", "tag", "expire"]
+        [
+            *("append", "delete", "branch", "publish", "pick", "again"),
+            *("drop", "rollback", "tag", "expire"),
+        ]
     ),
     min_size=4,
     max_size=14,
@@ -203,17 +222,21 @@ def test_expiry_deletes_what_no_other_snapshot_has(
     """Whatever branches there are, the few snapshots that are read decide as all of them do."""
     name = f"shop.t{uuid.uuid4().hex}"
     table = catalog.create_table(name, Schema(NestedField(1, "id", LongType())))
+    own_share = random.choice([0.5, 1])
     table.append(pa.table({"id": [0]}))
     for number, event in enumerate(events, 1):
         line = list(ancestry(table))
+        properties = {END_OFFSETS: "[]"} if random.random() < own_share else {}
         if event == "append":
-            table.append(pa.table({"id": [number]}))
+            table.append(pa.table({"id": [number]}), properties)
         elif event == "delete":
-            table.delete(f"id == {random.randrange(number)}")
+            table.delete(f"id == {random.randrange(number)}", properties)
         elif event == "branch":
             base = random.choice(line).snapshot_id
             table.manage_snapshots().create_branch(base, f"b{number}").commit()
-            table.append(pa.table({"id": [number]}), branch=f"b{number}")
+            table.append(pa.table({"id": [number]}), properties, branch=f"b{number}")
+        elif event == "again":
+            _add_again(table, random)
         elif event == "tag":
             table.manage_snapshots().create_tag(
                 random.choice(line).snapshot_id, f"t{number}"
@@ -249,6 +272,18 @@ def _pick(table: Table, source: Snapshot) -> None:
         change = SnapshotChange(table, Operation.APPEND, properties=properties)
         change.add(picked)
         change.commit()
+
+
+def _add_again(table: Table, random: Random) -> None:
+    """Add a file that the table has or had, as other writers do to correct its metadata."""
+    known = files.manifests(table.io, table.metadata.snapshots).values()
+    by_path = {e.data_file.file_path: e.data_file for e in files.entries(table.io, known)}
+    chosen = by_path[random.choice(sorted(by_path))]
+    live = {file.file_path for file in files.live_files(table)}
+    change = SnapshotChange(table, Operation.OVERWRITE)
+    change.remove([chosen] if chosen.file_path in live else [])
+    change.add([chosen])
+    change.commit()
 
 
 def _drop(table: Table, random: Random) -> None:
@@ -327,6 +362,35 @@ def test_expirable_keeps_what_users_staged_as_long_as_other_snapshots(catalog: S
     assert expirable(table, policy, now_ms + 3_700_000).snapshots == {batch.snapshot_id}
     both = {batch.snapshot_id, users.snapshot_id}
     assert expirable(table, policy, now_ms + 8 * 86_400_000).snapshots == both
+
+
+def test_expiry_keeps_a_file_that_was_removed_and_added_again(catalog: SqlCatalog) -> None:
+    """apache/iceberg#17304 and #8255."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [1]}), {END_OFFSETS: "[]"})
+    _add_again(table, Random(0))
+    for number in (2, 3):
+        table.refresh().append(pa.table({"id": [number]}), {END_OFFSETS: "[]"})
+    for kept in (2, 1):
+        week = 7 * 86_400_000 + 1
+        expire(table, MaintenancePolicy(min_snapshots=kept), table.metadata.last_updated_ms + week)
+        assert ids(table) == [1, 2, 3]
+
+
+def test_expirable_keeps_what_users_retain_of_a_branch(catalog: SqlCatalog) -> None:
+    """apache/iceberg-go#1600 and seaweedfs/seaweedfs#10774."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    for number in range(6):
+        table.append(pa.table({"id": [number]}))
+    head, year = table.metadata.current_snapshot_id or 0, 365 * 86_400_000
+    move = move_main(table, head)
+    audit = {"ref_name": "audit", "min_snapshots_to_keep": 3}
+    for retention in (audit, {"max_snapshot_age_ms": year}):
+        commit_update(table, move.model_copy(update=retention))
+    SnapshotChange(table.refresh(), Operation.APPEND).commit()
+    last_ms, policy = table.refresh().metadata.last_updated_ms, MaintenancePolicy(min_snapshots=1)
+    assert not expirable(table, policy, last_ms + year // 2)
+    assert len(expirable(table, policy, last_ms + 2 * year).snapshots) == 3
 
 
 def test_expirable_keeps_the_offsets_of_a_tagged_snapshot(catalog: SqlCatalog) -> None:
@@ -424,3 +488,88 @@ def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalo
     least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
     assert len(expirable(table, least, now_ms).snapshots) == 4
     assert not expirable(table, MaintenancePolicy(), now_ms)
+
+
+def test_expiry_changes_properties_by_one_update(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nessie refuses two of them: projectnessie/nessie#9999."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "at", TimestamptzType())))
+    rows = pa.table({"at": pa.array([0], pa.timestamp("us", "UTC"))})
+    table.append(rows)
+    table.append(rows)
+    commits = list[Any]()
+    commit_table = SqlCatalog.commit_table
+
+    def recorded(*given: Any) -> Any:
+        commits.append([type(update).__name__ for update in given[-1]])
+        return commit_table(*given)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
+    oldest = list(ancestry(table))[-1].snapshot_id
+    remove(table, Expirable(frozenset({oldest}), frozenset()), "at", {"note": "1"})
+    assert Counter(commits[0])["SetPropertiesUpdate"] == 1
+    assert table.properties["note"] == "1"
+    assert LEDGER in table.properties
+
+
+def test_maintenance_without_garbage_collection_deletes_no_file(catalog: SqlCatalog) -> None:
+    """ClickHouse/ClickHouse#120306: another table, or a branch of Nessie, may have the files."""
+    schema, properties = Schema(NestedField(1, "id", LongType())), {"gc.enabled": "false"}
+    table = catalog.create_table("shop.shared", schema, properties=properties)
+    for number in range(3):
+        table.append(pa.table({"id": [number]}))
+    now = timedelta(0)
+    policy = MaintenancePolicy(
+        retention=now,
+        min_snapshots=1,
+        reader_age=now,
+        compact_after=timedelta(days=1),
+        orphan_age=now,
+        daily=now,
+    )
+    orphan = Path(table.location().removeprefix("file://")) / "data" / "orphan.parquet"
+    orphan.write_text("")
+    endpoints = cast("Endpoints", None)  # for Spark, which has nothing to do
+    assert not maintain_table(table, endpoints, policy).changed
+    assert orphan.exists()
+    with pytest.raises(TopicbergError, match=r"property gc\.enabled is false"):
+        check_rewritable(table, ())
+    with table.transaction() as transaction:
+        transaction.set_properties({"gc.enabled": "TRUE"})
+    table.catalog.skew_seconds = -86_400.0  # type: ignore[attr-defined]
+    assert not maintain_table(table, endpoints, policy).changed  # this machine's clock is ahead
+    table.catalog.skew_seconds = -1.0  # type: ignore[attr-defined]
+    report = maintain_table(table, endpoints, policy)
+    assert (report.snapshots_expired, report.orphans_removed) == (2, 1)
+
+
+def test_orphans_are_no_files_of_other_formats(catalog: SqlCatalog) -> None:
+    """ClickHouse/ClickHouse#113548 and delta-io/delta#2273."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [1]}))
+    root = Path(table.location().removeprefix("file://"))
+    names = ("metadata/version-hint.text", ".hoodie/hoodie.properties", "_delta_log/0.json")
+    orphans = ("data/_part=1/a.parquet", "_topicberg_keys/a.keys", "metadata/a.avro")
+    for name in (*names, *orphans):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    assert remove_orphans(table, timedelta(days=3), now=2e10) == 3
+    assert [name for name in (*names, *orphans) if (root / name).exists()] == [*names]
+
+
+def test_ttl_ignores_bounds_in_the_wrong_order(catalog: SqlCatalog) -> None:
+    """ClickHouse/ClickHouse#116499."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "at", TimestamptzType())))
+    old, young = (datetime(year, 1, 1, tzinfo=UTC) for year in (2024, 2026))
+    table.append(pa.table({"at": pa.array([old, young], pa.timestamp("us", "UTC"))}))
+    (file,) = files.live_files(table)
+    assert file.lower_bounds
+    assert file.upper_bounds
+    file.lower_bounds[1], file.upper_bounds[1] = file.upper_bounds[1], file.lower_bounds[1]
+    column = table.schema().find_field("at")
+    whole, partly = expired(
+        Files.of([file], column), datetime(2025, 1, 1, tzinfo=UTC), timedelta(), unknown=True
+    )
+    assert (whole.tolist(), partly) == ([False], True)
+    assert FileHours(table, "at").of(file, cast("Snapshot", table.current_snapshot()))[0]

@@ -8,17 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import duckdb
 import pytest
 from partition_matrix import CASES, Case, Question, is_nan
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import ManifestFile, PartitionFieldSummary
 from pyiceberg.table import Table
 from pyiceberg.types import FloatType
 
-from topicberg.iceberg.readers import DUCKDB, PYICEBERG, READ_ALL_FILES
+from topicberg.iceberg.readers import (
+    BEFORE_1970,
+    DUCKDB,
+    PYICEBERG,
+    READ_ALL_FILES,
+    _may_have,
+)
 from topicberg.query import load_extensions
 from topicberg_local.emulators.snowflake.engine import Engine
 from topicberg_local.emulators.snowflake.iceberg import Metadata, select
@@ -111,3 +119,13 @@ def test_pyiceberg_finds_all_rows_or_is_named(case: Case, catalog: SqlCatalog) -
         return found if is_nan(value) or not question.ids & nan else found | nan
 
     assert bool(missed(case, ask)) == bool(PYICEBERG.misses(table))
+
+
+@pytest.mark.parametrize(("has_nulls", "may_have"), [(True, False), (False, True)])
+def test_times_before_1970_without_bounds_are_of_a_careless_writer(
+    has_nulls: bool, may_have: bool
+) -> None:
+    """ClickHouse/ClickHouse#118905: no bounds, and yet no nulls."""
+    field = PartitionFieldSummary(has_nulls, None, None, None)
+    manifest = SimpleNamespace(partitions=[field])
+    assert _may_have(cast("ManifestFile", manifest), 0, BEFORE_1970) is may_have

@@ -22,6 +22,7 @@ from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.erasure.rewriting import rewritten
+from topicberg.iceberg.files import entries
 from topicberg.iceberg.manifests import bounds_of
 from topicberg.iceberg.statistics import upper_bound
 
@@ -69,8 +70,13 @@ def test_long_value_in_a_rewritten_file_leaves_no_bounds(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topicberg.iceberg.erasure.rewriting.ROWS_AT_ONCE", 2)
-    file = written(table, ["a", "b", "x", LONG])
-    copy = rewritten(table, file, np.array([1]))
+    change = SnapshotChange(table, Operation.APPEND)
+    change.add([written(table, ["a", "b", "x", LONG])])
+    change.commit()
+    head = table.refresh().current_snapshot()
+    assert head
+    (entry,) = entries(table.io, head.manifests(table.io))
+    copy = rewritten(table, entry, np.array([1]))
     assert copy is not None
     assert bounds_of(copy, TEXTS) == (None, None)
 

@@ -19,6 +19,7 @@ from pyiceberg.typedef import Record
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.manifests import content_range, identity, new_file, referenced_file, size_of
+from topicberg.iceberg.position_deletes import Deletes
 from topicberg.iceberg.vectors import decode, encode, read_vectors, write_vectors
 
 POSITIONS = st.sets(
@@ -97,6 +98,27 @@ def test_damaged_vector_is_reported(tmp_path: Path, place: int) -> None:
     path.write_bytes(content)
     with pytest.raises(TopicbergError, match=r"vector of file:///data/0\.parquet is damaged"):
         dict(read_vectors(target.io, [vector]))
+
+
+def test_a_vector_of_no_data_file_is_refused() -> None:
+    """ClickHouse/ClickHouse#117488: it would delete nothing."""
+    vector = new_file(
+        3,
+        content=DataFileContent.POSITION_DELETES,
+        file_path="file:///data/0.puffin",
+        file_format=FileFormat.PUFFIN,
+    )
+    with pytest.raises(TopicbergError, match="names no data file"):
+        Deletes.of([vector])
+
+
+def test_two_vectors_of_a_data_file_are_refused(tmp_path: Path) -> None:
+    """apache/iceberg-go#1372 and apache/iceberg#17206."""
+    rows = data_file("file:///data/0.parquet"), np.array([1], np.uint32)
+    first, second = (write_vectors(table(tmp_path), [rows])[0] for _ in range(2))
+    assert Deletes.of([first, first]).vectors == {"file:///data/0.parquet": first}
+    with pytest.raises(TopicbergError, match=r"file:///data/0\.parquet has two deletion vectors"):
+        Deletes.of([first, second])
 
 
 def test_positions_beyond_32_bits_are_reported() -> None:

@@ -105,3 +105,19 @@ def test_numbers_of_a_source_may_be_text_or_have_fractions() -> None:
         found = read(pa.StructArray.from_arrays([places], ["lsn"]), {"lsn": None})
         assert found.facts["p"].to_pylist() == [7, None, None]
         assert found.wrong == {1: "field source (struct): lsn is not a number of 64 bits"}
+
+
+def test_nanoseconds_are_the_time_of_a_source_that_has_no_other() -> None:
+    """As those of CockroachDB's changefeeds with the envelope ``enriched``."""
+    nanos = pa.array([1_745_527_444_910_044_999, None])
+    found = read(pa.StructArray.from_arrays([nanos], ["ts_ns"]))
+    assert found.facts["m"].to_pylist() == [1_745_527_444_910_044, None]
+    both = [pa.array([7, None]), nanos]
+    found = read(pa.StructArray.from_arrays(both, ["ts_ms", "ts_ns"]))
+    assert found.facts["m"].to_pylist() == [7_000, None]
+
+
+def test_source_without_time_and_position_is_refused() -> None:
+    """Between partitions, nothing else says which change of a row is the newest one."""
+    with pytest.raises(TableflowError, match=r"no time .* or position of the change"):
+        envelope(SPEC, layout(snapshot=T.StringType()), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from header_framing import fetched
 
+from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow import framing
@@ -21,7 +23,8 @@ from topicberg.topics import TopicSpec
 
 
 def record(*names: str) -> bytes:
-    fields = [{"field": name, "type": "int32", "optional": True} for name in names]
+    own = (*names, "after", "source", "op")
+    fields = [{"field": name, "type": "int32", "optional": True} for name in own]
     schema = {"type": "struct", "fields": fields, "optional": False, "name": "x.Envelope"}
     return json.dumps({"schema": schema, "payload": dict.fromkeys(names, 1)}).encode()
 
@@ -38,6 +41,10 @@ class Registry:
         if text not in self.known:
             self.known.append(text)
         return 10 + self.known.index(text)
+
+    def get_latest_version(self, _: str) -> None:
+        if not self.known:
+            raise SchemaRegistryError(404, 40401, "not found")
 
 
 class Message:
@@ -117,3 +124,38 @@ def test_refused_schema_is_tried_again(monkeypatch: pytest.MonkeyPatch, clock: C
     found, rejections = reader.batch()
     assert found == [wire_prefix(10) + b'{"a": 1}']
     assert not rejections.count
+
+
+SCHEMA_CHANGE = (
+    b'{"schema":{"type":"struct","fields":[{"type":"string","field":"ddl"}]},"payload":{"ddl":"x"}}'
+)
+"""As Debezium and TiCDC write one."""
+
+
+def test_record_without_a_change_of_a_row_is_malformed_and_registers_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its schema is the newest one of the subject, and no record of the topic is read."""
+    reader = Reader(monkeypatch, [record("a"), SCHEMA_CHANGE, record("a")])
+    reader.framing.begin_batch()
+    assert reader.framing.look_up(reader.batch()[1].inline.values())
+    found, rejections = reader.batch()
+    assert found == [wire_prefix(10) + b'{"a": 1}'] * 2
+    assert rejections.first is not None
+    assert rejections.first[1].endswith("(after, source, op): its fields are ddl")
+    assert not rejections.inline
+    assert len(reader.registry.known) == 1
+
+
+@pytest.mark.parametrize("first", [[], [SCHEMA_CHANGE]])
+def test_first_change_of_a_topic_is_learnt_from_after_it_had_none(
+    monkeypatch: pytest.MonkeyPatch, first: list[bytes]
+) -> None:
+    reader = Reader(monkeypatch, first)
+    why = pytest.raises(TableflowError, match="changes: the record is no change of a row")
+    with why if first else nullcontext():
+        reader.framing.learn_from({0: 0}, {0: len(first)})
+    assert not reader.registry.known
+    reader.values.append(record("a"))
+    reader.framing.learn_from({0: 0}, {0: len(reader.values)})
+    assert len(reader.registry.known) == 1

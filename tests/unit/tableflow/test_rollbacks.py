@@ -8,12 +8,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.iceberg.commits import commit_update, move_main, set_ref
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, MAIN
 from topicberg.tableflow.commit import Committed, committed
 from topicberg.tableflow.fold_state import STATE, FoldState, Move
@@ -66,7 +65,7 @@ def compact(table: Table) -> int:
 
 
 def roll_back(table: Table, snapshot_id: int) -> None:
-    commit_update(table, set_ref(MAIN, snapshot_id, SnapshotRefType.BRANCH))
+    commit_update(table, move_main(table, snapshot_id))
 
 
 def offsets(table: Table) -> dict[int, int]:

@@ -24,11 +24,10 @@ from topicberg_deploy.aws.glue import pipelines
 from topicberg_deploy.aws.iam import Document, caller
 from topicberg_deploy.confluent_apis import CLUSTER
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.transient import code
+from topicberg_deploy.transient import DENIED, code
 
 logger = logging.getLogger(__name__)
 EVERYONE_BY_IAM = "IAM_ALLOWED_PRINCIPALS"
-DENIED = ("AccessDenied", "AccessDeniedException")
 _DEFAULTS = ("CreateDatabaseDefaultPermissions", "CreateTableDefaultPermissions")
 
 
@@ -190,11 +189,12 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
             yield LakeGrant(role, ("CREATE_TABLE", "DESCRIBE"), _database(database))
         if role := roles.get("emr"):
             yield from _reads(role, database)
+    needed = ("DESCRIBE",) if context.only_plans else ("DESCRIBE", "DROP")
     for database in (*topics, *derived):
         # Who creates a database has no permissions on tables that others create in it: without
         # these, `plan` takes the topics' tables for missing, and `delete` leaves them.
         # https://docs.aws.amazon.com/lake-formation/latest/dg/implicit-permissions.html
-        yield LakeGrant(caller(context), ("DESCRIBE", "DROP"), _tables(database))
+        yield LakeGrant(caller(context), needed, _tables(database))
         if role := roles.get("snowflake"):
             yield from _reads(role, database)
     for database in derived:

@@ -36,8 +36,8 @@ CLUSTER_IDS = "lkc-*"
 """The Glue database of the topics' tables is named by the cluster's id."""
 _SERVICE_LINKED = "ops.emr-serverless.amazonaws.com"
 _READS = ("Get", "List", "Describe")
-_GIVEN = {"table_bucket": "existing_buckets", "table_object": "existing_buckets"}
-"""What another administrator manages → the setting that says so: it is only read."""
+_GIVEN = ("table_bucket", "table_object")
+"""With TOPICBERG_EXISTING_BUCKETS, another administrator manages these: they are only read."""
 _LIMITED = ("iam:CreateRole", "iam:PutRolePermissionsBoundary", "iam:AttachRolePolicy")
 """Actions that could widen what a role may do: with a boundary, only of roles that have it."""
 
@@ -114,7 +114,7 @@ class Deployed:
             "given_role": [arn for arn in given if arn],
             # Those that it created before another one was given are still deleted.
             "role": self.iam("role", *roles),
-            "ci_role": self.iam("role", ci_role(self, "deploy")),
+            "ci_role": self.iam("role", ci_role(self, "plan"), ci_role(self, "deploy")),
             "policy": self.policies,
             "catalog": glue("catalog"),
             "database": glue(*(f"database/{name}" for name in (topics, *derived))),
@@ -154,14 +154,12 @@ def policy(purpose: Purpose, of: Deployed) -> Document:
 
 def _recorded(purpose: Purpose, of: Deployed) -> list[Document]:
     """Return a statement for the actions that are about the same, under the same condition."""
-    resources = of.resources()
+    resources, given = of.resources(), _GIVEN if of.config.existing_buckets else ()
     grouped: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
     for action, kinds in recorded_calls()[purpose].items():
         changes = not action.partition(":")[2].startswith(_READS)
         targets = tuple(
-            kind
-            for kind in kinds
-            if resources[kind] and not (changes and getattr(of.config, _GIVEN.get(kind, ""), False))
+            kind for kind in kinds if resources[kind] and not (changes and kind in given)
         )
         condition = _condition(action, of)
         if targets and condition is not None:

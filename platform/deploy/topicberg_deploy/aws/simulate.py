@@ -20,7 +20,7 @@ from topicberg.errors import TopicbergError
 from topicberg_deploy.aws.iam import Document, caller, listed
 from topicberg_deploy.aws.permissions import Deployed, policy
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.transient import code
+from topicberg_deploy.transient import DENIED, code
 
 logger = logging.getLogger(__name__)
 _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
@@ -28,7 +28,7 @@ _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateService
 and may have it already."""
 _OF_EMR = ("emr-serverless:", "iam:PassRole")
 _OF_ATHENA = ("athena:",)
-_UNKNOWN = ("AccessDenied", "AccessDeniedException", "NoSuchEntity")
+_UNKNOWN = (*DENIED, "NoSuchEntity")
 """Codes of an answer that does not tell what the user may do."""
 
 

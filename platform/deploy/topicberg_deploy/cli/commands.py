@@ -19,7 +19,7 @@ from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack
 from topicberg.wording import suggestion
 from topicberg_deploy.cli.bootstrap import bootstrap_ci, bootstrap_snowflake
-from topicberg_deploy.cli.compute import compute_derived, compute_in_cloud
+from topicberg_deploy.cli.compute import compute_derived, compute_in_cloud, use_deployment
 from topicberg_deploy.cli.output import (
     announce_generators,
     list_grants,
@@ -382,10 +382,13 @@ def rotate(
 @_command("day_count", "number_of_api_keys_to_retain")
 def probe(flags: dict[str, Any]) -> None:
     """Try in the accounts what documentation does not settle; what it creates in Snowflake is
-    dropped. Exit code 1 if something differs from what is expected."""
+    dropped. Of a deployment, also start a job run of EMR Serverless, which costs cents.
+
+    Exit code 1 if something differs from what is expected."""
     from topicberg_deploy.probe import probe as observe
 
     context, _ = _open(flags)
+    use_deployment(context)
     differences = 0
     for result in observe(context):
         differences += bool(result.difference)

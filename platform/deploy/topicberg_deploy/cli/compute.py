@@ -42,6 +42,15 @@ def compute_derived(context: DeployContext) -> None:
     materialize(context.config, endpoints, datetime.now(UTC))
 
 
+def use_deployment(context: DeployContext) -> None:
+    """Read the names of the deployment, which are known now, with the login of this command."""
+    from topicberg.settings import settings
+
+    if context.deploy.profile:
+        os.environ["AWS_PROFILE"] = context.deploy.profile
+    settings.cache_clear()
+
+
 def compute_in_cloud(context: DeployContext) -> None:
     """Compute the tables derived from topics that have records, where Dagster would.
 
@@ -51,9 +60,7 @@ def compute_in_cloud(context: DeployContext) -> None:
     from topicberg.settings.emr import emr_settings
     from topicberg_deploy.transient import of_vendor
 
-    if context.deploy.profile:
-        os.environ["AWS_PROFILE"] = context.deploy.profile
-    settings.cache_clear()  # the names of the deployment are known now
+    use_deployment(context)
     later = "Dagster computes them: start its daemon with this deployment's settings"
     where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
     if emr_settings() is None and context.config.spark_remote is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
 from topicberg.clients.confluent import CredentialsError, FailedError, GoneError
@@ -26,7 +25,6 @@ from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import HOURS, PRICES, Cost
 from topicberg_deploy.polling import poll
 from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
-from topicberg_deploy.transient import code
 
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 8
@@ -189,26 +187,30 @@ class TableflowTopic(Resource):
         context.confluent.tableflow.delete(topic_path(self.name), **place)
 
 
-def writes_to(context: DeployContext, bucket: str) -> bool:
-    """Return whether Tableflow writes to a bucket, by the key that an earlier run stored.
+def listed(context: DeployContext, path: str, name: str) -> list[dict[str, Any]] | None:
+    """Return what Tableflow lists with a key that an earlier run stored; empty: there is no such
+    key, or it does not work; None: who plans may not read it.
 
-    True also if who deploys may not read the key.
+    :param path: of Tableflow's API
+    :param name: of the key's secret, without what all secrets begin with
     """
-    try:
-        secret = context.secrets.read(context.names.confluent_secret("tableflow")) or {}
-    except ClientError as error:
-        if code(error) in ("AccessDenied", "AccessDeniedException"):
-            return True
-        raise
+    secret = context.read_secret(context.names.confluent_secret(name))
+    if secret is None:
+        return None
     if not {"api.key", "api.key.secret", "environment.id", "kafka.cluster.id"} <= secret.keys():
-        return False
+        return []
     key = ApiKey(secret["api.key"], SecretStr(secret["api.key.secret"]))
     place = where(secret["environment.id"], secret["kafka.cluster.id"])
     try:
-        topics = list(context.confluent.cloud_as(key).pages(TOPICS, **place))
+        return list(context.confluent.cloud_as(key).pages(path, **place))
     except (CredentialsError, GoneError):
-        return False
-    return any(
+        return []
+
+
+def writes_to(context: DeployContext, bucket: str) -> bool:
+    """Return whether Tableflow writes to a bucket, or who plans may not know it."""
+    topics = listed(context, TOPICS, "tableflow")
+    return topics is None or any(
         (topic["spec"].get("storage") or {}).get("bucket_name") == bucket for topic in topics
     )
 

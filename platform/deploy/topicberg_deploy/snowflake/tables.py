@@ -22,7 +22,7 @@ from topicberg_deploy.aws.glue import tables
 from topicberg_deploy.confluent.tableflow import FAILED_POLLS
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import FREE_CLOUD_SERVICES, PRICES, WAREHOUSE_HOURS, Cost, poll_credits
-from topicberg_deploy.polling import DeadlineExceededError, poll
+from topicberg_deploy.polling import DeadlineExceededError, poll, poll_problem
 from topicberg_deploy.resource import Changes, Fields, Live, Resource
 from topicberg_deploy.snowflake.integrations import INTEGRATOR, VERIFY_SECONDS, verification
 from topicberg_deploy.snowflake.session import SqlObject, run, show
@@ -101,16 +101,13 @@ class LinkedDatabase(SqlObject):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """:raises TopicbergError: discovery fails, with Snowflake's reason"""
-        try:
-            poll(
-                lambda: _link_status(context).state != "FAILED",
-                f"{self.title} follows its catalog",
-                VERIFY_SECONDS,
-                sleep=context.sleep,
-            )
-        except DeadlineExceededError as error:
-            reason = _link_status(context).failure or "no reason"
-            raise TopicbergError(f"{error.message}: {reason}", hint=error.hint) from error
+
+        def ask() -> str:
+            status = _link_status(context)
+            return (status.failure or "no reason") if status.state == "FAILED" else ""
+
+        if problem := poll_problem(ask, VERIFY_SECONDS, sleep=context.sleep):
+            raise TopicbergError(f"{self.title} does not follow its catalog: {problem}")
 
 
 def _link_status(context: DeployContext) -> LinkStatus:

@@ -19,41 +19,53 @@ from topicberg.formats import limits
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _NUMBERS = {"float": "float32", "double": "float64"}
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
-_OPENING = re.compile(r"\s*\{\s*\"schema\"\s*:\s*")
-_PAYLOAD = re.compile(r"\s*,\s*\"payload\"\s*:\s*")
-OPENING = r'^\s*\{\s*"schema"\s*:\s*(?:\{|null\s*,)'
-"""How a record with a schema begins, as a pattern of Java as well."""
+_FIRST = re.compile(rb"\s*\{\s*\"(schema|payload)\"\s*:\s*")
+_SECOND = re.compile(r"\s*,\s*\"(schema|payload)\"\s*:\s*")
+_OPENING = re.compile(rb"\s*\{\s*\"schema\"\s*:\s*(?:\{|null\s*,)")
+"""How a record with a schema begins."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The text of a record before its payload.
+    """The text of a record around its payload.
 
-    ``schema``: Connect's; None: the record has no schema, only the frame of one.
+    ``schema``: Connect's; None: the record has no schema, only the frame of one. ``rest``: what
+    follows the payload. It has the schema if the payload is first, as in TiCDC's records.
     """
 
     text: bytes
     schema: dict[str, Any] | None
+    rest: bytes = b"}"
 
 
 def has_schema(raw: bytes) -> bool:
     """Return whether a record begins with a schema of its own."""
-    return re.match(OPENING, raw[:200].decode(errors="replace")) is not None
+    return _OPENING.match(raw[:200]) is not None
 
 
 def opening(raw: bytes) -> Opening | None:
-    """Return what precedes the payload of a record; None: it has no schema of its own."""
+    """Return what surrounds the payload of a record; None: it has no schema of its own."""
+    if (begin := _FIRST.match(raw)) is None:
+        return None
+    decode = json.JSONDecoder().raw_decode
     try:
         text = raw.decode()
-        if (begin := _OPENING.match(text)) is None:
+        first, end = decode(text, begin.end())
+        second = _SECOND.match(text, end)
+        if second is None or second[1] == begin[1].decode():
             return None
-        schema, end = json.JSONDecoder().raw_decode(text, begin.end())
+        if second[1] == "payload":
+            before, schema, rest = text[: second.end()], first, "}"
+        else:
+            schema, last = decode(text, second.end())
+            before, rest = text[: begin.end()], text[end:]
+            if text[last:].strip() != "}":
+                return None
     except (ValueError, RecursionError):
         return None
-    payload = _PAYLOAD.match(text, end)
-    if payload is None or not (schema is None or isinstance(schema, dict)):
+    if not (schema is None or isinstance(schema, dict)):
         return None
-    return Opening(text[: payload.end()].encode(), schema)
+    return Opening(before.encode(), schema, rest.encode())
 
 
 def json_schema(schema: dict[str, Any]) -> str:

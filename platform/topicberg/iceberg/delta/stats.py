@@ -91,11 +91,12 @@ def _bounds(
     if isinstance(kind, (FloatType, DoubleType)) and nans != 0:
         return None  # Spark sorts NaN above all numbers; Iceberg's bounds exclude it
     try:
-        bounds = [_bound(kind, from_bytes(kind, raw), up) for raw, up in ((first, 0), (last, 1))]
+        ends = (first, 0), (last, 1)
+        bounds: list[Any] = [_bound(kind, from_bytes(kind, raw), up) for raw, up in ends]
     except (OverflowError, ValueError):  # a year before 1 or after 9999; truncated text
         return None
     lower, upper = bounds
-    return None if lower is None or upper is None else (lower, upper)
+    return None if lower is None or upper is None or lower > upper else (lower, upper)
 
 
 def _bound(kind: PrimitiveType, value: Any, up: int) -> _Bound | None:

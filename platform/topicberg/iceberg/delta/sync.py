@@ -148,7 +148,8 @@ def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action
 def _actions(
     table: Table, snapshot: Snapshot, files: Iterable[tuple[DataFile, bool]], changes_rows: bool
 ) -> Iterator[Action]:
-    struct = table.schema().as_struct()
+    struct, files = table.schema().as_struct(), list(files)
+    readded = {file.file_path for file, added in files if added}
     for file, added in files:
         if file.content != DataFileContent.DATA:
             raise TableflowError(
@@ -159,7 +160,8 @@ def _actions(
             )
         path = _relative(table, file)
         if not added:
-            yield _remove(path, snapshot, changes_rows)
+            if file.file_path not in readded:  # one version cannot do both
+                yield _remove(path, snapshot, changes_rows)
             continue
         add = {
             "path": quote(path),

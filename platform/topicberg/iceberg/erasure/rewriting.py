@@ -1,4 +1,7 @@
-"""Data files without some of their rows."""
+"""Data files without some of their rows.
+
+Source: Iceberg spec, "Row Lineage": a row that is moved to another file keeps its id.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import (
@@ -14,7 +18,7 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
 )
-from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
@@ -23,13 +27,26 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import compression, described
 from topicberg.iceberg.erasure.matching import ROWS_AT_ONCE
 from topicberg.iceberg.erasure.proof import check_format
+from topicberg.iceberg.files import may_delete, names_by_id
+from topicberg.iceberg.manifests import first_row_id
+
+_LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
+"""Column → its reserved id."""
 
 
 def check_rewritable(table: Table, files: Iterable[DataFile]) -> None:
     """Check that rows can be erased from the files of a snapshot.
 
-    :raises TopicbergError: a file is not Parquet, or deletes rows by their values
+    :raises TopicbergError: a file is not Parquet, or deletes rows by their values; or no file may
+        be deleted
     """
+    if not may_delete(table):
+        raise TopicbergError(
+            f"table {'.'.join(table.name())}: its property gc.enabled is false, so its files may "
+            "not be deleted",
+            hint="set gc.enabled to true if no other table, and no branch of the catalog, has its "
+            "files; then run the command again",
+        )
     for file in files:
         check_format(table, file)
         if file.content == DataFileContent.EQUALITY_DELETES:
@@ -41,35 +58,57 @@ def check_rewritable(table: Table, files: Iterable[DataFile]) -> None:
             )
 
 
-def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataFile | None:
+def rewritten(table: Table, entry: ManifestEntry, dropped: NDArray[np.int64]) -> DataFile | None:
     """Write a data file again without some rows; return it, or None if no row is left.
 
     Columns, types and order are those of the file, and so is its partition.
 
+    :param entry: of a manifest that was read with the ids of its first rows
     :param dropped: positions, ascending
     """
+    file = entry.data_file
     if len(dropped) >= file.record_count:
         return None
     path = table.location_provider().new_data_location(f"{uuid.uuid4()}-erased.parquet")
     with table.io.new_input(file.file_path).open() as source:
         parquet, first = pq.ParquetFile(source), 0
+        arrow = _with_lineage(parquet.schema_arrow.empty_table(), entry, 0).schema
         with (
             table.io.new_output(path).create() as target,
             pq.ParquetWriter(
                 target,
-                parquet.schema_arrow.remove_metadata(),
+                arrow.remove_metadata(),
                 compression=compression(table.properties),
                 store_schema=False,
                 store_decimal_as_integer=True,  # as the Iceberg specification requires
             ) as writer,
         ):
             for batch in parquet.iter_batches(ROWS_AT_ONCE):
-                stays = ~np.isin(np.arange(first, first + batch.num_rows), dropped)
-                first += batch.num_rows
+                rows = _with_lineage(pa.Table.from_batches([batch]), entry, first)
+                stays = ~np.isin(np.arange(first, first + len(rows)), dropped)
+                first += len(rows)
                 if stays.any():
-                    writer.write_batch(batch.filter(pa.array(stays)))
-        arrow = parquet.schema_arrow
+                    writer.write_table(rows.filter(pa.array(stays)))
     return _described(table, file, path, writer.writer.metadata, arrow)
+
+
+def _with_lineage(rows: pa.Table, entry: ManifestEntry, position: int) -> pa.Table:
+    """Return rows of a file with their ids, and with when each was written, if they have ids.
+
+    :param position: of the first row
+    """
+    if (first := first_row_id(entry.data_file)) is None:
+        return rows
+    ids = pa.array(np.arange(len(rows)) + (first + position), pa.int64())
+    written = pa.repeat(pa.scalar(entry.sequence_number, pa.int64()), len(rows))
+    for (name, number), values in zip(_LINEAGE.items(), (ids, written), strict=True):
+        field = pa.field(name, pa.int64(), metadata={"PARQUET:field_id": str(number)})
+        if (known := names_by_id(rows.schema).get(number)) is not None:
+            place = rows.schema.get_field_index(known)
+            rows = rows.set_column(place, field, pc.coalesce(rows.column(place), values))
+        elif name not in rows.schema.names:
+            rows = rows.append_column(field, values)
+    return rows
 
 
 def _described(

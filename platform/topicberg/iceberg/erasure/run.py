@@ -31,13 +31,15 @@ from tenacity import wait_random
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg import read_tags
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.erasure.locations import RowLocations
 from topicberg.iceberg.erasure.matching import Rows
 from topicberg.iceberg.erasure.rewriting import check_rewritable, rewritten
-from topicberg.iceberg.files import delete_files, live_files
+from topicberg.iceberg.files import delete_files, entries
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
+from topicberg.iceberg.manifests import read_manifests
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import (
@@ -152,21 +154,28 @@ class _Erasure:
 
     def _replace(self) -> bool:
         """Replace files of the head that have rows to erase; return False if there are none."""
-        head = list(live_files(self.table.refresh()))
+        snapshot = self.table.refresh().current_snapshot()
+        manifest_files = read_manifests(self.table.io, snapshot) if snapshot else []
+        head_entries = list(entries(self.table.io, manifest_files))
+        head = [entry.data_file for entry in head_entries]
         check_rewritable(self.table, head)
         self.locations.read(file.file_path for file in head)
-        files = [file for file in head if self.locations.has_rows(file.file_path)]
+        files = {
+            entry.data_file.file_path: entry
+            for entry in head_entries
+            if self.locations.has_rows(entry.data_file.file_path)
+        }
         if not files:
             return False
         deleted, until = self.locations.deleted(head), time.monotonic() + COMMIT_SECONDS
         replaced: dict[str, DataFile | None] = {}
         rows = 0
-        for file in files:
-            path, positions = file.file_path, self.locations.positions(file.file_path)
+        for path, entry in files.items():
+            positions = self.locations.positions(path)
             dropped = np.union1d(positions, deleted[path])
             known = path, dropped.tobytes()
             if known not in self._written:
-                self._written[known] = rewritten(self.table, file, dropped)
+                self._written[known] = rewritten(self.table, entry, dropped)
             replaced[path] = self._written[known]
             rows += len(np.setdiff1d(positions, deleted[path]))
             if time.monotonic() > until:
@@ -174,7 +183,7 @@ class _Erasure:
         # Without a row that readers see, nothing changes for what is derived from the table.
         operation = Operation.OVERWRITE if rows else Operation.REPLACE
         change = SnapshotChange(self.table, operation, properties={ERASURE: "true"})
-        change.remove(file for file in files if file.file_path in replaced)
+        change.remove(files[path].data_file for path in replaced)
         change.add(file for file in replaced.values() if file is not None)
         written = change.commit(self.note(rows))
         if rows and self.time_column and self.time_column in self.table.schema().column_names:
@@ -239,7 +248,8 @@ class _Erasure:
         while True:
             self.table.refresh()
             expired = self.locations.expirable()
-            stale = read_tags.stale_tags(self.table, int(time.time() * 1000))
+            now_ms = int(current_time(self.table).timestamp() * 1000)
+            stale = read_tags.stale_tags(self.table, now_ms)
             readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
             if not readers:
                 return expired

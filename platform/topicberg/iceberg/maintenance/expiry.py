@@ -53,6 +53,7 @@ from topicberg.iceberg.summaries import (
     STAGING_PREFIX,
     WAP_ID,
     ancestry,
+    is_own,
     summary,
 )
 
@@ -104,12 +105,15 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
             keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
             continue
         resumed, computed = (_through(line, key) for key in (END_OFFSETS, SOURCE_SNAPSHOTS))
-        minimum = max(policy.min_snapshots, resumed, computed)
+        minimum = max(policy.min_snapshots, resumed, computed, ref.min_snapshots_to_keep or 0)
         for place, snapshot in enumerate(line):
             timestamp_ms = snapshot.timestamp_ms
             retained = place < policy.max_snapshots and not older(timestamp_ms, policy.retention)
             read = place < policy.max_young and not older(timestamp_ms, policy.reader_age)
-            if place < minimum or ((retained or read) and snapshot.snapshot_id in fitting):
+            fits = snapshot.snapshot_id in fitting
+            # A user may retain the snapshots of a branch for longer.
+            wanted = now_ms - timestamp_ms <= (ref.max_snapshot_age_ms or -1)
+            if place < minimum or wanted or ((retained or read) and fits):
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
     for number in known.keys() - lines:
@@ -194,13 +198,16 @@ def remove(
     updates: list[TableUpdate] = [
         RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(expired.refs)
     ]
-    updates += property_updates(table, properties, ())
+    changed = dict(properties or {})
     if expired.snapshots:
         on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
-            ledger = changes.noted(table, time, expired.snapshots).model_dump_json()
-            updates += property_updates(table, {changes.LEDGER: ledger}, ())
+            changed[changes.LEDGER] = changes.noted(
+                table, time, expired.snapshots
+            ).model_dump_json()
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=sorted(expired.snapshots)))
+    # In one update: Nessie refuses a commit with two of a kind (projectnessie/nessie#9999).
+    updates += property_updates(table, changed, ())
     table.catalog.commit_table(table, requirements, tuple(updates))
     table.refresh()
     removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
@@ -278,11 +285,18 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
         related: Iterable[ManifestFile] = kept_manifests.values()
         if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
             first, last = min(sequence.values()), max(sequence.values())
-            # The others were written before all of these files, or hold only younger files.
+            own = {snapshot.snapshot_id for snapshot in kept if is_own(snapshot)}
+            # The others were written before all of these files, or hold only files that topicberg
+            # added later.
             related = (
                 manifest
                 for manifest in related
-                if manifest.sequence_number >= first and manifest.min_sequence_number <= last
+                if manifest.sequence_number >= first
+                and (
+                    manifest.min_sequence_number <= last
+                    or manifest.existing_files_count != 0
+                    or manifest.added_snapshot_id not in own
+                )
             )
         for entry in entries(io, related):
             sequence.pop(entry.data_file.file_path, None)
@@ -314,14 +328,17 @@ def _beside(removed: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snaps
     A snapshot has manifests and files from its parent, or files from the snapshot that it was
     picked from, and what it leaves out does not return. So what a removed snapshot shares with any
     kept one, it shares with a kept one next to the removed ones, or with the first one of a kept
-    line. Files of a snapshot on no line may have been added again in any way.
+    line. Files of a snapshot on no line may have been added again in any way, and so may those that
+    other writers added (apache/iceberg#17304).
     """
     known = {snapshot.snapshot_id for snapshot in kept}
     origins = {origin for snapshot in removed for origin in _origins(snapshot)}
     return [
         snapshot
         for snapshot in kept
-        if snapshot.snapshot_id in origins or not known.issuperset(_origins(snapshot))
+        if snapshot.snapshot_id in origins
+        or not known.issuperset(_origins(snapshot))
+        or not is_own(snapshot)
     ]
 
 

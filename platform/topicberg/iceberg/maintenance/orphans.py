@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +16,10 @@ from topicberg.iceberg.files import delete_files, entries, listed_files, manifes
 from topicberg.iceberg.shared_keys import FOLDER as KEYS_FOLDER
 from topicberg.iceberg.shared_keys import shared_file
 
+_OF_OTHERS = re.compile(rf"/[._](?!{KEYS_FOLDER[1:]}/)[^/=]*/|/version-hint\.text$")
+"""Files in a table's folder that other tools keep there, such as the metadata of another format.
+Iceberg's procedure ``remove_orphan_files`` does not delete them either, nor partitions' folders."""
+
 
 def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> int:
     """Delete files older than ``age`` that no snapshot has, staged ones included; return how many.
@@ -22,13 +27,17 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     :param now: seconds since 1970; default: the current time
     """
     oldest = (time.time() if now is None else now) - age.total_seconds()
+    location = table.location().rstrip("/")
     # List first: files that are committed later are in the metadata that is read next.
-    listed = [path for path, modified in listing(table) if modified < oldest]
+    listed = [
+        path
+        for path, modified in listing(table)
+        if modified < oldest and not _OF_OTHERS.search(path.removeprefix(location))
+    ]
     if not listed:
         return 0
     known = known_files(table.refresh())
     if any(f"/{KEYS_FOLDER}/" in path for path in listed):
-        location = table.location()
         known = chain.from_iterable((path, shared_file(location, path)) for path in known)
     return delete_files(table.io, without(listed, known))
 

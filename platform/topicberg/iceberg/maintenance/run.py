@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
 
@@ -17,8 +17,10 @@ from pyiceberg.table import Table
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg import delta
+from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.data_files import file_bytes
 from topicberg.iceberg.file_facts import Files, live
+from topicberg.iceberg.files import may_delete
 from topicberg.iceberg.maintenance import compaction, expiry, ttl
 from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.iceberg.maintenance.orphans import remove_orphans
@@ -87,7 +89,7 @@ def maintain_table(
     :param time: the event time, by whose hours other tables are derived from this one
     :raises TopicbergError: Spark failed; everything that was done before stays
     """
-    start, now = monotonic(), datetime.now(UTC)
+    start, now = monotonic(), current_time(table)
     now_ms = int(now.timestamp() * 1000)
     before = TableSize.of(table)
     daily = now_ms - _listed_at_ms(table) >= policy.daily / timedelta(milliseconds=1)
@@ -102,10 +104,11 @@ def maintain_table(
         deletes += run.trim_deletes()
     manifests = run.rewrite_manifests()
     snapshots, deleted = len(run.current.metadata.snapshots), 0
-    if expiry.expirable(table, policy, now_ms):
+    deletes_files = may_delete(run.current)
+    if deletes_files and expiry.expirable(table, policy, now_ms):
         deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
     expired = max(0, snapshots - len(run.current.metadata.snapshots))
-    orphans = run.remove_orphans(policy, now_ms) if daily else 0
+    orphans = run.remove_orphans(policy, now_ms) if daily and deletes_files else 0
     report = MaintenanceReport(
         table=run.name,
         before=before,
@@ -231,7 +234,7 @@ class _Run:
         return self.step("rewriting manifests", merge)
 
     def remove_orphans(self, policy: MaintenancePolicy, now_ms: int) -> int:
-        removed = remove_orphans(self.table, policy.orphan_age)
+        removed = remove_orphans(self.table, policy.orphan_age, now_ms / 1000)
 
         def remember() -> int:
             with self.table.refresh().transaction() as transaction:

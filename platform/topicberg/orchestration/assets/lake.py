@@ -149,16 +149,14 @@ class Lake:
     @cached_property
     def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
-        found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
+        checks: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
-            own = (own_check(one, self._identifiers(one)) for one in self._checks_of(table))
-            found.append((table, ICEBERG, (*table.checks(self), *own)))
+            own = (own_check(each, self._identifiers(each)) for each in self._checks_of(table))
+            checks.append((table, ICEBERG, (*table.checks(self), *own)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
-            found += [
-                (table, name, tuple(catalog.checks(dropped)))
-                for name, catalog in catalogs().items()
-            ]
-        return tuple(found)
+            for name, catalog in catalogs().items():
+                checks.append((table, name, tuple(catalog.checks(dropped))))
+        return tuple(checks)
 
     @property
     def row_checks(self) -> list[tuple[DerivedTable, DataCheck]]:

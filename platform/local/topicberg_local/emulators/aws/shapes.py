@@ -14,6 +14,12 @@ from botocore.validate import ParamValidator
 
 from topicberg_local.emulators.aws.refusal import Refusal
 
+_OF_JAVA = {
+    r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010FFFF",
+    **{r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"},
+}
+"""Parts of patterns that Python does not know → as it has them."""
+
 
 def service(name: str) -> ServiceModel:
     """Return botocore's description of a service, e.g. ``emr-serverless``."""
@@ -76,7 +82,9 @@ def _limits(value: Any, shape: Shape) -> Iterator[str]:
             yield from _limits(key, shape.key)  # type: ignore[attr-defined]
             yield from _limits(each, shape.value)  # type: ignore[attr-defined]
     elif isinstance(value, str):
-        pattern, most = shape.metadata.get("pattern"), shape.metadata.get("max")
+        pattern, most = shape.metadata.get("pattern", ""), shape.metadata.get("max")
+        for part, ours in _OF_JAVA.items():
+            pattern = pattern.replace(part, ours)
         values = shape.metadata.get("enum")
         if pattern and not re.fullmatch(pattern, value):
             yield f"{shape.name}: {value!r} does not match {pattern}"
