@@ -53,6 +53,7 @@ import hypothesis  # noqa: E402
 import python_start.sitecustomize  # noqa: E402, F401  for this process
 import shared_stack  # noqa: E402
 from botocore.loaders import JSONFileLoader  # noqa: E402
+from clocks import Clock  # noqa: E402
 from cryptography.hazmat.primitives import serialization  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
@@ -127,13 +128,69 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+class WatchedCatalog(SqlCatalog):
+    """A catalog whose commits a test may answer instead."""
+
+    answer: Callable[..., Any] | None = None
+
+    def commit_table(self, *given: Any) -> Any:
+        return self.commit(*given) if self.answer is None else self.answer(*given)
+
+    def commit(self, *given: Any) -> Any:
+        """Commit to a table as every catalog does."""
+        return super().commit_table(*given)
+
+
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     """A real Iceberg catalog in a file, with the namespace ``shop``."""
-    catalog = SqlCatalog("unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    catalog = WatchedCatalog(
+        "unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}"
+    )
     catalog.create_namespace("shop")
     yield catalog
     catalog.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of this process, which a test moves."""
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def as_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Settings], None]]:
+    """``as_settings(config)``: :func:`settings` are these until the test ends."""
+
+    def use(config: Settings) -> None:
+        for name in config.model_fields_set:
+            monkeypatch.setenv(f"TOPICBERG_{name.upper()}", str(getattr(config, name)))
+        settings.cache_clear()
+
+    yield use
+    settings.cache_clear()
+
+
+@pytest.fixture
+def catalogs_are_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog that is loaded is the properties that it would have."""
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
+
+
+@pytest.fixture
+def impatient_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to a Kafka that does not answer fail soon."""
+    monkeypatch.setattr("topicberg.kafka.TIMEOUT_SECONDS", 2.0)
+
+
+@pytest.fixture
+def serve_endpoints(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """``serve_endpoints(endpoints)``: all commands use these until the test ends."""
+
+    def use(found: object) -> None:
+        monkeypatch.setattr("topicberg.endpoints.load_endpoints", lambda *_: found)
+
+    return use
 
 
 @cache

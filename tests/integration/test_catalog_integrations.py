@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -106,9 +107,16 @@ def test_glues_rest_api_is_verified(make_context: MakeContext) -> None:
 
 
 def _verify_at_once(context: DeployContext, name: str) -> None:
+    with _at_once():
+        wait_until_verified(context, name)
+
+
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """What Snowflake cannot reach is not tried again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topicberg_deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
-        wait_until_verified(context, name)
+        yield
 
 
 @pytest.mark.parametrize("catalog", ["open_catalog", "iceberg_rest"])
@@ -119,10 +127,11 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(
     names = SnowflakeNames.of(context.config)
     integration = RestIntegration("snowflake/rest_integration", names.rest_integration)
     live = created(integration, context)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topicberg_deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
-        with pytest.raises(TopicbergError, match="cannot reach a catalog at https://org-open"):
-            integration.settle(context, live)
+    with (
+        _at_once(),
+        pytest.raises(TopicbergError, match="cannot reach a catalog at https://org-open"),
+    ):
+        integration.settle(context, live)
     Volume("snowflake/volume", names.volume).create(context)
     with pytest.raises(ProgrammingError, match="cannot reach a catalog"):
         _run(context, create_table(names, "T", "ns", "t", integration=names.rest_integration))

@@ -15,7 +15,16 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from debezium import ENVELOPE, UNAVAILABLE, Event, Replay, Source, SourceTopic, captured
+from debezium import (
+    ENVELOPE,
+    UNAVAILABLE,
+    Event,
+    Replay,
+    Source,
+    SourceTopic,
+    captured,
+    folding_waits,
+)
 from hostile import zigzag
 from kafka_topics import Row, Topic
 
@@ -513,7 +522,7 @@ def test_changelog_decimals_of_any_size_are_text(make_topic: Callable[..., Topic
 def test_changelog_random_changes_in_any_batches_equal_source(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 3_600_000)
+    folding_waits(monkeypatch, 3_600_000, old_values.CERTAIN_MS)
     rng = random.Random(seed)
     keys_move = seed % 2 == 1
     source = Source(rng)
@@ -532,7 +541,7 @@ def test_changelog_random_changes_in_any_batches_equal_source(
             with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
                 while ingestor.step().records:
                     pass
-        monkeypatch.setattr(old_values, "CERTAIN_MS", 0)  # all records are in Kafka
+        folding_waits(monkeypatch, 3_600_000, 0)  # all records are in Kafka
         while ingestor.step().records:
             pass
     finally:
@@ -545,7 +554,7 @@ def test_changelog_left_out_changes_leave_no_older_values(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A value that a malformed change may have had is not taken from the row before it."""
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 3_600_000)
+    folding_waits(monkeypatch, 3_600_000, old_values.CERTAIN_MS)
     rng = random.Random(seed)
     source = Source(rng)
     for _ in range(CHANGES):

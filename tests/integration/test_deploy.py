@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -20,6 +19,7 @@ import pytest
 import requests
 from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
+from stackless import age_keys
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
 from topicberg.catalogs.snowflake.statements import create_table
@@ -31,7 +31,6 @@ from topicberg.settings import Settings, settings
 from topicberg.topics import load_topics
 from topicberg_deploy import engine
 from topicberg_deploy.aws.iam import document
-from topicberg_deploy.confluent import keys
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.context import DeployContext, open_context
 from topicberg_deploy.graph.assets import asset_key, deployed_assets
@@ -168,7 +167,7 @@ def test_create_through_faults_and_kills_leaves_no_difference(
         platform.create()
     assert all(set(proxy.hits) == set(KINDS) for proxy in platform.proxies)
     assert platform.plan() == {}
-    monkeypatch.setattr(keys, "YOUNG", timedelta(0))  # keys of the killed ones
+    age_keys(monkeypatch)  # keys of the killed ones
     platform.create()
 
     context, graph = platform.open()

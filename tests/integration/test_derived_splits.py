@@ -285,9 +285,14 @@ def try_table(stack: Endpoints, spark: SparkSession, seed: int) -> None:
 def test_random_table_in_any_runs_equals_the_whole(
     stack: Endpoints, spark: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (derived, placement):
-        monkeypatch.setattr(module, "AT_ONCE", 3)  # some runs have several commits
+    _commit_several_times(monkeypatch)
     try_table(stack, spark, seed)
+
+
+def _commit_several_times(patch: pytest.MonkeyPatch) -> None:
+    """Let some runs have several commits."""
+    for module in (derived, placement):
+        patch.setattr(module, "AT_ONCE", 3)
 
 
 @pytest.mark.slow
@@ -295,8 +300,7 @@ def test_random_table_in_any_runs_equals_the_whole(
 def test_many_random_tables_in_any_runs_equal_the_whole(
     stack: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (derived, placement):
-        monkeypatch.setattr(module, "AT_ONCE", 3)
+    _commit_several_times(monkeypatch)
     number = int(os.environ.get("TOPICBERG_TEST_TABLES", "200"))
     first = int(os.environ.get("TOPICBERG_TEST_SEED", "1000"))
     failed: dict[int, str] = {}

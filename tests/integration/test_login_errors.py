@@ -16,7 +16,6 @@ from project_copy import add_code
 from repository import PROJECT_ROOT
 from typer.testing import CliRunner, Result
 
-from topicberg import kafka
 from topicberg.cli import app
 from topicberg.errors import TopicbergError
 from topicberg.settings import settings
@@ -87,7 +86,9 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def run(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
+def run(
+    server: str, monkeypatch: pytest.MonkeyPatch, impatient_kafka: None, tmp_path: Path
+) -> Iterator[Run]:
     """``run(*words, **settings)``: the result of a command, and what an operator reads of it."""
     for name in ("topics/stock_trades.yaml", "schemas/stock_trades.avsc"):
         (tmp_path / "platform" / name).parent.mkdir(parents=True)
@@ -117,7 +118,6 @@ def run(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     for service in ("KAFKA", "SCHEMA_REGISTRY", "ICEBERG_REST"):
         given |= {f"{service}_CLIENT_ID": "engine", f"{service}_CLIENT_SECRET": SECRET}
         given[f"{service}_TOKEN_URI"] = f"{server}/ok"
-    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 2.0)
 
     def invoke(*words: str, **changes: str) -> tuple[Result, str]:
         for name, value in (given | changes).items():

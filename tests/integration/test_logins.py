@@ -291,13 +291,12 @@ def test_refusal_names_server_and_setting(
 )
 def test_kafka_refusal_names_the_setting(
     connect: Callable[..., Endpoints],
-    monkeypatch: pytest.MonkeyPatch,
+    impatient_kafka: None,
     kind: str,
     changes: dict[str, str],
     said: str,
     hint: str,
 ) -> None:
-    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)
     endpoints = connect(kind, **changes)
     with pytest.raises(TopicbergError) as refused:
         kafka.topic_id(endpoints, "orders")

@@ -197,10 +197,8 @@ def test_unknown_topics_and_silent_services(stack: Endpoints, spec: TopicSpec) -
         kafka.ensure_topic(changed(spec, partitions=1), no_registry, settings())
 
 
-def test_a_silent_broker(
-    stack: Endpoints, spec: TopicSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 2.0)
+@pytest.mark.usefixtures("impatient_kafka")
+def test_a_silent_broker(stack: Endpoints, spec: TopicSpec) -> None:
     nowhere = stack.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
     with pytest.raises(TopicbergError, match=r"Kafka at 127\.0\.0\.1:9 does not answer"):
         kafka.ensure_topic(spec, nowhere)

@@ -13,14 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic, encode
 
 from topicberg.formats.framing import WIRE_BYTES, wire_prefix
+from topicberg.tableflow import old_values
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "debezium"
 UNAVAILABLE = "__debezium_unavailable_value"
+
+
+def folding_waits(
+    patch: pytest.MonkeyPatch, patience_ms: int = 10**15, certain_ms: int = 10**15
+) -> None:
+    """Set how long a batch waits for changes that may come, until the test or the context ends.
+
+    :param patience_ms: how long the topic waits for what a change needs
+    :param certain_ms: after which Kafka has all records that are older
+    """
+    patch.setattr(old_values, "PATIENCE_MS", patience_ms)
+    patch.setattr(old_values, "CERTAIN_MS", certain_ms)
 
 
 @dataclass(frozen=True)

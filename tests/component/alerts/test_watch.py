@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import dagster as dg
 import psutil
 import pytest
+from clocks import Clock as WallClock
 from pydantic import SecretStr
 from waiting import wait_until
 
@@ -588,22 +589,21 @@ def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It answers at each look."""
-    now = 1e9
-    monkeypatch.setattr(time, "time", lambda: now)
-    watched, started = [Watched("s3", lambda _: None, "")], now - 500
+    clock = WallClock(monkeypatch, 1e9, of=["time"])
+    watched, started = [Watched("s3", lambda _: None, "")], clock.now - 500
     looks = ServiceWatch(watched, start_times=lambda: {"s3": started})
     for _ in range(STARTS):
         assert looks.look() == {}
-        now = started = now + 12
+        clock.now = started = clock.now + 12
     (alert,) = looks.look().values()
     assert alert.key == "service s3"
     assert alert.what == (
         "s3 does not stay up: it ends again and again: it was started again 3 times in 24 s"
     )
     assert "`topicberg logs s3`" in (alert.remediation or "")
-    now += STABLE_SECONDS
+    clock.now += STABLE_SECONDS
     assert len(looks.look()) == 1
-    now += 1
+    clock.now += 1
     assert looks.look() == {}
 
 
@@ -620,10 +620,12 @@ def test_restarts_that_are_far_apart_are_no_fault() -> None:
 
 
 def test_engine_that_ends_again_and_again_is_sent_by_the_sensor(
-    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+    config: Settings,
+    server: tuple[str, type[_Recorded]],
+    as_settings: Callable[[Settings], None],
 ) -> None:
     """It answers at each tick; each start watches from the beginning, and knows of no other."""
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
+    as_settings(config)
     url, _handler = server
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
     (config.state_dir / "runtime.json").write_text(json.dumps(services))
@@ -694,12 +696,20 @@ def watched_problem(watched: Watched) -> str:
         return str(error)
 
 
+@pytest.fixture
+def confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that does not answer is asked again without a pause."""
+    monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
+
+
 def test_sensor_sends_that_the_engine_does_not_answer(
-    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+    config: Settings,
+    server: tuple[str, type[_Recorded]],
+    confirmed_at_once: None,
+    as_settings: Callable[[Settings], None],
 ) -> None:
     url, handler = server
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
+    as_settings(config)
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
     (config.state_dir / "runtime.json").write_text(json.dumps(services))
     sensor, cursor = engine_sensor(), None
@@ -713,9 +723,8 @@ def test_sensor_sends_that_the_engine_does_not_answer(
 
 
 def test_engine_is_asked_where_the_stack_says(
-    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+    config: Settings, server: tuple[str, type[_Recorded]], confirmed_at_once: None
 ) -> None:
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
     assert engine_check(config) is None, "the stack is stopped"
     url, handler = server
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}

@@ -23,6 +23,7 @@ from dagster._core.scheduler.instigation import (
     TickData,
     TickStatus,
 )
+from lakehouses import lakehouse_of
 
 import topicberg
 from definitions import defs
@@ -260,13 +261,12 @@ def test_tables_that_another_project_has_as_well_are_an_alert(
 
 
 def test_schedule_does_not_wait_for_a_job_of_another_project(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance,
 ) -> None:
-    monkeypatch.setattr(Lakehouse, "peek", lambda _: None)
     schedule = schedule_unless_busy(CHECK, "* * * * *")
 
     def tick() -> object:
-        resources = {"topicberg_lakehouse": Lakehouse()}
+        resources = {"topicberg_lakehouse": lakehouse_of()}
         return schedule(dg.build_schedule_context(instance, resources=resources))
 
     started = dg.DagsterRunStatus.STARTED

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
-from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
+from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
 from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
@@ -582,7 +581,7 @@ def test_keys_that_no_list_shows_are_kept(
     """Who deploys may not list keys, or not see them at all: they work."""
     before = key_ids(deployed)
     let_lists_lag(deployed)
-    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    age_keys(monkeypatch)
     assert actions(deployed, "key/") == {}
     context, graph = opened(deployed, only="key/")
     monkeypatch.setattr(keys, "_exists", lambda *_: False)
@@ -629,7 +628,7 @@ def test_new_keys_of_clusters_are_tried_again_after_a_minute(
     assert len(create_again) == 6  # the run that created the keys may have been killed
     rotated = long_pauses(lambda context, graph: rotate(graph, context, quiet, force=True))
     assert len(rotated) == 2 * 6  # the keys that are active, and those that take their place
-    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    age_keys(monkeypatch)
     assert long_pauses(lambda context, graph: engine.create(graph, context, quiet)) == []
 
 
@@ -643,7 +642,7 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
     assert isinstance(key, RotatingKey)
     orphan = context.confluent.cloud.post("/iam/v2/api-keys", {"spec": key._spec(context)})["id"]
     assert actions(deployed, "key/kafka_app_manager") == {}
-    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    age_keys(monkeypatch)
     assert actions(deployed, "key/kafka_app_manager") == {"key/kafka_app_manager": "change"}
     create(deployed, only="key/kafka_app_manager")
     assert orphan not in key_ids(deployed)

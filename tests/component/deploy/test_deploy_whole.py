@@ -483,37 +483,33 @@ def test_linked_database_that_drifts_is_changed_back(linked: Deployment) -> None
     assert linked.plan(**LINKED) == {}
 
 
-def test_integration_without_a_principal_names_what_snowflake_answered(
-    linked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linked.vendors.snowflake, "sigv4_properties", "OTHER")
+def test_integration_without_a_principal_names_what_snowflake_answered(linked: Deployment) -> None:
     expected = "'GLUE_AWS_IAM_USER_ARN' or 'API_AWS_IAM_USER_ARN'; it has ENABLED, .*OTHER_AWS_"
-    with pytest.raises(TopicbergError, match=expected):
+    with (
+        linked.vendors.describing(sigv4_properties="OTHER"),
+        pytest.raises(TopicbergError, match=expected),
+    ):
         linked.plan(**LINKED)
 
 
-def test_names_of_snowflakes_documents_change_nothing(
-    linked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_snowflakes_documents_change_nothing(linked: Deployment) -> None:
     """Documents and accounts differ in the names that DESC has."""
-    monkeypatch.setattr(linked.vendors.snowflake, "documented_names", True)
-    names = SnowflakeNames.of(linked.vendors.open()[0].config)
-    shown = {row[1] for row in linked.vendors.sql(f'DESC EXTERNAL VOLUME "{names.volume}"')}
-    assert "storage_location_1" in shown
-    assert linked.plan(**LINKED) == {}
+    with linked.vendors.describing(documented_names=True):
+        names = SnowflakeNames.of(linked.vendors.open()[0].config)
+        shown = {row[1] for row in linked.vendors.sql(f'DESC EXTERNAL VOLUME "{names.volume}"')}
+        assert "storage_location_1" in shown
+        assert linked.plan(**LINKED) == {}
 
 
-def test_other_names_of_the_principal_of_an_integration_by_sigv4(
-    linked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_names_of_the_principal_of_an_integration_by_sigv4(linked: Deployment) -> None:
     """Snowflake's documents have ``API_AWS_…`` as well as ``GLUE_AWS_…``, as in all other tests.
     The role trusts whom they name.
     """
-    monkeypatch.setattr(linked.vendors.snowflake, "sigv4_properties", "API")
     integration = SnowflakeNames.of(linked.vendors.open()[0].config).linked_integration
-    shown = {row[0] for row in linked.vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
-    assert "API_AWS_IAM_USER_ARN" in shown
-    assert linked.plan(**LINKED) == {}
+    with linked.vendors.describing(sigv4_properties="API"):
+        shown = {row[0] for row in linked.vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
+        assert "API_AWS_IAM_USER_ARN" in shown
+        assert linked.plan(**LINKED) == {}
 
 
 def test_tables_without_the_linked_database_are_as_before(linked: Deployment) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from stackless import NO_DELAYS, Stackless
+from stackless import NO_DELAYS, Stackless, age_keys
 from test_confluent_requests import quiet, served
 
 from topicberg.clients.aws import every
@@ -18,7 +17,6 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 from topicberg_deploy import engine, preflight
-from topicberg_deploy.confluent import keys
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.confluent.organization import Cluster, check_given
 from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT
@@ -205,7 +203,7 @@ def opened_keys(server: Stackless) -> tuple[DeployContext, list[Resource]]:
 def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     server: Stackless, monkeypatch: pytest.MonkeyPatch, is_earlier_version: bool
 ) -> None:
-    monkeypatch.setattr(keys, "YOUNG", timedelta(0))  # instead of waiting for ten minutes
+    age_keys(monkeypatch)
     with monkeypatch.context() as patch:
         if is_earlier_version:
             patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
@@ -238,7 +236,7 @@ def test_keys_of_the_same_prefix_in_another_aws_account_stay(
 def test_keys_with_the_display_name_of_earlier_versions_are_ours(
     server: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    age_keys(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
         context, graph = opened_keys(server)

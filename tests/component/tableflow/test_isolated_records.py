@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +22,7 @@ from pyiceberg.io import FileIO
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow import batch_limits, engine, reading, skips
+from topicberg.tableflow import batch_limits, reading, skips
 from topicberg.tableflow.isolation import MOST_BLAMED
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.plan import ReadPlan
@@ -59,12 +58,11 @@ class Exhausted:
         return reading.ingest(plan, ranges, check)
 
 
-@dataclass
 class ItemTopic(MemoryTopic):
     """Items by their id."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, spec: TopicSpec, folder: Path, registry: Any) -> None:
+        super().__init__(spec, folder, registry)
         schemas = (f"{self.spec.name}-key", KEY), (self.spec.value_subject, VALUE)
         self.encoders = [
             partial(_encoded, self.registry.register_schema(subject, Schema(text, "AVRO")), parsed)
@@ -85,8 +83,13 @@ def _encoded(number: int, parsed: Any, row: dict[str, Any]) -> bytes:
     return wire_prefix(number) + encode(parsed, row)
 
 
-def item_topic(folder: Path, patch: pytest.MonkeyPatch, changes: list[Change]) -> ItemTopic:
-    """Return a topic whose records are in the order of time, each in its partition."""
+def item_topic(
+    folder: Path, patch: pytest.MonkeyPatch, changes: list[Change], most: int = 10**6
+) -> ItemTopic:
+    """Return a topic whose records are in the order of time, each in its partition.
+
+    :param most: the most records of a batch
+    """
     given = {
         "name": "shop.items",
         "pipeline": "shop",
@@ -98,6 +101,7 @@ def item_topic(folder: Path, patch: pytest.MonkeyPatch, changes: list[Change]) -
     }
     topic = ItemTopic(TopicSpec.model_validate(given), folder, mock_registry(folder))
     serve(topic, patch)
+    patch.setitem(batch_limits.MAX_RECORDS, "upsert", most)
     start_ms = int(time.time() * 1000) - len(changes)
     for number, (partition, key, is_tombstone) in enumerate(changes):
         topic.add(partition, key, is_tombstone=is_tombstone, time_ms=start_ms + number)
@@ -124,9 +128,8 @@ def ingested(
 ) -> tuple[dict[int, str], int]:
     """Return the rows of a topic's table, and how many records were left out."""
     with pytest.MonkeyPatch.context() as patch:
-        topic = item_topic(folder, patch, changes)
-        patch.setattr(engine, "shared", lambda *_: process)
-        patch.setitem(batch_limits.MAX_RECORDS, "upsert", most)
+        topic = item_topic(folder, patch, changes, most)
+        topic.processes = process
         ingestor = topic.ingestor()
         for _ in range(1000):
             try:
@@ -178,9 +181,8 @@ def test_record_that_is_known_to_fail_is_not_read_again(tmp_path: Path) -> None:
     changes = [(0, 1, False), (1, 2, False), (1, 3, False), (1, 4, False)]
     process = Exhausted({(0, 0): ExhaustedError})
     with pytest.MonkeyPatch.context() as patch:
-        topic = item_topic(tmp_path, patch, changes)
-        patch.setattr(engine, "shared", lambda *_: process)
-        patch.setitem(batch_limits.MAX_RECORDS, "upsert", 3)
+        topic = item_topic(tmp_path, patch, changes, 3)
+        topic.processes = process
         ingestor = topic.ingestor()
         skips.note_failing(ingestor.table(), (0, 0), "it takes too much memory")
         while (done := ingestor.step()).backlog:
@@ -195,10 +197,9 @@ def test_record_that_is_known_to_fail_is_not_read_again(tmp_path: Path) -> None:
 def test_equal_times_are_read_by_partition(tmp_path: Path) -> None:
     """A batch that ends within them would else read a later partition before an earlier one."""
     with pytest.MonkeyPatch.context() as patch:
-        topic = item_topic(tmp_path, patch, [])
+        topic = item_topic(tmp_path, patch, [], 2)
         for number in range(12):
             topic.add(number % 3, number % 2, is_tombstone=number == 11, time_ms=1_790_000_000_000)
-        patch.setitem(batch_limits.MAX_RECORDS, "upsert", 2)
         ingestor = topic.ingestor()
         while ingestor.step().backlog:
             pass

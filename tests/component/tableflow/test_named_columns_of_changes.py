@@ -10,7 +10,6 @@ import pytest
 from debezium import UNAVAILABLE
 from memory_topic import MemoryTopic, memory_topic
 
-from topicberg.tableflow import framing
 from topicberg.tableflow.commit import committed
 
 
@@ -43,12 +42,6 @@ def changed_topic(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTopic:
         tableflow={"error_handling": {"mode": "SKIP"}},
     )
     topic.partitions[0] = []
-
-    def messages(_: object, __: str, ranges: Any) -> Any:
-        for partition, (start, end) in ranges.items():
-            yield from topic.partitions[partition][start:end]
-
-    monkeypatch.setattr(framing, "messages", messages)
     return topic
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import resource
 import signal
 import time
@@ -19,7 +20,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow import engine, reading
+from topicberg.tableflow import reading
 from topicberg.tableflow.batch_plan import Commit
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.isolation import ATTEMPTS
@@ -111,17 +112,13 @@ def test_memory_has_a_limit_while_a_batch_is_decoded() -> None:
         OSError(28, "No space left on device"),
     ],
 )
-def test_errors_are_the_same_in_the_other_process(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    import pickle
+def test_errors_are_the_same_in_the_other_process(error: Exception) -> None:
+    class Plan:
+        def __getattr__(self, _: str) -> Any:
+            raise error
 
-    def ingest(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(reading, "ingest", ingest)
-    nothing: Any = None
-    found = pickle.loads(pickle.dumps(reading.outcome(nothing, {}, 512 * MEGABYTE)))
+    plan: Any = Plan()
+    found = pickle.loads(pickle.dumps(reading.outcome(plan, {}, 512 * MEGABYTE)))
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
@@ -181,7 +178,7 @@ def test_record_that_exhausts_a_process_is_left_out(
 ) -> None:
     topic = topic_of(tmp_path, monkeypatch, "SKIP", 100)
     failing = Failing(BAD)
-    monkeypatch.setattr(engine, "shared", lambda *_: failing)
+    topic.processes = failing
     ingestor = topic.ingestor()
     done = ingest_all(ingestor)
     ingestor.close()
@@ -199,7 +196,7 @@ def test_no_record_is_blamed_for_processes_that_fail_at_everything(
 ) -> None:
     topic = topic_of(tmp_path, monkeypatch, "SKIP", 40)
     failing = Failing({(p, n): error for p in range(2) for n in range(20)}, is_broken=True)
-    monkeypatch.setattr(engine, "shared", lambda *_: failing)
+    topic.processes = failing
     ingestor = topic.ingestor()
     for _ in range(3):
         with pytest.raises(TopicbergError, match="cannot decode records"):
@@ -222,7 +219,7 @@ def test_record_that_exhausts_a_process_suspends_its_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topic_of(tmp_path, monkeypatch, "SUSPEND", 40)
-    monkeypatch.setattr(engine, "shared", lambda *_: Failing({(0, 9): ExhaustedError}))
+    topic.processes = Failing({(0, 9): ExhaustedError})
     ingestor = topic.ingestor()
     expected = "partition 0, offset 9: the record cannot be decoded: it takes too much memory"
     with pytest.raises(TableflowError, match=expected) as suspended:

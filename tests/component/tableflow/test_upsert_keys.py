@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from clocks import Clock
 from format_versions import allow_version_3, append, duckdb_rows, overwrite, replace, upgrade
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -323,14 +324,14 @@ def test_rows_that_others_wrote_without_a_key_stay(catalog: SqlCatalog, tmp_path
 
 
 def test_key_files_of_deleted_data_files_are_deleted(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: SqlCatalog, tmp_path: Path, clock: Clock
 ) -> None:
     one = make(catalog, tmp_path)
     for value in range(4):
         one.batch({(b"%d" % value, 0): value})
     one.batch({(b"0", 0): 9})
     one.compaction()
-    monkeypatch.setattr(key_store, "_UNUSED_SECONDS", -1.0)
+    clock.now += key_store._UNUSED_SECONDS + 60
     one.restart()
     one.batch({(b"1", 0): 9})
     assert len(list(one.folder.rglob("*.keys"))) == 1
@@ -486,16 +487,14 @@ def test_deletes_of_deleted_files_are_trimmed(catalog: SqlCatalog, tmp_path: Pat
     one.check()
 
 
-def test_a_commit_in_between_is_a_conflict(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_in_between_is_a_conflict(catalog: Any, tmp_path: Path) -> None:
     one = make(catalog, tmp_path)
     one.batch({(b"k", 0): 1})
 
     def commit_table(*_: Any) -> None:
         raise CommitFailedException("another one came first")
 
-    monkeypatch.setattr(one.table.catalog, "commit_table", commit_table)
+    catalog.answer = commit_table
     head = one.table.current_snapshot()
     assert head is not None
     keys = arrow({(b"k", 0): 1})
@@ -614,15 +613,12 @@ def test_key_files_of_replaced_data_files_are_not_shared(
 
 
 @pytest.mark.usefixtures("_shared")
-def test_deletion_of_a_table_deletes_its_shared_key_files(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deletion_of_a_table_deletes_its_shared_key_files(catalog: Any, tmp_path: Path) -> None:
     one = make(catalog, tmp_path)
     one.batch({(b"k", 0): 1})
     one.batch({(b"k", 0): 2})
     assert shared_files(one)
-    # SQL catalogs purge no files.
-    monkeypatch.setattr(catalog, "purge_table", catalog.drop_table, raising=False)
+    catalog.purge_table = catalog.drop_table  # SQL catalogs purge no files
     namespace, name = one.table.name()
     assert drop(catalog, (namespace, name))
     assert not shared_files(one)

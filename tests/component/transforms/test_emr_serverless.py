@@ -168,9 +168,9 @@ def test_spark_gets_glue_as_its_catalog() -> None:
     assert f"{lake}.s3.endpoint" not in found
 
 
-def test_tables_of_glue_are_in_the_derived_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("catalogs_are_properties")
+def test_tables_of_glue_are_in_the_derived_bucket() -> None:
     """Glue's REST API goes by the account; a table's location is that of the bucket."""
-    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
     found: Any = GLUE.catalog(CONFIG)
     assert found["warehouse"] == "123456789012"
     assert found[TABLES] == f"s3://{CONFIG.bucket}-derived/"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+from derivations import compute_by
 from memory_instance import memory_instance
 
 from topicberg.clients.lineage import TableState
@@ -57,8 +58,7 @@ class Deployment:
         self, assets: list[Any], tags: dict[str, str], instance: dg.DagsterInstance | None = None
     ) -> dg.ExecuteInProcessResult:
         patch = self.monkeypatch.setattr
-        patch(transforms, "_portions", lambda *given: [given[-1]])
-        patch(transforms, "_write", lambda _, __, ___, windows: self.write(windows))
+        compute_by(self.monkeypatch, self.write)
         patch(derived_assets, "table_metadata", lambda *_, **__: {})
         for system, catalog in catalogs().items():
             patch(catalog, "register", partial(self.reached, system))

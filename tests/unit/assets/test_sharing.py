@@ -11,6 +11,7 @@ from typing import Any
 import boto3
 import dagster as dg
 import pytest
+from lakehouses import lakehouse_of
 from memory_instance import memory_instance
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
@@ -78,6 +79,7 @@ class Shop:
     project: Project
     catalog: Catalog
     instance: dg.DagsterInstance
+    lakehouse: Lakehouse
 
     def definitions(self) -> dg.Definitions:
         config = self.project.config
@@ -87,7 +89,7 @@ class Shop:
             asset_checks=list(lake_checks(lake)),
             jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
             sensors=[snapshot_sensor(lake)],
-            resources=RESOURCES,
+            resources={**RESOURCES, "topicberg_lakehouse": self.lakehouse},
             executor=dg.in_process_executor,
         )
 
@@ -105,7 +107,15 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried again is so at once."""
+    monkeypatch.setattr("topicberg.orchestration.assets.sharing.time.sleep", lambda _: None)
+
+
+@pytest.fixture
+def shop(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, no_pause: None
+) -> Iterator[Shop]:
     project = Project(tmp_path)
     for name in TOPICS:
         project.topic(minimal(name=name))
@@ -117,11 +127,8 @@ def shop(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -
     with mock_aws(), memory_instance() as instance:
         client = boto3.client("glue", region_name="us-east-1")
         monkeypatch.setattr("topicberg.orchestration.assets.lake.OF_TOPICS", (CommittedTable,))
-        monkeypatch.setattr(Lakehouse, "catalog", lambda _: breaking)
-        monkeypatch.setattr(Lakehouse, "glue", lambda _: client)
         monkeypatch.setattr(Probe, "catalog", breaking)
-        monkeypatch.setattr("topicberg.orchestration.assets.sharing.time.sleep", lambda _: None)
-        yield Shop(project, breaking, instance)
+        yield Shop(project, breaking, instance, lakehouse_of(breaking, client))
 
 
 def materialized(result: dg.ExecuteInProcessResult) -> set[str]:
@@ -247,9 +254,8 @@ def test_share_out_of_numbered_pipelines_is_unique() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_isolated_after_a_retry_continues(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_isolated_after_a_retry_continues(no_pause: None, at_once: int) -> None:
     """What an asset has done is not done again."""
-    monkeypatch.setattr("topicberg.orchestration.assets.sharing.time.sleep", lambda _: None)
     attempts: list[str] = []
 
     def silent_once() -> str:

@@ -63,6 +63,12 @@ def test_command_output_has_no_control(text: str, capsys: pytest.CaptureFixture[
     assert not cell(text).spans  # of markup
 
 
+def answer_queries(
+    patch: pytest.MonkeyPatch, columns: tuple[str, ...], rows: list[tuple[str, ...]]
+) -> None:
+    patch.setattr("topicberg.query.run_query", lambda *_, **__: QueryResult(columns, rows))
+
+
 @pytest.mark.parametrize("form", get_args(OutputFormat))
 def test_query_of_any_text_does_nothing_on_a_terminal(
     form: OutputFormat, monkeypatch: pytest.MonkeyPatch
@@ -72,7 +78,7 @@ def test_query_of_any_text_does_nothing_on_a_terminal(
             return True
 
     rows = [(text,) for text in TEXTS]
-    monkeypatch.setattr("topicberg.query.run_query", lambda *_, **__: QueryResult(("a\x1b",), rows))
+    answer_queries(monkeypatch, ("a\x1b",), rows)
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
@@ -86,7 +92,7 @@ def test_query_csv_in_a_pipe_has_the_values_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("\x1b[1m",), ("=1+1",)]
-    monkeypatch.setattr("topicberg.query.run_query", lambda *_, **__: QueryResult(("a",), rows))
+    answer_queries(monkeypatch, ("a",), rows)
     query("SELECT 1", "duckdb", "csv", None)
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], *map(list, rows)]
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,10 +21,12 @@ from equality_deletes import with_equality_deletes
 from format_versions import allow_version_3, upgrade
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_kafka import MemoryKafka, topic_of
 from moto import mock_aws
 from partition_matrix import Case
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
+from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.types import (
@@ -40,7 +42,7 @@ from pyiceberg.types import (
 )
 from typer.testing import CliRunner
 
-from topicberg import kafka, retry
+from topicberg import retry
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, SnowflakeTable
@@ -181,14 +183,22 @@ def shown(table: Table, name: str, rules: Rules, before: Finding | None) -> Find
     return by_statistics(table, column_rules(rules, table.schema())[name], before)
 
 
-def test_by_statistics_good_files_pass_unopened(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def shut(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """``shut()``: no data file can be opened from now on."""
+
+    def opened(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a data file was opened")
+
+    return lambda: monkeypatch.setattr(ArrowScan, "to_record_batches", opened)
+
+
+def test_by_statistics_good_files_pass_unopened(table: Table, shut: Callable[[], None]) -> None:
     append(table, {"side": "BUY", "price": 3})
     rules = Rules(not_null=("side",), ranges={"price": {"min": 1, "max": 9}})
     first = {name: passed(check(table, name, rules)) for name in ("not_null", "ranges")}
     append(table, {"side": "SELL", "price": 9})
-    monkeypatch.setattr("pyiceberg.io.pyarrow.ArrowScan.to_record_batches", None)
+    shut()
     head = table.current_snapshot()
     assert head is not None
     for name, before in first.items():
@@ -255,16 +265,10 @@ def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
 
 
 def test_a_clean_table_is_judged_without_opening_a_data_file(
-    table: Table, monkeypatch: pytest.MonkeyPatch
+    table: Table, shut: Callable[[], None]
 ) -> None:
-    from pyiceberg.io.pyarrow import ArrowScan
-
     append(table, {"side": "BUY", "price": 3})
-
-    def opened(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a data file was opened")
-
-    monkeypatch.setattr(ArrowScan, "to_record_batches", opened)
+    shut()
     assert check(table, "not_null", NOT_NULL).passed
     assert check(table, "ranges", Rules(ranges={"price": {"min": 1, "max": 5}})).passed
 
@@ -606,24 +610,28 @@ class Topic:
     """A topic with one partition, and the judgement of its table so many minutes from now."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begin, self.end = 0, 0
-        monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: self.begin})
-        for name in ("high_watermarks", "end_offsets"):
-            monkeypatch.setattr(kafka, name, lambda *_: {0: self.end})
+        self.log = topic_of()
+        self.endpoints = MemoryKafka({"stock_trades": self.log}).serve(monkeypatch).endpoints
+
+    def grow(self, end: int) -> None:
+        while len(self.log.partitions[0]) < end:
+            self.log.produce(0, None, b"")
 
     def freshness(self, table: Table, minutes: float) -> Finding:
         now, limits = (
             datetime.now(UTC) + timedelta(minutes=minutes),
             Freshness(warn_minutes=10, fail_minutes=60),
         )
-        probe = SimpleNamespace(iceberg=table, endpoints=None, now=now, engine_fault=lambda _: None)
+        probe = SimpleNamespace(
+            iceberg=table, endpoints=self.endpoints, now=now, engine_fault=lambda _: None
+        )
         return check_freshness(load_topic("stock_trades"), limits, cast("Probe", probe))
 
 
 def test_freshness_of_a_table_without_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = Topic(monkeypatch)
     assert topic.freshness(table, 90).passed, "the topic has no records"
-    topic.end = 5
+    topic.grow(5)
     assert topic.freshness(table, 5).passed
     assert topic.freshness(table, 30).severity == "warning"
     late = topic.freshness(table, 90)
@@ -631,7 +639,7 @@ def test_freshness_of_a_table_without_commit(table: Table, monkeypatch: pytest.M
     assert late.severity == "error"
     assert "5 records waiting in Kafka" in late.what
     assert late.since
-    topic.begin = 5
+    topic.log.beginning = {0: 5}
     assert topic.freshness(table, 90).passed, "Kafka has deleted them"
 
 
@@ -639,7 +647,7 @@ def test_freshness_whose_snapshots_expired_counts_from_the_oldest(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(monkeypatch)
-    topic.end = 2
+    topic.grow(2)
     rows = pa.Table.from_pylist([{"side": "buy"}, {"side": "sell"}], schema=SCHEMA.as_arrow())
     table.append(rows, snapshot_properties={END_OFFSETS: dump_offsets({0: 2})})
     assert "newest rows" in topic.freshness(table.refresh(), 5).what
@@ -647,7 +655,7 @@ def test_freshness_whose_snapshots_expired_counts_from_the_oldest(
     assert last_commit(table.refresh()) is None
     assert topic.freshness(table, 5).passed
     assert "no record was produced" in topic.freshness(table, 90).what
-    topic.end = 5
+    topic.grow(5)
     late = topic.freshness(table, 90)
     assert not late.passed
     assert "3 records waiting in Kafka" in late.what

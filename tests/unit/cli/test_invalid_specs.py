@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,13 +66,12 @@ def test_load_topics_refuses_files_and_not_topics_that_are_left_out(config: Sett
 
 
 def test_maintain_needs_only_the_spec_of_its_topic(
-    config: Settings, monkeypatch: pytest.MonkeyPatch
+    config: Settings, serve_endpoints: Callable[[object], None]
 ) -> None:
     def load_table(_: object) -> None:
         raise NoSuchTableError
 
-    endpoints = SimpleNamespace(catalog=lambda _: SimpleNamespace(load_table=load_table))
-    monkeypatch.setattr("topicberg.cli.tableflow.load_endpoints", lambda _: endpoints)
+    serve_endpoints(SimpleNamespace(catalog=lambda _: SimpleNamespace(load_table=load_table)))
     result = run("tableflow", "maintain", "orders")
     assert isinstance(result.exception, TopicbergError)
     assert "topic orders has no table yet" in str(result.exception)

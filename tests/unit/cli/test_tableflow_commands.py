@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,18 +16,17 @@ from typer.testing import CliRunner
 
 from topicberg.cli import app
 from topicberg.endpoints import runtime_file
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import TopicStatus, note_observation, remove_status, write_status
 
 
 @pytest.fixture
-def empty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_catalog(serve_endpoints: Callable[[object], None]) -> None:
     def load_table(_: object) -> None:
         raise NoSuchTableError
 
-    endpoints = SimpleNamespace(catalog=lambda _: SimpleNamespace(load_table=load_table))
-    monkeypatch.setattr("topicberg.cli.tableflow.load_endpoints", lambda _: endpoints)
+    serve_endpoints(SimpleNamespace(catalog=lambda _: SimpleNamespace(load_table=load_table)))
 
 
 @pytest.mark.usefixtures("empty_catalog")
@@ -42,13 +41,8 @@ def test_topic_without_table_is_reported(arguments: list[str]) -> None:
 
 
 @pytest.fixture
-def lost_stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A machine that lost power: the files are as they were, and nothing answers."""
-
-    def load_endpoints(_: object) -> None:
-        raise TopicbergError("nothing answers")
-
-    monkeypatch.setattr("topicberg.cli.tableflow.load_endpoints", load_endpoints)
+def lost_stack() -> Iterator[Settings]:
+    """A machine that lost power: its files are there, or damaged, and nothing answers."""
     config = settings()
     runtime_file(config).write_text("{}")
     write_status(config, TopicStatus(topic="stock_trades", engine="here", phase="RUNNING"))

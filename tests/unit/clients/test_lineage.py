@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from clocks import Clock
 from lineage_receiver import Receiver, receiving
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
@@ -50,10 +51,8 @@ def table(tmp_path: Path) -> Table:
 
 
 def test_commits_of_a_topic_are_one_event_a_minute_with_columns(
-    receiver: Receiver, table: Table, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, table: Table, clock: Clock
 ) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("topicberg.clients.lineage.time.monotonic", lambda: clock[0])
     topic = TopicLineage("orders", "broker-1:9092,broker-2:9092")
 
     def commit(rows: int) -> None:
@@ -65,7 +64,7 @@ def test_commits_of_a_topic_are_one_event_a_minute_with_columns(
     commit(4)
     commit(5)
     assert [event["eventType"] for event in receiver.events] == ["START", "COMPLETE"]
-    clock[0] += lineage.INTERVAL_SECONDS
+    clock.now += lineage.INTERVAL_SECONDS
     commit(6)
     started, completed, *later = receiver.events
     assert [event["eventType"] for event in later] == ["START", "COMPLETE"]

@@ -38,6 +38,14 @@ def newly_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     storage._guard_once.cache_clear()
 
 
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Of whom each web server would be guarded."""
+    found: list[object] = []
+    monkeypatch.setattr(webserver, "guard_webservers", lambda _config, is_own: found.append(is_own))
+    return found
+
+
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
@@ -47,15 +55,14 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_storage_without_private_part_uses_dagsters_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    guarded: list[object],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     @dg.asset
     def orders() -> None: ...
 
-    guarded = []
-    monkeypatch.setattr(
-        webserver, "guard_webservers", lambda _config, is_own: guarded.append(is_own)
-    )
     monkeypatch.setattr(sqlite, "open_storages", _missing)
     home = dagster_home(Settings(state_dir=tmp_path))
     for _ in range(2):
@@ -148,12 +155,8 @@ def test_application_without_the_guard_is_not_served(monkeypatch: pytest.MonkeyP
 
 
 def test_process_that_has_imported_the_web_server_is_guarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, guarded: list[object]
 ) -> None:
-    guarded = []
-    monkeypatch.setattr(
-        webserver, "guard_webservers", lambda _config, is_own: guarded.append(is_own)
-    )
     with dg.DagsterInstance.from_config(str(dagster_home(Settings(state_dir=tmp_path)))):
         assert "dagster_webserver.webserver" in sys.modules
     assert guarded == [peers.own_client()]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from clocks import Clock
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import BadRequestError, ServerError
 from pyiceberg.partitioning import PartitionSpec
@@ -54,8 +55,8 @@ class Strict(SqlCatalog):
 
 
 @pytest.fixture
-def strict(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Strict:
-    monkeypatch.setattr(Strict, "refuses", {})
+def strict(tmp_path: Any) -> Strict:
+    Strict.refuses.clear()
     uri = f"sqlite:///{tmp_path}/strict.db"
     found = Strict("strict", uri=uri, warehouse=f"file://{tmp_path}/strict")
     found.create_namespace("shop")
@@ -120,15 +121,13 @@ def test_create_table_needed_property_that_is_refused_names_what_to_set(
     [(7200.0, "correct this machine's clock"), (0.0, "who wrote"), (None, "that is wrong")],
 )
 def test_commit_of_another_clock_names_the_clocks(
-    strict: Strict, monkeypatch: pytest.MonkeyPatch, skew: float | None, hint: str
+    strict: Strict, clock: Clock, skew: float | None, hint: str
 ) -> None:
     table = create(strict)
     table.append(pa.table({"id": [1]}))
-    monkeypatch.setattr(strict, "commit_error", "[BUG] Expected sorted snapshot log entries")
-    monkeypatch.setattr(strict, "skew_seconds", skew)
+    strict.commit_error, strict.skew_seconds = "[BUG] Expected sorted snapshot log entries", skew
     head = table.metadata.current_snapshot_id
-    now = time.time() - 7200
-    monkeypatch.setattr("topicberg.iceberg.clocks.time.time", lambda: now)
+    clock.now -= 7200
     with pytest.raises(TopicbergError, match=f"newest snapshot {head} is of .*, 2:00:") as error:
         SnapshotChange(table.refresh(), Operation.APPEND).commit()
     assert "earlier" in error.value.message or "later" in error.value.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import groupby
@@ -181,12 +182,22 @@ def test_files_of_each_transform_have_the_values_of_the_specification(
     assert sum(file.record_count for file in writer.files) == 100
 
 
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``limit(MAX_OPEN=3)``: what a writer may hold until the test ends."""
+
+    def use(**limits: int) -> None:
+        for name, value in limits.items():
+            monkeypatch.setattr(data_files, name, value)
+
+    return use
+
+
 @pytest.mark.parametrize("waiting", [0, 2**30])
 def test_rows_of_more_partitions_than_open_files_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
+    tmp_path: Path, limit: Callable[..., None], waiting: int
 ) -> None:
-    monkeypatch.setattr(data_files, "MAX_OPEN", 3)
-    monkeypatch.setattr(data_files, "MAX_WAITING_BYTES", waiting)
+    limit(MAX_OPEN=3, MAX_WAITING_BYTES=waiting)
     spec = PartitionSpec(PartitionField(5, 1000, TruncateTransform(10), "tens"))
     table, wanted = make_table(tmp_path, spec), rows(200)
     random.Random(1).shuffle(wanted)
@@ -233,10 +244,9 @@ def test_a_written_file_takes_no_more_memory(
 @pytest.mark.parametrize("group", [0, 2**22])
 @pytest.mark.parametrize("width", [10, 1_000])
 def test_memory_of_written_rows_may_be_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, group: int, width: int
+    tmp_path: Path, limit: Callable[..., None], most: int, group: int, width: int
 ) -> None:
-    monkeypatch.setattr(data_files, "MAX_OPEN", most)
-    monkeypatch.setattr(data_files, "GROUP_BYTES", group)
+    limit(MAX_OPEN=most, GROUP_BYTES=group)
     spec = PartitionSpec(PartitionField(5, 1000, TruncateTransform(width), "tens"))
     table, memory, seen = make_table(tmp_path, spec), np.zeros(25, np.int64), list[int]()
     absent = {name: column.type for name, column in columns(rows(1)).items() if name != "number"}

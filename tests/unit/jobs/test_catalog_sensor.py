@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import boto3
 import dagster as dg
 import pytest
 from botocore.exceptions import ClientError
+from lakehouses import lakehouse_of
 from memory_instance import memory_instance
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
@@ -21,34 +21,21 @@ from topicberg.catalogs import glue
 from topicberg.errors import LoginError
 from topicberg.iceberg.read_tags import reading
 from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, CatalogCursor
-from topicberg.orchestration.resources import RESOURCES
-from topicberg.orchestration.resources.lakehouse import Lakehouse
 
 NAME = ("stock_trades", "stock_total_trades")
 
 
-@dataclass
-class Endpoints:
-    """Of a deployment that has a catalog and nothing else."""
-
-    iceberg: SqlCatalog
-
-    def catalog(self, _: Any) -> SqlCatalog:
-        return self.iceberg
-
-
 @pytest.fixture
-def client(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def client() -> Iterator[Any]:
     with mock_aws():
         client = boto3.client("glue", region_name="us-east-1")
-        monkeypatch.setattr(Lakehouse, "peek", lambda _: Endpoints(catalog))
-        monkeypatch.setattr(Lakehouse, "glue", lambda _: client)
         yield client
 
 
 class Ticks:
-    def __init__(self, instance: dg.DagsterInstance) -> None:
+    def __init__(self, instance: dg.DagsterInstance, catalog: SqlCatalog, client: Any) -> None:
         self.instance, self.keys = instance, list[str]()
+        self.lakehouse = lakehouse_of(catalog, client)
         self.cursor: str | None = None
 
     def tick(self) -> bool:
@@ -58,7 +45,7 @@ class Ticks:
             instance=self.instance,
             cursor=self.cursor,
             repository_def=repository,
-            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
+            resources={"topicberg_lakehouse": self.lakehouse},
         )
         found = repository.get_sensor_def("catalogs").evaluate_tick(context)
         self.cursor = found.cursor or self.cursor
@@ -78,7 +65,7 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
     table = catalog.create_table(NAME, Schema(NestedField(1, "id", LongType())))
     table.append(table.schema().as_arrow().empty_table())
     with memory_instance() as instance:
-        ticks = Ticks(instance)
+        ticks = Ticks(instance, catalog, client)
         assert [ticks.tick() for _ in range(2)] == [False, True]
         assert ticks.tick(), "it was never launched"
         ticks.ran(dg.DagsterRunStatus.CANCELED)
@@ -121,7 +108,7 @@ def test_table_that_fails_stops_no_other(
 
     monkeypatch.setattr(client, "get_table", refuse)
     with memory_instance() as instance:
-        ticks = Ticks(instance)
+        ticks = Ticks(instance, catalog, client)
         assert [ticks.tick() for _ in range(2)] == [False, True]
         glue.register(client, catalog.load_table(NAME), *NAME)
         ticks.ran(dg.DagsterRunStatus.SUCCESS)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -126,9 +127,9 @@ def alerts(
 
 
 def test_invalid_spec_is_one_alert_that_quotes_it(
-    config: Settings, monkeypatch: pytest.MonkeyPatch
+    config: Settings, as_settings: Callable[[Settings], None]
 ) -> None:
-    monkeypatch.setattr("topicberg.orchestration.jobs.observation.settings", lambda: config)
+    as_settings(config)
     repository = dg.Definitions().get_repository_def()
     with memory_instance() as instance:
         assert not alerts(instance, repository)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 import pytest
 from dagster._utils.error import serializable_error_info_from_exc_info
+from lakehouses import lakehouse_of
 
 from topicberg.alerts.observation import CHECKED_WITHIN, CHECKS_REST, CheckRuns
 from topicberg.errors import LoginError, TopicbergError
@@ -16,7 +17,6 @@ from topicberg.orchestration.jobs.schedules import (
     schedule_unless_busy,
     skip_if_unavailable,
 )
-from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
 
 JOB = "look"
@@ -32,18 +32,12 @@ def look() -> None:
     slow()
 
 
-@pytest.fixture
-def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lakehouse, "peek", lambda _: None)
-
-
 def tick(instance: dg.DagsterInstance, rest: int) -> object:
     schedule = schedule_unless_busy(JOB, "* * * * *", rest)
-    context = dg.build_schedule_context(instance, resources={"topicberg_lakehouse": Lakehouse()})
+    context = dg.build_schedule_context(instance, resources={"topicberg_lakehouse": lakehouse_of()})
     return schedule(context)
 
 
-@pytest.mark.usefixtures("available")
 def test_schedule_rests_after_a_run_as_long_as_it_says() -> None:
     with dg.instance_for_test() as instance:
         assert isinstance(tick(instance, 1000), dg.RunRequest)

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from memory_kafka import serve_clients
 
-from topicberg import kafka
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka import discovery
 from topicberg.kafka.discovery import discover, find_topic, find_topics, keep_discovering
@@ -48,6 +48,8 @@ class Services:
     def list_topics(self, timeout: float) -> Any:
         one = SimpleNamespace(partitions={0: 0}, error=None)
         return SimpleNamespace(topics=dict.fromkeys(self.configs, one))
+
+    def poll(self, _: float) -> None: ...
 
     def describe_configs(self, resources: Any, request_timeout: float) -> dict[Any, Future[Any]]:
         return {resource: self._described(resource.name) for resource in resources}
@@ -86,8 +88,7 @@ def config(tmp_path: Path) -> Settings:
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     services = Services("web.a", "web.b")
-    monkeypatch.setattr(kafka, "admin_client", lambda *_, **__: services)
-    monkeypatch.setattr(kafka, "_known_failure", lambda *_: None)
+    serve_clients(monkeypatch, services)
     return services
 
 
@@ -152,13 +153,14 @@ def test_discoverer_survives_an_unexpected_error(
 ) -> None:
     attempts, ended = [], threading.Event()
 
-    def fails(*_: Any) -> None:
-        attempts.append(1)
-        if len(attempts) == 2:
-            ended.set()
-        raise TypeError
+    class Failing(Services):
+        def list_topics(self, timeout: float) -> Any:
+            attempts.append(1)
+            if len(attempts) == 2:
+                ended.set()
+            raise TypeError
 
-    monkeypatch.setattr(discovery, "discover", fails)
+    serve_clients(monkeypatch, Failing())
     monkeypatch.setattr(discovery, "INTERVAL_SECONDS", 0.0)
     keep_discovering(cast(Any, services), config, ended)
     assert len(attempts) == 2

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from clocks import Clock
 from confluent_kafka import KafkaError, TopicPartition
+from memory_kafka import MemoryKafka, serve_clients
 
 from topicberg.errors import UnreachableError
-from topicberg.kafka import consumer
 from topicberg.kafka.consumer import batch_end, first_times
 
-ENDPOINTS = cast("Any", None)
+ENDPOINTS = MemoryKafka({}).endpoints
 
 
 class Message:
@@ -35,29 +35,33 @@ class Message:
         return None if self._error is None else KafkaError(self._error)
 
 
+class Client:
+    def assign(self, partitions: list[TopicPartition]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def connect(monkeypatch: pytest.MonkeyPatch, client: object) -> list[dict[str, Any]]:
     """Return the properties of each client that is made."""
     made: list[dict[str, Any]] = []
 
-    @contextmanager
-    def connected(*_: Any, **properties: Any) -> Iterator[object]:
-        made.append(properties)
-        yield client
+    def connected(properties: Mapping[str, Any]) -> object:
+        made.append({**properties})
+        return client
 
-    monkeypatch.setattr(consumer, "_consumer", connected)
+    serve_clients(monkeypatch, None, connected)
     return made
 
 
 def arrive(monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
-    waiting = list(messages)
+    waiting, clock = list(messages), Clock(monkeypatch)
 
-    class Consumer:
+    class Consumer(Client):
         def poll(self, seconds: float) -> Message | None:
+            clock.now += seconds
             return waiting.pop(0) if waiting else None
 
     connect(monkeypatch, Consumer())
-    monkeypatch.setattr(consumer, "SAMPLE_SECONDS", 0.05)
-    monkeypatch.setattr(consumer, "NEEDED_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize("code", [KafkaError._PARTITION_EOF, KafkaError._BAD_MSG])
@@ -86,7 +90,7 @@ def test_partition_that_does_not_answer_is_an_error_where_its_time_is_needed(
     assert first_times(ENDPOINTS, "orders", {0: 3, 1: 5}) == {0: 7}
 
 
-class Batches:
+class Batches(Client):
     """Batches from these offsets on, of which some are unreadable."""
 
     def __init__(self, starts: list[int], unreadable: set[int]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from memory_kafka import Log, MemoryKafka
 from specs import Project, minimal
 
-from topicberg import kafka
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.records import Records, headers_of
@@ -24,6 +24,8 @@ KEY_BYTES = b"\0\0\0\0\1\2"
 
 class Message:
     """A record as the client has it."""
+
+    is_gone = False
 
     def __init__(self, offset: int, value: bytes | None = b"value", *, fails: bool = True) -> None:
         self._offset, self._value, self._fails = offset, value, fails
@@ -48,6 +50,8 @@ class Message:
     def timestamp(self) -> tuple[int, int]:
         return 1, 1_700_000_000_000
 
+    def error(self) -> None: ...
+
 
 def test_headers_of_a_name_that_is_not_utf8_are_none() -> None:
     assert headers_of(cast(Any, Message(0))) is None
@@ -63,11 +67,9 @@ def test_python_client_names_the_record_that_it_cannot_read() -> None:
 
 
 def test_key_of_such_a_record_is_found_for_erasure(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = kafka.TopicLog("id", {3: 0}, {3: 1})
-    monkeypatch.setattr(kafka, "topic_log", lambda *_: log)
-    monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "compact"})
-    monkeypatch.setattr(records, "messages", lambda *_: iter([Message(0)]))
-    found = records.records_of(cast(Any, None), "orders", set)
+    log = Log({3: [cast(Any, Message(0))]}, kafka_settings={"cleanup.policy": "compact"})
+    broker = MemoryKafka({"orders": log}).serve(monkeypatch)
+    found = records.records_of(broker.endpoints, "orders", set)
     assert found.newest == {(KEY_BYTES, 3): False}
 
 

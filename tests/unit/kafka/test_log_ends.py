@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from memory_kafka import serve_clients
 
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka import NoLeaderError, NoSuchTopicError, ends
@@ -39,6 +40,8 @@ class Broker:
         self.described: list[list[str]] = []
         self.listed: list[list[str]] = []
 
+    def poll(self, _: float) -> None: ...
+
     def describe_topics(self, names: Any, **_: Any) -> dict[str, Future[Any]]:
         requested = sorted(names.topic_names)
         self.described.append(requested)
@@ -68,8 +71,7 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker(idle=[3, 4], busy=[7])
-    monkeypatch.setattr(ends, "admin_client", lambda _: broker)
-    monkeypatch.setattr("topicberg.kafka._known_failure", lambda *_: None)
+    serve_clients(monkeypatch, broker)
     return broker
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from memory_kafka import MemoryKafka, serve_clients
 
 from topicberg.errors import UnreachableError
 from topicberg.kafka import consumer
+
+ENDPOINTS = MemoryKafka({}).endpoints
 
 
 class Message:
@@ -45,10 +47,9 @@ class Client:
     def __init__(self, *polls: list[Message]) -> None:
         self.polls, self.arrived = list(polls), list[Message]()
 
-    def __enter__(self) -> Client:
-        return self
+    def assign(self, _: object) -> None: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def close(self) -> None: ...
 
     def poll(self, _: float) -> Message | None:
         assert not self.arrived
@@ -70,15 +71,15 @@ def test_end_before_a_committed_range_is_waited_for(
     """A new leader of a partition learns late up to where its records are committed."""
     early, late = Message(1, is_end=True), Message(3, is_end=True)
     client = Client([Message(0), early], [], [Message(1)], [late])
-    monkeypatch.setattr(consumer, "_consumer", lambda *_, **__: client)
-    endpoints, ranges = SimpleNamespace(), {0: (0, 3)}
-    found = consumer.messages(cast("Any", endpoints), "t", ranges, may_end_early=may_end_early)
+    serve_clients(monkeypatch, None, lambda _: client)
+    ranges = {0: (0, 3)}
+    found = consumer.messages(ENDPOINTS, "t", ranges, may_end_early=may_end_early)
     assert [message.offset() for message in found] == ([0] if may_end_early else [0, 1])
 
 
 def test_end_that_stays_before_a_committed_range_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client([Message(1, is_end=True)])
-    monkeypatch.setattr(consumer, "_consumer", lambda *_, **__: client)
-    found = consumer.messages(cast("Any", None), "t", {0: (1, 2)}, 0.01)
+    serve_clients(monkeypatch, None, lambda _: client)
+    found = consumer.messages(ENDPOINTS, "t", {0: (1, 2)}, 0.01)
     with pytest.raises(UnreachableError, match="no record within"):
         list(found)

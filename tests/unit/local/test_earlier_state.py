@@ -11,7 +11,6 @@ import random
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,8 @@ from debezium import Source, SourceTopic
 from format_versions import allow_version_3
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from memory_topic import MemoryTopic, Message, mock_registry, serve
+from memory_kafka import Message
+from memory_topic import MemoryTopic, mock_registry, serve
 from project_copy import add_code
 from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 from pyiceberg.catalog.sql import SqlCatalog
@@ -41,7 +41,6 @@ from upgrade_topics import (
     UpgradeTopic,
 )
 
-from topicberg import kafka
 from topicberg.iceberg.summaries import ROWS_SKIPPED
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.orchestration.assets import Lake, find_derived
@@ -55,7 +54,7 @@ from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.fold_state import FoldState
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.status import read_status
-from topicberg.topics import load_topic
+from topicberg.topics import TopicSpec, load_topic
 
 CONTINUED = [one for one in TOPICS if one.name != "accounts_string_3"]
 """The other one has tombstones of keys that were forgotten, which are not in its records."""
@@ -72,22 +71,19 @@ class ObjectsFileIO(PyArrowFileIO):
         return PyFileSystem(FSSpecHandler(DirFileSystem(self.properties[OBJECTS], local)))
 
 
-@dataclass
 class ArchivedTopic(MemoryTopic):
     """A topic with the table, the key files and the status that the archive has."""
 
-    topic: UpgradeTopic = field(default=STUCK)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(
+        self, spec: TopicSpec, folder: Path, registry: Any, topic: UpgradeTopic = STUCK
+    ) -> None:
+        super().__init__(spec, folder, registry)
+        self.topic = topic
         self.catalog = _catalog(self.folder)
         self.encoder = Encoder(self.registry)
         self.table = self.catalog.load_table(self.spec.table_identifier(self.config))
         self.held = commit.committed(self.table)
-
-    def log(self, _: object, __: str) -> kafka.TopicLog:
-        assert self.held.topic_id is not None
-        return kafka.TopicLog(self.held.topic_id, dict.fromkeys(self.ends, 0), self.ends)
+        self.topic_id = str(self.held.topic_id)
 
     def send(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -150,7 +146,6 @@ def test_engine_with_a_table_of_the_earlier_version_continues_it(
     allow_version_3(monkeypatch)
     letters: list[Any] = []
     monkeypatch.setattr(DeadLetters, "write", lambda *given: letters.extend(given[-1]))
-    monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     spec, registry = enabled_topics(settings())[topic.name], mock_registry(earlier)
     memory = ArchivedTopic(spec, earlier, registry, topic=topic)
     serve(memory, monkeypatch)
@@ -197,7 +192,6 @@ def test_engine_with_a_change_log_of_the_earlier_version_continues_it(
 ) -> None:
     """Values that the connector leaves out come from rows of the earlier version."""
     allow_version_3(monkeypatch)
-    monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     source = _source_of_archive(earlier)
     for _ in range(20):
         source.change()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+from clocks import Clock
 
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import LoginError, TopicbergError
@@ -90,6 +91,7 @@ def test_catalog_wrong_settings_are_named(stated: Any, given: Any, reason: str) 
     assert "docs/catalogs.md" in str(wrong.value.hint)
 
 
+@pytest.mark.usefixtures("catalogs_are_properties")
 def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stated(
         "ICEBERG_REST",
@@ -101,7 +103,6 @@ def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPa
         DELEGATION="vended-credentials",
     )
     monkeypatch.setattr("topicberg.logins.oauth.OAuthClient.token", lambda _: "the-token")
-    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
     lake = LakeEndpoints(
         iceberg_rest="https://catalog",
         iceberg_login=catalog(),
@@ -156,10 +157,10 @@ def test_catalog_basic_gives_spark_a_token(stated: Any, monkeypatch: pytest.Monk
     assert SECRET not in str(session)
 
 
-def test_catalog_s3_tables_chooses_locations(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("catalogs_are_properties")
+def test_catalog_s3_tables_chooses_locations(stated: Any) -> None:
     arn = "arn:aws:s3tables:eu-west-1:123456789012:bucket/b"
     stated("ICEBERG_REST", AUTH="sigv4", SIGNING_NAME="s3tables", WAREHOUSE=arn)
-    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
     url = "https://s3tables.eu-west-1.amazonaws.com/iceberg"
     lake = LakeEndpoints(iceberg_rest=url, iceberg_login=catalog())
     found: Any = lake.catalog(CONFIG)
@@ -275,12 +276,11 @@ def test_kafka_msk_without_library_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_kafka_msk_token_is_shared_for_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client asks again after four fifths of the time that its token had left."""
-    now, made = [1_000.0], list[str]()
-    monkeypatch.setattr("topicberg.logins.kafka.time.time", lambda: now[0])
+    clock, made = Clock(monkeypatch, 1_000.0), list[str]()
 
     def generate(*given: str) -> tuple[str, int]:
         made.append(" ".join((*given, str(len(made)))))
-        return made[-1], int(now[0] * 1000) + 900_000
+        return made[-1], clock.now_ms + 900_000
 
     monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token", generate)
     monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token_from_role_arn", generate)
@@ -291,10 +291,10 @@ def test_kafka_msk_token_is_shared_for_half_of_its_time(monkeypatch: pytest.Monk
     )
     assert own("") == own("") == ("r 0", 1_900)
     assert of_role("") == (f"r {role} 1", 1_900)
-    now[0] += 449
+    clock.now += 449
     sent = pickle.loads(pickle.dumps(own))
     assert sent("") == ("r 0", 1_900)
-    now[0] += 1
+    clock.now += 1
     assert own("") == ("r 2", 2_350)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from clocks import Clock
 from pydantic import SecretStr
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
@@ -96,17 +97,16 @@ def test_token_by_basic_sends_no_secret_in_form(server: Server) -> None:
     ("seconds", "kept", "renewed"), [(60, 39, 41), (3600, 3539, 3541), (5, 3, 4)]
 )
 def test_token_before_expiry_is_renewed(
-    server: Server, monkeypatch: pytest.MonkeyPatch, seconds: int, kept: int, renewed: int
+    server: Server, clock: Clock, seconds: int, kept: int, renewed: int
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("topicberg.logins.oauth.time.monotonic", lambda: now[0])
+    began = clock.now
     server.answer = (200, {"access_token": "first-token", "expires_in": seconds})
     client = server.client()
     client.token()
     server.answer = (200, {"access_token": "second-token", "expires_in": seconds})
-    now[0] = 1000.0 + kept
+    clock.now = began + kept
     assert client.token() == "first-token"
-    now[0] = 1000.0 + renewed
+    clock.now = began + renewed
     assert client.token() == "second-token"
     assert len(server.sent) == 2
 

@@ -72,34 +72,29 @@ def test_refused_batch_leaves_no_file(table: Table) -> None:
     assert table.refresh().scan().to_arrow().num_rows == 2
 
 
-def test_commit_whose_answer_was_lost_is_a_commit(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_whose_answer_was_lost_is_a_commit(table: Table) -> None:
     """The request is sent again, and refused: the head is the snapshot of the first request."""
     catalog: Any = table.catalog
-    commit = catalog.commit_table
 
     def twice(*given: Any) -> Any:
-        commit(*given)
+        catalog.commit(*given)
         raise CommitFailedException("branch main has changed")
 
     files = written(table)
-    with monkeypatch.context() as patch:
-        patch.setattr(catalog, "commit_table", twice)
-        added = add_files(table, None, files, [], {"note": "sent twice"})
+    catalog.answer = twice
+    added = add_files(table, None, files, [], {"note": "sent twice"})
     assert table.refresh().current_snapshot() == added
     assert table.scan().to_arrow().num_rows == 1
 
 
-def test_batch_that_may_still_be_committed_keeps_its_files(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_that_may_still_be_committed_keeps_its_files(table: Table) -> None:
     """The catalog refuses, and the head did not move: an earlier request may be on its way."""
 
     def refuse(*_: Any) -> Any:
         raise CommitFailedException("the catalog is busy")
 
-    monkeypatch.setattr(table.catalog, "commit_table", refuse)
+    catalog: Any = table.catalog
+    catalog.answer = refuse
     overtaken = table.catalog.load_table(table.name())
     files = written(table)
     with pytest.raises(CommitConflictError):

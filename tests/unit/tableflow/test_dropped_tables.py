@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from memory_topic import MemoryTopic, memory_topic, text_topic
 
-from topicberg import kafka
 from topicberg.tableflow import control
 from topicberg.tableflow.ingestion import Ingestion
 
@@ -30,11 +29,9 @@ def drop(topic: MemoryTopic) -> None:
     topic.catalog.drop_table(topic.spec.table_identifier(topic.config))
 
 
-def delete_records(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+def delete_records(topic: MemoryTopic, before: int) -> None:
     """Let Kafka's retention pass."""
-    monkeypatch.setattr(
-        kafka, "topic_log", lambda *_: kafka.TopicLog("memory", {0: before}, topic.ends)
-    )
+    topic.beginning = {0: before}
 
 
 def values(topic: MemoryTopic) -> list[str]:
@@ -43,12 +40,12 @@ def values(topic: MemoryTopic) -> list[str]:
 
 @pytest.mark.parametrize("restarts", [True, False])
 def test_table_that_cannot_come_back_whole_suspends_its_topic(
-    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch, restarts: bool
+    topic: MemoryTopic, restarts: bool
 ) -> None:
     one = started(topic)
     assert values(topic) == ["a", "b"]
     drop(topic)
-    delete_records(topic, monkeypatch, 1)
+    delete_records(topic, 1)
     topic.produce(0, None, b"c")
     one = started(topic) if restarts else one
     one.turn()
@@ -61,13 +58,11 @@ def test_table_that_cannot_come_back_whole_suspends_its_topic(
     assert not topic.catalog.table_exists(topic.spec.table_identifier(topic.config))
 
 
-def test_an_empty_table_in_its_place_is_not_filled(
-    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_table_in_its_place_is_not_filled(topic: MemoryTopic) -> None:
     started(topic)
     drop(topic)
     topic.ingestor().table()  # as Dagster's asset does
-    delete_records(topic, monkeypatch, 1)
+    delete_records(topic, 1)
     assert started(topic).report.status.suspended
 
 
@@ -76,7 +71,9 @@ def test_idle_topic_whose_records_are_gone_goes_on(
 ) -> None:
     """It has a table without rows: no record was ever read."""
     idle = memory_topic(tmp_path, monkeypatch, schema={"format": "text"})
-    monkeypatch.setattr(kafka, "topic_log", lambda *_: kafka.TopicLog("memory", {0: 9}, {0: 9}))
+    for _ in range(9):
+        idle.produce(0, None, b"gone")
+    delete_records(idle, 9)
     for _ in range(2):
         assert started(idle).report.status.phase == "RUNNING"
 
@@ -88,21 +85,19 @@ def test_table_is_made_again_while_kafka_has_everything(topic: MemoryTopic) -> N
     assert values(topic) == ["a", "b"]
 
 
-def test_table_that_topicberg_dropped_begins_again(
-    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_that_topicberg_dropped_begins_again(topic: MemoryTopic) -> None:
     one = started(topic)
     control.enable(topic.config, topic.spec.name, command=True)
     control.disable(topic.config, topic.spec.name)
     drop(topic)
     control.table_dropped(topic.config, topic.spec.name)
     control.enable(topic.config, topic.spec.name, command=True)
-    delete_records(topic, monkeypatch, 1)
+    delete_records(topic, 1)
     one.turn()  # the engine did not notice
     one.turn()
     assert one.report.status.phase == "RUNNING"
     assert values(topic) == ["b"]
     drop(topic)
-    delete_records(topic, monkeypatch, 2)
+    delete_records(topic, 2)
     topic.produce(0, None, b"c")
     assert started(topic).report.status.suspended, "later, by someone else"

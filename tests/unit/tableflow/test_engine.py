@@ -3,119 +3,102 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
+from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField
 
-from topicberg import kafka
 from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import END_OFFSETS, FIRST_TOPIC_ID, TOPIC_ID
 from topicberg.kafka import TopicLog
 from topicberg.kafka.offsets import Offsets, dump_offsets
-from topicberg.settings import Settings
 from topicberg.tableflow.batch_start import adopt_start, first_offsets
 from topicberg.tableflow.commit import Committed
-from topicberg.tableflow.engine import Ingestor
-from topicberg.topics import TopicSpec
 
 
-def ingestor_of(catalog: SqlCatalog, folder: Path, **tableflow: Any) -> Ingestor:
-    """Return the engine of a topic whose table has only the column of the partition."""
-    fields = {"name": "orders", "pipeline": "shop", "schema": {"format": "none"}}
-    spec = TopicSpec.model_validate({**fields, "tableflow": tableflow})
-    config = Settings(project_root=folder, state_dir=folder / "state")
-    identifier = spec.table_identifier(config)
-    catalog.create_namespace_if_not_exists(identifier[0])
-    partition = NestedField(1, "$$partition", IntegerType(), required=False)
-    catalog.create_table_if_not_exists(identifier, Schema(partition))
-    endpoints = SimpleNamespace(
-        catalog=lambda _: catalog, schema_registry_client=lambda: None, spark_connect=""
-    )
-    return Ingestor(spec, cast(Any, endpoints), config)
+def topic_at(
+    folder: Path, patch: pytest.MonkeyPatch, position: str | int, records: int
+) -> MemoryTopic:
+    """Return a topic whose first three records are gone, and whose table begins somewhere."""
+    tableflow = {"start_position": position}
+    topic = memory_topic(folder, patch, schema={"format": "none"}, tableflow=tableflow)
+    for number in range(records):
+        topic.produce(0, None, b"%d" % number, time_ms=100 * number)
+    topic.beginning = {0: 3}
+    return topic
 
 
 @pytest.mark.parametrize("has_id", [True, False])
 def test_start_at_the_latest_is_that_of_the_first_attempt(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
 ) -> None:
-    ingestor = ingestor_of(catalog, tmp_path, start_position="latest")
-    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 3}, {0: 7}))
+    topic = topic_at(tmp_path, monkeypatch, "latest", 7)
+    ingestor = topic.ingestor()
     assert ingestor.step().end_offsets == {0: 7}
     if not has_id:  # as earlier versions left it
         with ingestor.table().transaction() as transaction:
             transaction.remove_properties(FIRST_TOPIC_ID)
-    log = TopicLog("id", {0: 3}, {0: 9})
-    given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), log
-    assert first_offsets(*given) == {0: 7}
-    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 8}, {0: 9}))
+    topic.produce(0, None, b"7")
+    topic.produce(0, None, b"8")
+    topic.beginning = {0: 8}
     with pytest.raises(TableflowError, match="the next record is 7, the first one kept is 8"):
         ingestor.step()
+    topic.beginning = {0: 3}
+    assert ingestor.step().rows == 2
 
 
-@pytest.mark.parametrize(("position", "first"), [("latest", {0: 0}), (1_000, {0: 2})])
+@pytest.mark.parametrize(("position", "rows"), [("latest", 3), (400, 2)])
 def test_topic_created_again_before_its_first_commit_loses_nothing(
-    catalog: SqlCatalog,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    position: str | int,
-    first: Offsets,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: str | int, rows: int
 ) -> None:
-    ingestor = ingestor_of(catalog, tmp_path, start_position=position)
-    monkeypatch.setattr(kafka, "offsets_at", lambda *_: {0: 7})
-    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("old", {0: 0}, {0: 7}))
-    assert ingestor.step().end_offsets == {0: 7}
-    monkeypatch.setattr(kafka, "offsets_at", lambda *_: {0: 2})
-    new = TopicLog("new", {0: 0}, {0: 9})
-    for _ in range(2):
-        given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), new
-        assert first_offsets(*given) == first
+    topic = topic_at(tmp_path, monkeypatch, position, 4)
+    ingestor = topic.ingestor()
+    assert ingestor.step().end_offsets == {0: 4}
+    topic.topic_id, topic.beginning = "new", {}
+    del topic.partitions[0][3:]
+    topic.produce(0, None, b"new", time_ms=500)
+    topic.produce(0, None, b"new", time_ms=600)
+    assert ingestor.step().rows == (5 if position == "latest" else rows)
 
 
 @pytest.mark.parametrize("began", ["latest", "earliest"])
 def test_history_begins_where_the_topics_table_began(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
 ) -> None:
-    ingestor = ingestor_of(catalog, tmp_path, start_position="latest")
+    topic = topic_at(tmp_path, monkeypatch, "latest", 7)
+    ingestor = topic.ingestor()
     own = ingestor.table()
-    history = catalog.create_table((own.name()[-2], "history"), own.schema())
-    log = TopicLog("id", {0: 3}, {0: 7})
+    history = topic.catalog.create_table((own.name()[-2], "history"), own.schema())
+
+    def first(table: Table, beginning: int, end: int) -> Offsets:
+        log = TopicLog("memory", {0: beginning}, {0: end})
+        return first_offsets(topic.spec, topic.endpoints, table, Committed(), log)
+
     if began == "latest":
-        assert first_offsets(ingestor.spec, ingestor.endpoints, own, Committed(), log) == {0: 7}
+        assert first(own, 3, 7) == {0: 7}
     else:
         own.append(
             own.schema().as_arrow().empty_table(),
-            snapshot_properties={END_OFFSETS: dump_offsets({0: 7}), TOPIC_ID: "id"},
+            snapshot_properties={END_OFFSETS: dump_offsets({0: 7}), TOPIC_ID: "memory"},
         )
     for _ in range(2):
         adopt_start(history, own)
-    later = TopicLog("id", {0: 3}, {0: 50})
-    first = first_offsets(ingestor.spec, ingestor.endpoints, history, Committed(), later)
-    assert first == ({0: 7} if began == "latest" else {})
-    left = TopicLog("id", {0: 9}, {0: 50})
-    first = first_offsets(ingestor.spec, ingestor.endpoints, history, Committed(), left)
-    assert first == ({0: 9} if began == "latest" else {}), "what Kafka still has"
+    assert first(history, 3, 50) == ({0: 7} if began == "latest" else {})
+    expected = {0: 9} if began == "latest" else {}
+    assert first(history, 9, 50) == expected, "what Kafka still has"
 
 
 def test_step_beside_another_engine_that_adds_columns(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 0}, {0: 0}))
-    one, two = (ingestor_of(catalog, tmp_path) for _ in range(2))
-    load = catalog.load_table
-    others = [two.table]
-
-    def loading(name: Any) -> Table:
-        table = load(name)
-        if others:
-            others.pop()()
-        return table
-
-    monkeypatch.setattr(catalog, "load_table", loading)
+    topic = topic_at(tmp_path, monkeypatch, "earliest", 0)
+    partition = NestedField(1, "$$partition", IntegerType(), required=False)
+    identifier = topic.spec.table_identifier(topic.config)
+    topic.catalog.create_namespace_if_not_exists(identifier[0])
+    topic.catalog.create_table(identifier, Schema(partition))
+    two = topic.ingestor()
+    one = topic.interrupted(two.table)
     assert one.step().records == 0
-    assert others == []
     assert "value" in one.table().schema().column_names

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
+from clocks import Clock
 from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from header_framing import fetched
@@ -105,9 +105,7 @@ def test_schemas_are_looked_up_not_records(monkeypatch: pytest.MonkeyPatch) -> N
     assert found[-1] == wire_prefix(12) + b'{"c": 1}'
 
 
-def test_refused_schema_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+def test_refused_schema_is_tried_again(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     reader = Reader(monkeypatch, [record("a")])
     reader.registry.refuses = True
     for _ in range(2):
@@ -118,7 +116,7 @@ def test_refused_schema_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rejections.first is not None
         assert "refuses the schema" in rejections.first[1]
         assert not reader.framing.look_up(rejections.inline.values())
-        now += framing.REFUSED_SECONDS + 1
+        clock.now += framing.REFUSED_SECONDS + 1
     reader.registry.refuses = False
     with pytest.raises(UnknownInlineError):
         reader.framing.wire(reader.half, reader.values[0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from clocks import Clock
 
 from topicberg.settings import Settings
 from topicberg.tableflow import maintenance_scheduler
@@ -17,28 +17,27 @@ from topicberg.topics import load_topic
 
 
 def test_keeper_inspects_tables_that_change_most_often(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
 ) -> None:
     config = Settings(state_dir=tmp_path)
-    nothing, clock = cast("Any", None), [0.0]
+    nothing = cast("Any", None)
     topic = Ingestion(load_topic("stock_trades", config), nothing, config, nothing)
     report = SimpleNamespace(changed=False)
     runs: list[float] = []
 
     def maintain(*_: object) -> Any:
-        runs.append(clock[0])
+        runs.append(clock.now)
         return report
 
     monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     one = maintenance_scheduler.MaintenanceScheduler(nothing, config, nothing, threading.Event())
 
     def minutes(number: int) -> list[float]:
         """Return in which of the next minutes the table was maintained."""
         runs.clear()
-        began = clock[0]
+        began = clock.now
         for _ in range(number):
-            clock[0] += 60.0
+            clock.now += 60.0
             one._maintain(topic)
         return [(at - began) / 60 for at in runs]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pyarrow as pa
 import pytest
+from memory_kafka import MemoryKafka, topic_of
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.iceberg.summaries import COMMITTED_AT_MS, CURRENT_AT_MS, END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.tableflow.commit import committed
@@ -24,20 +22,21 @@ SPEC = TopicSpec.model_validate(
         **{"schema": {"format": "none"}, "write_mode": "upsert"},
     }
 )
+BROKER = MemoryKafka({"orders": topic_of()})
 
 
 @pytest.fixture
 def table(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Table:
     """A table that held its topic up to offset 2 on day 0, and up to offset 9 on day 5."""
     settings = {"cleanup.policy": "compact", "delete.retention.ms": str(DAY)}
-    monkeypatch.setattr(kafka, "topic_config", lambda *_: settings)
+    BROKER.serve(monkeypatch).topics["orders"].kafka_settings |= settings
     return catalog.create_table("shop.orders", pa.schema([("id", pa.int64())]))
 
 
 def changed(table: Table, now_ms: int, *, records: int) -> dict[str, str]:
     """Return the table properties that change with a batch up to offset 9."""
     held = committed(table)
-    watch = DeleteWatch(SPEC, cast("Any", None), table, held, now_ms)
+    watch = DeleteWatch(SPEC, BROKER.endpoints, table, held, now_ms)
     return watch.of(Batch(held.offsets, {0: 9}), lambda: records, caught_up=True)
 
 
@@ -71,6 +70,6 @@ def test_time_without_offsets_is_of_the_head(table: Table) -> None:
 
 def test_snapshot_notes_when_its_table_was_current(table: Table) -> None:
     commit(table, 2, current({0: 2}, 3 * DAY))
-    watch = DeleteWatch(SPEC, cast("Any", None), table, committed(table), 4 * DAY)
+    watch = DeleteWatch(SPEC, BROKER.endpoints, table, committed(table), 4 * DAY)
     assert watch.noted({}) == {CURRENT_AT_MS: str(3 * DAY)}
     assert watch.noted(current({0: 9}, 4 * DAY)) == {CURRENT_AT_MS: str(4 * DAY)}

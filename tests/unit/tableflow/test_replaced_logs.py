@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_topic import MemoryTopic, Message, memory_topic
+from memory_kafka import Message
+from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import LAST_RECORDS, summary
@@ -312,11 +313,7 @@ def test_idle_topic_is_compared_once_for_each_leader() -> None:
         assert one.topic.compared == compared + 2
 
 
-def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from topicberg.tableflow import engine
-
+def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit() -> None:
     with site() as one:
         one.produce(0, 6)
         one.copy()
@@ -324,15 +321,15 @@ def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit
         one.turn()
         before = one.values()
         one.produce(0, 2)
-        written = engine.Ingestor._written
+        ingest = one.topic.processes.ingest
 
         def put_back_first(*given: Any) -> Any:
             if one.topic.epochs.get(0, 0) == 0:
                 one.put_back(0)
                 one.produce(0, 6)
-            return written(*given)
+            return ingest(*given)
 
-        monkeypatch.setattr(engine.Ingestor, "_written", put_back_first)
+        one.topic.processes.ingest = put_back_first
         assert one.turn() == "SUSPENDED"
         assert one.values() == before
 

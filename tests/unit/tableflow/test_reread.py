@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from memory_kafka import MemoryKafka, topic_of
 from pyiceberg.catalog.sql import SqlCatalog
 
-from topicberg import kafka
 from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import END_OFFSETS
-from topicberg.kafka.offsets import Ranges, dump_offsets
+from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import reread as module
 from topicberg.tableflow.key_hashing import no_decoder
@@ -46,25 +44,21 @@ def test_rows_committed_while_the_topic_is_read_are_kept(
             snapshot_properties={END_OFFSETS: dump_offsets({0: end})},
         )
 
-    def message(offset: int) -> Any:
-        fields = {"key": log[offset], "value": b"", "partition": 0, "offset": offset}
-        return SimpleNamespace(
-            **{name: lambda value=value: value for name, value in fields.items()}
-        )
+    def produce(key: bytes) -> None:
+        log.append(key)
+        topic.produce(0, key, b"")
 
-    def messages(_endpoints: object, _topic: str, ranges: Ranges) -> Iterator[Any]:
-        yield from map(message, range(*ranges[0]))
+    def go_on() -> None:
         if len(log) < 4:  # meanwhile, an engine commits what a producer sent
-            log.append(b"new%d" % len(log))
+            produce(b"new%d" % len(log))
             commit(log[-1], end=len(log))
 
-    log.append(b"old")
+    topic = topic_of()
+    produce(b"old")
     commit(b"old", b"missed delete", end=1)
-    monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: 0})
-    monkeypatch.setattr(kafka, "end_offsets", lambda *_: {0: len(log)})
-    monkeypatch.setattr(module, "messages", messages)
+    broker = MemoryKafka({"orders": topic}, on_close=go_on).serve(monkeypatch)
     config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
-    done = module.reread(SPEC, table, cast(Any, None), config)
+    done = module.reread(SPEC, table, broker.endpoints, config)
     assert (done.rows, done.records) == (1, 4)
     assert sorted(table.refresh().scan().to_arrow()[RAW_KEY].to_pylist()) == sorted(log)
 
@@ -92,12 +86,10 @@ def test_reread_keys_of_unknown_schemas_deletes_nothing(
     head = table.current_snapshot()
     key = raw_key(SPEC), no_decoder, SimpleNamespace(unknown=unknown)
     monkeypatch.setattr(module, "_key", lambda *_: key)
-    monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: 0})
-    monkeypatch.setattr(kafka, "end_offsets", lambda *_: {0: 1})
-    monkeypatch.setattr(module, "messages", lambda *_: iter(()))
+    broker = MemoryKafka({"orders": topic_of()}).serve(monkeypatch)
     config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
     with pytest.raises(TableflowError, match="rows of such keys would be deleted") as error:
-        module.reread(SPEC, table, cast(Any, None), config)
+        module.reread(SPEC, table, broker.endpoints, config)
     assert named in error.value.message
     assert table.refresh().current_snapshot() == head
 
@@ -114,16 +106,13 @@ def test_reread_keys_of_several_types_are_compared_as_they_were_sent(
         pa.Table.from_pylist([{RAW_KEY: k, PARTITION: 0} for k in (b"kept", b"gone")], COLUMNS),
         snapshot_properties={END_OFFSETS: dump_offsets({0: 2})},
     )
-    fields = {"key": b"kept", "value": b"", "partition": 0, "offset": 0}
-    message = SimpleNamespace(**{name: lambda value=value: value for name, value in fields.items()})
+    topic = topic_of()
+    topic.produce(0, b"kept", b"")
+    broker = MemoryKafka({"orders": topic}).serve(monkeypatch)
     layout = Layout(MessageField(KEY, None), MessageField(VALUE, None))
     monkeypatch.setattr(module, "schema_readers", lambda _: None)
     monkeypatch.setattr(module, "read_layout", lambda *_: layout)
-    monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: 0})
-    monkeypatch.setattr(kafka, "end_offsets", lambda *_: {0: 1})
-    messages = iter([message])
-    monkeypatch.setattr(module, "messages", lambda *_: messages)
     config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
-    done = module.reread(spec, table, cast(Any, None), config)
+    done = module.reread(spec, table, broker.endpoints, config)
     assert (done.rows, done.records) == (1, 1)
     assert table.refresh().scan().to_arrow()[RAW_KEY].to_pylist() == [b"kept"]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from clocks import Clock
 from pydantic import SecretStr
 
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint, runtime_file
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
-from topicberg.tableflow import service, status
-from topicberg.tableflow.status import Unavailable, read_status
+from topicberg.tableflow import service
+from topicberg.tableflow.status import PENDING_SECONDS, Unavailable, read_status
 from topicberg.topics import TopicSpec, load_topic
 
 
@@ -30,50 +33,46 @@ def endpoints(key: str) -> Endpoints:
     )
 
 
-@pytest.fixture
-def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_engine_starts_again_with_the_key_of_a_rotation_unless_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
     """A deployment in the cloud whose keys are read without a pause, beside no other engine."""
+    keys, stopping = iter(["old", "old", None, "new"]), threading.Event()
+
+    def load(_: Settings) -> Endpoints:
+        if (key := next(keys)) is None:
+            raise TopicbergError("no answer")
+        if key == "new" and is_stopped:
+            stopping.set()
+        return endpoints(key)
+
+    monkeypatch.setattr(service, "load_endpoints", load)
     monkeypatch.setattr(service, "LOGINS_SECONDS", 0.0)
     monkeypatch.setattr(GroupMember, "start", lambda _: None)
     monkeypatch.setattr(GroupMember, "stop", lambda _: None)
     (tmp_path / "topics").mkdir(parents=True)
-    return Settings(
+    config = Settings(
         deployment="cloud",
         project_root=tmp_path,
         state_dir=tmp_path / "state",
         cluster_id="lkc-1",
         bucket="bucket",
     )
-
-
-def test_engine_starts_again_with_the_key_of_a_rotation(
-    deployment: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = iter(["old", "old", None, "new"])  # None: AWS does not answer
-
-    def load(_: Settings) -> Endpoints:
-        if (key := next(keys)) is None:
-            raise TopicbergError("no answer")
-        return endpoints(key)
-
-    monkeypatch.setattr(service, "load_endpoints", load)
-    assert service.serve(deployment, threading.Event())
+    assert service.serve(config, stopping) is not is_stopped
     assert next(keys, "all were read") == "all were read"
 
 
-def test_engine_that_is_stopped_does_not_start_again(
-    deployment: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopping = threading.Event()
-    keys = iter(["old", "new"])
-
-    def load(_: Settings) -> Endpoints:
-        if (key := next(keys)) == "new":
-            stopping.set()
-        return endpoints(key)
-
-    monkeypatch.setattr(service, "load_endpoints", load)
-    assert not service.serve(deployment, stopping)
+def test_engine_that_cannot_listen_does_not_join_the_others(tmp_path: Path) -> None:
+    config = Settings(state_dir=tmp_path)
+    found = endpoints("key").model_dump(mode="json")
+    runtime_file(config).write_text(json.dumps({"endpoints": found}))
+    threads = {*threading.enumerate()}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(TopicbergError, match=f"port {port}: Address already in use"):
+            service.serve(config, threading.Event(), port)
+    assert {*threading.enumerate()} == threads
 
 
 @pytest.fixture
@@ -108,14 +107,14 @@ def test_engine_that_has_no_topics_yet_says_what_does_not_answer(
 
 
 def test_engine_that_has_no_topics_for_long_has_failed(
-    topics: tuple[Settings, dict[str, TopicSpec]], monkeypatch: pytest.MonkeyPatch
+    topics: tuple[Settings, dict[str, TopicSpec]], clock: Clock
 ) -> None:
     config, specs = topics
     share = service._Share(endpoints("key"), config)
     share.member.error = UnreachableError("no group")
     share.converge(specs)
     assert statuses(config, specs) == [("PENDING", "no group")] * 2
-    monkeypatch.setattr(status, "PENDING_SECONDS", 0)
+    clock.now += PENDING_SECONDS
     share.converge(specs)
     assert statuses(config, specs) == [("FAILED", "no group")] * 2
 

@@ -14,6 +14,7 @@ from topicberg.errors import UnreachableError
 from topicberg.security.guard import Guard, Request
 from topicberg.settings import Settings
 from topicberg.tableflow import service
+from topicberg.tableflow.after_commit import sync_delta
 from topicberg.tableflow.engine import AbandonedError
 from topicberg.tableflow.identity import Identity, engine_group
 from topicberg.tableflow.ingestion import Ingestion
@@ -232,3 +233,129 @@ def test_metrics_of_a_pod_are_reached_by_address(host: str, is_accepted: bool) -
 @pytest.mark.parametrize(("used", "seconds"), [(0.001, 1.0), (0.08, 2.0), (3.0, 5.0)])
 def test_poll_of_many_topics_is_less_frequent(used: float, seconds: float) -> None:
     assert poll_seconds(used) == pytest.approx(seconds)
+
+
+class Slow(Ingestion):
+    """A topic whose turns wait until they may end; each is noted."""
+
+    turns: list[str]
+    may_end: threading.Event
+
+    def turn(self) -> None:
+        self.turns.append(self.spec.name)
+        self.may_end.wait(10)
+        self.schedule.retry_at, self.schedule.inspected_at = None, time.monotonic()
+
+
+def pool_of(
+    config: Settings, spec: TopicSpec, workers: int, names: list[str]
+) -> tuple[Pool, list[str], threading.Event]:
+    pool = Pool(cast("Any", Endpoints()), config.model_copy(update={"engine_workers": workers}))
+    turns: list[str] = []
+    may_end = threading.Event()
+    for name in names:
+        one = Slow(spec.model_copy(update={"name": name}), NOTHING, config, NOTHING)
+        one.turns, one.may_end = turns, may_end
+        pool.queue.put(name, lambda _, one=one: one)  # type: ignore[misc]
+    return pool, turns, may_end
+
+
+def test_turns_that_take_long_leave_a_worker(config: Settings, spec: TopicSpec) -> None:
+    pool, turns, may_end = pool_of(config, spec, 4, [f"t{number}" for number in range(6)])
+    small = pool.queue.topics["t5"]
+    small.schedule.retry_at, small.schedule.is_woken = None, True
+    cast("Any", small).may_end = threading.Event()
+    pool.start()
+    try:
+        deadline = time.monotonic() + 10
+        while len(turns) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert sorted(turns) == ["t0", "t1", "t2", "t5"]
+    finally:
+        may_end.set()
+        cast("Any", small).may_end.set()
+        pool.stop(10)
+
+
+def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
+    pool, _, _ = pool_of(config, spec, 1, ["new", "old", "running", "later"])
+    now = time.monotonic()
+    for name, due in (("new", now - 1), ("old", now - 5), ("running", now - 9)):
+        pool.queue.topics[name].schedule.retry_at = due
+    pool.queue.topics["later"].schedule.retry_at = now + 60
+    pool.queue.topics["running"].is_running = True
+    taken = pool.queue.take()
+    assert taken is not None
+    assert taken[0].spec.name == "old"
+
+
+def sharing_all(config: Settings) -> service._Share:
+    """Return the share of an engine that has all topics."""
+    share = service._Share(cast("Any", Endpoints()), config)
+    share.member.holds = lambda name: True  # type: ignore[method-assign]
+    share.member._set(frozenset())
+    return share
+
+
+def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec) -> None:
+    """`topicberg tableflow enable` of a topic that runs."""
+    share = sharing_all(config)
+    share.converge({spec.name: spec})
+    old = share.pool.queue.topics[spec.name]
+    old.report.update(rows_committed=7, commits=2)
+    share.converge({spec.name: spec})
+    assert share.pool.queue.topics[spec.name] is old
+    changed = spec.model_copy(update={"owners": ()})
+    share.converge({spec.name: changed})
+    status = share.pool.queue.topics[spec.name].report.status
+    assert (status.rows_committed, status.commits) == (7, 2)
+    assert status.error_handling == spec.tableflow.error_handling.mode
+
+
+def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicSpec) -> None:
+    share = sharing_all(config)
+    share.converge({spec.name: spec})
+    topic = share.pool.queue.topics[spec.name]
+    topic.report.update(phase="RUNNING")
+    assert read_status(config, spec.name).phase == "RUNNING"
+    share.converge({})
+    topic.report.update(phase="FAILED")
+    assert read_status(config, spec.name).phase == "PENDING"
+    write_status(config, topic.report.status)
+
+
+def test_unexpected_error_of_a_spec_keeps_the_topics(spec: TopicSpec) -> None:
+    class Requested:
+        def topics(self) -> None:
+            raise TypeError("a parser failed")
+
+    known = {spec.name: spec}
+    specs, wrong = service._usable(cast("Any", Requested()), known)
+    assert (specs, wrong) == (known, {"": "TypeError('a parser failed')"})
+
+
+def test_unreadable_table_is_not_a_failure_of_delta(spec: TopicSpec) -> None:
+    """And a topic without Delta looks at nothing."""
+
+    class Silent:
+        def table(self) -> None:
+            raise UnreachableError("the schema registry does not answer")
+
+    silent = cast("Any", Silent())
+    for formats in (("ICEBERG",), ("ICEBERG", "DELTA")):
+        tableflow = spec.tableflow.model_copy(update={"table_formats": formats})
+        given = spec.model_copy(update={"tableflow": tableflow})
+        if "DELTA" in formats:
+            with pytest.raises(UnreachableError):
+                sync_delta(given, silent.table)
+        else:
+            assert sync_delta(given, silent.table) == []
+
+
+def test_engine_is_healthy_while_its_threads_work(config: Settings) -> None:
+    pool = SimpleNamespace(polled_at=time.monotonic())
+    engine = service.Engine(config, cast("Any", pool))
+    assert engine.is_healthy()
+    pool.polled_at -= service.HANGING_SECONDS
+    assert not engine.is_healthy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,10 +34,11 @@ SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Settings:
+def config(tmp_path: Path, as_settings: Callable[[Settings], None]) -> Settings:
     config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
     config.topics_dir.mkdir(parents=True)
     (config.topics_dir / "orders.yaml").write_text(SPEC)
+    as_settings(config)
     return config
 
 
@@ -182,16 +184,12 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     assert requested.resumed() == ["orders"]
 
 
-def test_requests_are_read_again_only_after_a_change(
-    config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
     control.enable(config, "views")
     requested = control.Requested(config)
     first = requested.topics()
     assert set(first[0]) == {"orders", "views"}
-    with monkeypatch.context() as patch:
-        patch.setattr(control, "usable_topics", None)
-        assert requested.topics() == first
+    assert requested.topics()[0]["orders"] is first[0]["orders"]
     control.resume(config, "views")
     assert requested.resumed() == []
     assert requested.topics() == first
@@ -269,7 +267,6 @@ def test_status_metrics_and_check_have_the_same_numbers(
         counting_since_ms=1_767_225_600_000, **numbers,
     )  # fmt: skip
     write_status(config, status)
-    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     cli.status("orders")
     shown = capsys.readouterr()
     words = shown.out.split()
@@ -300,7 +297,6 @@ def test_a_message_is_shown_as_it_is(
     )
     write_status(config, TopicStatus(topic="orders", suspended=True, error_message=message))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     cli.status("orders")
     shown = capsys.readouterr()
     assert "SUSPENDED" in shown.out
@@ -322,7 +318,6 @@ def test_status_of_long_names_fits_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")  # without colours
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     cli.status()
     shown = capsys.readouterr().out
     phase = "SUSPENDED" if suspended else "FAILED"
@@ -338,7 +333,6 @@ def test_status_with_an_invalid_spec_shows_all_topics(
     config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")
-    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     cli.status()
     shown = capsys.readouterr()
     assert {"orders", "wrong"} <= set(shown.out.split())
@@ -362,7 +356,6 @@ def test_notes_on_a_topic_that_runs_are_shown(
         files_of_commit=1385,
     )
     write_status(config, status)
-    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     cli.status("orders")
     shown = capsys.readouterr().err
     assert "partition 0: records from offset 7 on wait for the end of a transaction" in shown

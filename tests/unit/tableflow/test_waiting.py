@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_kafka import MemoryKafka, topic_of
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -37,6 +39,7 @@ from topicberg.tableflow.table import ensure_table
 from topicberg.tableflow.waiting import KEY_FORMAT, VALUE_FORMAT, find_waiting, unapplied
 from topicberg.topics import TopicSpec
 
+Serve = Callable[[object], None]
 COLUMNS = Schema(
     NestedField(1, "id", LongType(), required=False),
     NestedField(2, "region", StringType(), required=False),
@@ -219,27 +222,6 @@ def test_compacted_topic_must_not_grow(policy: str) -> None:
         assert "move the keys" in (drift.hint or "")
 
 
-class Broker:
-    """Kafka with one topic."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
-        self.partitions = partitions
-        self.policy = "delete"
-        self.altered: list[str] = []
-        monkeypatch.setattr(kafka, "_describe", lambda *_: SimpleNamespace(partitions=self.logs))
-        monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": self.policy})
-        monkeypatch.setattr(kafka, "admin_client", lambda *_, **__: self)
-        monkeypatch.setattr(kafka, "result_of", lambda *_: None)
-
-    @property
-    def logs(self) -> list[int]:
-        return list(range(self.partitions))
-
-    def create_partitions(self, grow: list[Any], request_timeout: float) -> dict[str, None]:
-        self.partitions = grow[0].new_total_count
-        return {grow[0].topic: None}
-
-
 def write(config: Settings, **fields: Any) -> None:
     import yaml
 
@@ -254,26 +236,29 @@ def run(*arguments: str, answer: str = "") -> Result:
 def test_saved_file_does_not_grow_the_topic(
     config: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = Broker(monkeypatch, 6)
+    topic = topic_of(6)
+    broker = MemoryKafka({"orders": topic}).serve(monkeypatch)
     write(config, partitions=8)
     grown = spec(schema={"format": "none"}, partitions=8, table={})
     with caplog.at_level(logging.WARNING):
-        ensured = kafka.ensure_topic(grown, cast(Any, None), config)
-    assert (ensured.partitions, broker.partitions) == (6, 6)
+        ensured = kafka.ensure_topic(grown, broker.endpoints, config)
+    assert (ensured.partitions, len(topic.ends)) == (6, 6)
     assert "`topicberg topics grow orders`" in caplog.text
 
 
-def test_grow_asks_then_adds_partitions(config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = Broker(monkeypatch, 6)
-    monkeypatch.setattr("topicberg.cli.topics.load_endpoints", lambda _: None)
+def test_grow_asks_then_adds_partitions(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, serve_endpoints: Serve
+) -> None:
+    topic = topic_of(6)
+    serve_endpoints(MemoryKafka({"orders": topic}).serve(monkeypatch).endpoints)
     write(config, partitions=8)
     refused = run("topics", "grow", "orders", answer="n\n")
-    assert (refused.exit_code, broker.partitions) == (1, 6)
+    assert (refused.exit_code, len(topic.ends)) == (1, 6)
     assert "Add 2 partitions to topic orders, so that it has 8? It cannot be undone" in (
         refused.output
     )
     done = run("topics", "grow", "orders", answer="y\n")
-    assert (done.exit_code, broker.partitions) == (0, 8)
+    assert (done.exit_code, len(topic.ends)) == (0, 8)
     assert "as its spec says" in run("topics", "grow", "orders").output
 
 
@@ -285,24 +270,27 @@ def test_grow_asks_then_adds_partitions(config: Settings, monkeypatch: pytest.Mo
     ],
 )
 def test_grow_refuses_what_must_not_be(
-    config: Settings, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
+    config: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    serve_endpoints: Serve,
+    fields: dict[str, Any],
+    reason: str,
 ) -> None:
-    broker = Broker(monkeypatch, 6)
-    monkeypatch.setattr("topicberg.cli.topics.load_endpoints", lambda _: None)
+    topic = topic_of(6)
+    serve_endpoints(MemoryKafka({"orders": topic}).serve(monkeypatch).endpoints)
     write(config, **fields)
     result = run("topics", "grow", "orders", "--yes")
     assert reason in str(result.exception)
-    assert broker.partitions == 6
+    assert len(topic.ends) == 6
 
 
 def test_validate_and_status_say_what_waits(
-    config: Settings, held: Table, monkeypatch: pytest.MonkeyPatch
+    config: Settings, held: Table, monkeypatch: pytest.MonkeyPatch, serve_endpoints: Serve
 ) -> None:
     write(config, partitions=8, table={"partitioning": ["key"]})
-    endpoints = SimpleNamespace(catalog=lambda _: held.catalog, schema_registry="http://127.0.0.1")
-    for module in ("topics", "tableflow"):
-        monkeypatch.setattr(f"topicberg.cli.{module}.load_endpoints", lambda _: endpoints)
-    monkeypatch.setattr(waiting, "list_topics", lambda _: {"orders": 6})
+    broker = MemoryKafka({"orders": topic_of(6)}).serve(monkeypatch)
+    own = {"catalog": lambda _: held.catalog, "schema_registry": "http://127.0.0.1"}
+    serve_endpoints(SimpleNamespace(**vars(broker.endpoints), **own))
     monkeypatch.setattr("topicberg.kafka.registration.compare_all", lambda *_: [])
     monkeypatch.setattr("topicberg.cli.tableflow._engines", lambda *_: {})
     for arguments in (("topics", "validate"), ("tableflow", "status")):
@@ -318,19 +306,19 @@ def test_service_that_does_not_answer_hides_no_other_change(
     config: Settings, held: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(*_: object) -> None:
-        raise UnreachableError("Kafka does not answer")
+        raise UnreachableError("the catalog does not answer")
 
-    monkeypatch.setattr(waiting, "list_topics", silent)
-    endpoints = cast(Any, SimpleNamespace(catalog=lambda _: held.catalog))
+    broker = MemoryKafka({"orders": topic_of(9)}, failure=KafkaError._TRANSPORT).serve(monkeypatch)
+    endpoints: Any = SimpleNamespace(**vars(broker.endpoints), catalog=lambda _: held.catalog)
     found, unknown = find_waiting([spec(table={})], endpoints, config)
     assert ["partitioned by" in one.what for one in found] == [True]
-    assert "Kafka does not answer" in unknown[0]
+    assert "does not list its topics" in unknown[0]
     mode = find_waiting([spec(write_mode="upsert", key={"format": "string"})], endpoints, config)
     assert "its table is in write mode append" in mode[0][0].what
-    monkeypatch.setattr(waiting, "list_topics", lambda _: {"orders": 9})
-    found, unknown = find_waiting([spec()], cast(Any, SimpleNamespace(catalog=silent)), config)
+    broker.failure, endpoints.catalog = None, silent
+    found, unknown = find_waiting([spec()], endpoints, config)
     assert ["9 partitions" in one.what for one in found] == [True]
-    assert "Kafka does not answer" in unknown[0]
+    assert "the catalog does not answer" in unknown[0]
 
 
 def test_table_that_cannot_be_read_hides_no_other(
@@ -342,8 +330,8 @@ def test_table_that_cannot_be_read_hides_no_other(
         return held
 
     monkeypatch.setattr(waiting, "find_table", find)
-    monkeypatch.setattr(waiting, "list_topics", lambda _: {})
-    endpoints = cast(Any, SimpleNamespace(catalog=lambda _: None))
+    broker = MemoryKafka({}).serve(monkeypatch)
+    endpoints: Any = SimpleNamespace(**vars(broker.endpoints), catalog=lambda _: None)
     found, unknown = find_waiting([spec(name="newer"), spec(table={})], endpoints, config)
     assert [one.topic for one in found] == ["newer", "orders"]
     assert (found[0].remediation, unknown) == ("upgrade topicberg", [])
@@ -371,11 +359,9 @@ class Registry:
         self.versions = [one for one in self.versions if one != version]
 
 
-def test_restore_schema_asks_before_it_deletes(
-    config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restore_schema_asks_before_it_deletes(config: Settings, serve_endpoints: Serve) -> None:
     registry = Registry()
-    monkeypatch.setattr("topicberg.cli.topics.load_endpoints", lambda _: registry)
+    serve_endpoints(registry)
     text = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
     (config.schemas_dir / "o.avsc").write_text(text)
     write(config, schema={"format": "avro", "file": "o.avsc"})
@@ -388,9 +374,9 @@ def test_restore_schema_asks_before_it_deletes(
 
 
 def test_restore_schema_of_an_external_topic_is_refused(
-    config: Settings, monkeypatch: pytest.MonkeyPatch
+    config: Settings, serve_endpoints: Serve
 ) -> None:
-    monkeypatch.setattr("topicberg.cli.topics.load_endpoints", lambda _: Registry())
+    serve_endpoints(Registry())
     write(config, schema={"format": "avro"}, external=True)
     result = run("topics", "restore-schema", "orders", "--yes")
     assert isinstance(result.exception, SpecError)

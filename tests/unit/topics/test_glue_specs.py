@@ -6,18 +6,17 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
 import yaml
 from glue_records import REGISTRY, GlueRegistry, glue_record
+from memory_kafka import MemoryKafka, topic_of
 from specs import Project, minimal
 from strict_aws import strict_aws
 
-from topicberg import kafka
 from topicberg.errors import SpecError
-from topicberg.kafka import discovery
 from topicberg.kafka.discovery import discover
 from topicberg.kafka.registration import why_no_files
 from topicberg.settings import Settings
@@ -107,27 +106,15 @@ def test_confluents_tableflow_cannot_read_such_a_topic(project: Project) -> None
     assert not problems(project, own, schema=glue())
 
 
-class Kafka:
-    """Topics without configurations, and a registry of Confluent that no one may ask."""
-
-    def __init__(self, registry: GlueRegistry) -> None:
-        self._registry = registry
-
-    def boto3(self, *_: Any) -> Any:
-        return self._registry.client
-
-    def schema_registry_client(self) -> Any:
-        return SimpleNamespace(get_subjects=self._subjects)
-
-    def _subjects(self) -> list[str]:
-        return []
-
-
 @pytest.fixture
 def endpoints(registry: GlueRegistry, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(discovery, "list_topics", lambda _: {"trades": 3, "web.a": 1, "web.b": 1})
-    monkeypatch.setattr(kafka, "topic_configs", lambda _, names: ((one, {}) for one in names))
-    return cast("Any", Kafka(registry))
+    topics = {"trades": topic_of(3), "web.a": topic_of(), "web.b": topic_of()}
+    broker = MemoryKafka(topics).serve(monkeypatch)
+    return SimpleNamespace(
+        **vars(broker.endpoints),
+        boto3=lambda *_: registry.client,
+        schema_registry_client=lambda: SimpleNamespace(get_subjects=list),  # no one may ask it
+    )
 
 
 def test_columns_of_a_spec_are_those_of_the_newest_version(

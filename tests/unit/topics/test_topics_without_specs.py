@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from memory_kafka import MemoryKafka, topic_of
 
-from topicberg import kafka, peek
+from topicberg import peek
 from topicberg.errors import SpecError
 from topicberg.kafka import discovery
 from topicberg.settings import Settings
@@ -71,10 +72,10 @@ def test_topic_is_the_same_wherever_it_has_no_spec(
     assert control.enabled_topics(config)["orders"] == enabled
     control.disable(config, "orders")
 
-    monkeypatch.setattr(kafka, "topic_id", lambda *_: "id")
+    broker = MemoryKafka({"orders": topic_of()}).serve(monkeypatch)
     monkeypatch.setattr(discovery, "find_topic", lambda *_: found)
     requests.requests_folder(config).joinpath("orders.json").unlink()
-    shown = peek._spec("orders", cast(Any, None), config)
+    shown = peek._spec("orders", broker.endpoints, config)
     assert facts(shown) == facts(enabled)
 
     write_discovery(config, Discovery(topics={"orders": found}))

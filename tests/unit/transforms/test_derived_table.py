@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
+from derivations import compute_by
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import BadRequestError
 from pyiceberg.table import Table
@@ -249,12 +250,11 @@ def test_write_window_leaves_out_expired_hours_that_no_user_requested(
     window = Window(begin, begin + timedelta(hours=hours))
     computed: list[Window] = []
 
-    def write(_: Any, __: Any, ___: Any, parts: list[Window]) -> WrittenWindow:
+    def write(parts: list[Window]) -> WrittenWindow:
         computed.extend(parts)
         return WrittenWindow(parts)
 
-    monkeypatch.setattr(derived, "_portions", lambda *given: [given[-1]])
-    monkeypatch.setattr(derived, "_write", write)
+    compute_by(monkeypatch, write)
     windows = derived.write_window(unused, glue, plan, window, keep_expired=keep_expired).windows
     if expected is None:
         assert not windows
