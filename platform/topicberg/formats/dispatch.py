@@ -10,6 +10,7 @@ from pyiceberg.types import NestedField
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
 from topicberg.formats.columnar.program import ProgramCode, Slot
+from topicberg.formats.connect import with_connect_types
 from topicberg.formats.contract import Format, RecordDecoder, ResolvedSchema
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema
@@ -46,6 +47,16 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
         return format_of(schema).as_record(schema, name)
     except (TableflowError, RecursionError):
         return schema
+
+
+def as_read(schema: RegisteredSchema, side: str, *, has_connect_types: bool) -> RegisteredSchema:
+    """Return the schema by which the keys, or the values, of a topic are decoded.
+
+    :param side: ``key`` or ``value``; a key that is not a record is one with the one field ``key``
+    :param has_connect_types: types of Connect and Debezium count, as in a change log
+    """
+    schema = with_connect_types(schema) if has_connect_types else schema
+    return as_record(schema, side) if side == "key" else schema
 
 
 @dataclass(frozen=True)

@@ -741,6 +741,15 @@ class TopicSpec(SpecModel):
         """Return the name of a metadata column: ``$$offset`` or ``cflt_metadata_offset``."""
         return _metadata_column(self.tableflow, name)
 
+    @property
+    def metadata_types(self) -> dict[str, str]:
+        """The metadata columns of every write mode, in order, without their prefix, and their
+        Iceberg types. Headers are a ``map`` or a ``list``.
+        """
+        types = METADATA_TYPES | {HEADERS: self.table.headers}
+        types |= {name: CHANGE_TYPES[name] for name in self.change_columns}
+        return types | ({EVENT_TIME: "timestamptz"} if self.payload_time is not None else {})
+
     def columns(self, config: Settings | None = None) -> dict[str, str]:
         """Return the columns of the topic's table, in order, with their Iceberg types.
 
@@ -756,9 +765,5 @@ class TopicSpec(SpecModel):
         columns = dict(key.columns) if key else {"key": raw}
         raw = "string" if self.value_schema.is_text else "binary"
         columns |= value.columns if value else {"value": raw}
-        types = METADATA_TYPES | {HEADERS: self.table.headers}
-        metadata = {self.metadata_column(name): kind for name, kind in types.items()}
-        if self.payload_time is not None:
-            metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"
-        metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}
-        return columns | metadata
+        metadata = self.metadata_types.items()
+        return columns | {self.metadata_column(name): kind for name, kind in metadata}
