@@ -592,15 +592,8 @@ class TopicSpec(SpecModel):
         """Return the section of the keys or of the values."""
         return self.key if part == "key" else self.value_schema
 
-    def value_schema_path(self, config: Settings | None = None) -> Path | None:
-        """Return the value's schema file, or None for format ``none``."""
-        return self._schema_path("value", config)
-
-    def key_schema_path(self, config: Settings | None = None) -> Path | None:
-        """Return the key's schema file, or None for keys without a schema."""
-        return self._schema_path("key", config)
-
-    def _schema_path(self, part: Part, config: Settings | None) -> Path | None:
+    def schema_path(self, part: Part, config: Settings | None = None) -> Path | None:
+        """Return the schema file of the keys or of the values; None: they have none."""
         file = self.section(part).file
         return schema_place((config or settings()).schemas_dir, file) if file else None
 
@@ -612,7 +605,7 @@ class TopicSpec(SpecModel):
         """
         for part in PARTS:
             section = self.section(part)
-            if (path := self._schema_path(part, config)) and section.is_registered:
+            if (path := self.schema_path(part, config)) and section.is_registered:
                 yield self.subject(part), section, path
 
     def schema_text(self, part: Part, config: Settings | None = None) -> str:
@@ -631,7 +624,7 @@ class TopicSpec(SpecModel):
 
         :raises SpecError: the file is missing or invalid
         """
-        section, path = self.section(part), self._schema_path(part, config)
+        section, path = self.section(part), self.schema_path(part, config)
         as_registered: Part | None = "key" if part == "key" else None
         if path is None and self._reads_registry(section) and section.version == "newest":
             discovered = schema_file(config or settings(), self.name, part, section.format)
