@@ -6,13 +6,7 @@ import re
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
-from pyiceberg.types import (
-    DateType,
-    IcebergType,
-    LongType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg.types import DateType, IcebergType, LongType, TimestampType, TimestamptzType
 
 from topicberg.formats.time_text import DAY, date_time_micros
 
@@ -44,29 +38,13 @@ class Text:
 
 TEXTS = {
     "zoned-timestamp": Text(
-        TimestamptzType,
-        f"{_DAY}T{_TIME}{_ZONE}",
-        "a time of the years 1 to 9999 with a zone",
+        TimestamptzType, f"{_DAY}T{_TIME}{_ZONE}", "a time of the years 1 to 9999 with a zone"
     ),
     "iso-timestamp": Text(
-        TimestampType,
-        f"{_DAY}T{_TIME}Z?",
-        "a time of the years 1 to 9999",
-        "{}Z",
+        TimestampType, f"{_DAY}T{_TIME}Z?", "a time of the years 1 to 9999", "{}Z"
     ),
-    "iso-date": Text(
-        DateType,
-        f"{_DAY}Z?",
-        "a day of the years 1 to 9999",
-        "{}T00:00:00Z",
-        DAY,
-    ),
-    "iso-time": Text(
-        LongType,
-        f"{_TIME}Z?",
-        "a time of day",
-        "1970-01-01T{}Z",
-    ),
+    "iso-date": Text(DateType, f"{_DAY}Z?", "a day of the years 1 to 9999", "{}T00:00:00Z", DAY),
+    "iso-time": Text(LongType, f"{_TIME}Z?", "a time of day", "1970-01-01T{}Z"),
 }
 
 

@@ -88,15 +88,7 @@ DONE, FULL, EVENT = 0, 1, 2
 
 @compiled
 def _gather(  # type: ignore[no-untyped-def]
-    messages,
-    count,
-    first,
-    ends,
-    scratch,
-    contents,
-    facts,
-    header_arrays,
-    row,
+    messages, count, first, ends, scratch, contents, facts, header_arrays, row
 ):
     """Copy messages into arrays, and release them.
 
@@ -215,13 +207,7 @@ def gather(
         records.has_value,
         records.has_key,
     )
-    facts = (
-        records.partitions,
-        records.offsets,
-        records.times,
-        records.time_types,
-        records.epochs,
-    )
+    facts = (records.partitions, records.offsets, records.times, records.time_types, records.epochs)
     headers = (
         records.headers,
         records.header_ends,

@@ -40,13 +40,7 @@ from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
 from topicberg.tableflow.meanings import without_comments
 from topicberg.topics.schema import SECTIONS, Part
-from topicberg.topics.spec import (
-    HEADERS,
-    METADATA_TYPES,
-    RAW_KEY,
-    SOURCE_POSITION,
-    TopicSpec,
-)
+from topicberg.topics.spec import HEADERS, METADATA_TYPES, RAW_KEY, SOURCE_POSITION, TopicSpec
 
 KEY: Final = "key"
 VALUE: Final = "value"

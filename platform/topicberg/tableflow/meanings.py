@@ -136,11 +136,7 @@ def with_older(new: StructType, older: Sequence[StructType]) -> StructType:
 
 
 def followed(
-    existing: StructType,
-    new: StructType,
-    older: Sequence[StructType] = (),
-    *,
-    last_id: int,
+    existing: StructType, new: StructType, older: Sequence[StructType] = (), *, last_id: int
 ) -> StructType:
     """Return the columns of a new schema, whose comments keep the meanings of the table's.
 
@@ -186,10 +182,7 @@ _Comment: TypeAlias = Callable[[NestedField, _Versions, str], str | None]
 
 
 def _with_comments(
-    columns: StructType,
-    others: Sequence[IcebergType | None],
-    comment: _Comment,
-    path: str = "",
+    columns: StructType, others: Sequence[IcebergType | None], comment: _Comment, path: str = ""
 ) -> StructType:
     """Return columns with other comments, at every depth.
 

@@ -553,11 +553,6 @@ class TopicSpec(SpecModel):
         return "rows" if self.write_mode == "upsert" else "changes"
 
     @property
-    def key_changes(self) -> Literal["key"] | None:
-        """Whether the keys are those of changes."""
-        return None if self.changelog is None else "key"
-
-    @property
     def change_columns(self) -> tuple[str, ...]:
         """The metadata columns of a change log, in order, without their prefix."""
         if self.changelog is None:
@@ -632,7 +627,7 @@ class TopicSpec(SpecModel):
             as_registered = part
         if path is None:
             return None
-        changes = self.key_changes if part == "key" else self.changes
+        changes = "key" if part == "key" and self.changelog is not None else self.changes
         return read_schema(
             path, section.format, section.message, self.json_options(part), changes, as_registered
         )
