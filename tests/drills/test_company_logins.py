@@ -109,7 +109,7 @@ class Trades(threading.Thread):
 
     def __init__(self, spec: TopicSpec, endpoints: Endpoints) -> None:
         super().__init__(daemon=True)
-        path = spec.value_schema_path()
+        path = spec.schema_path("value")
         assert path is not None
         ensured = kafka.ensure_topic(spec, endpoints, settings())
         self._encode = avro_encoder(path.read_text(), ensured.value_schema_id or 0)

@@ -58,7 +58,7 @@ def produce(stack: Endpoints, hours: list[datetime]) -> None:
     """Records of every generator in these hours."""
     producer = Producer(stack.kafka_config())
     for spec in load_topics():
-        path = spec.value_schema_path()
+        path = spec.schema_path("value")
         if spec.generator is None or path is None:
             continue
         ensured = kafka.ensure_topic(spec, stack, settings())

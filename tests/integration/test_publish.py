@@ -180,7 +180,7 @@ class Published_:
                 continue
             key: Any = message.key().decode() if self.key_field else message.key()
             value = message.value()
-            if spec.key_schema_path():
+            if spec.schema_path("key"):
                 key = tuple(read(key).values())
             at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
             found.append((key, read(value) if value else None, at))

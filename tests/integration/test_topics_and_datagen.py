@@ -166,7 +166,7 @@ def test_a_schema_that_is_not_compatible_is_refused(
     stack: Endpoints, spec: TopicSpec, config: Settings
 ) -> None:
     kafka.ensure_topic(spec, stack, config)
-    path = spec.value_schema_path(config)
+    path = spec.schema_path("value", config)
     assert path is not None
     schema = json.loads(path.read_text())
     schema["fields"].append({"name": "venue", "type": "string"})

@@ -106,7 +106,7 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
     name = f"users{uuid.uuid4().hex[:8]}"
     spec = load_topic("sample_data_users").model_copy(update={"name": name, "partitions": 1})
     ensured = kafka.ensure_topic(spec, stack)
-    path = spec.value_schema_path()
+    path = spec.schema_path("value")
     assert path is not None
     encode = avro_encoder(path.read_text(), ensured.value_schema_id or 0)
 

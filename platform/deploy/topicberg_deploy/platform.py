@@ -290,8 +290,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             yield _acl(f"{name}_{role}", role, right, "TOPIC", spec.name)
     subjects = []
     for part, subject, schema, path in (
-        ("value", spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
-        ("key", spec.key_subject, spec.key, spec.key_schema_path(config)),
+        ("value", spec.value_subject, spec.value_schema, spec.schema_path("value", config)),
+        ("key", spec.key_subject, spec.key, spec.schema_path("key", config)),
     ):
         if path is None or not schema.is_registered:
             continue

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 
-from pyiceberg.types import (
-    DateType,
-    IcebergType,
-    LongType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg.types import DateType, IcebergType, LongType, TimestampType, TimestamptzType
+
+from topicberg.formats.time_text import DAY, date_time_micros
 
 MAX_DECIMAL_BYTES, MAX_SCALE = 65_536, 20_000
 """Limits of a decimal that becomes text. PostgreSQL's longest numbers have 61,232 bytes, of which
@@ -23,64 +17,34 @@ INFINITE_NANOS = -(2**63), 2**63 - 1
 _DAY = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
 _ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-
-
-_EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
 _EXACT = Context(prec=200_000)
 _SHORT_BITS = 4_096
 
 
 @dataclass(frozen=True)
 class Text:
-    """A type whose values are text. ``parse``: the stored value, of a text that matches."""
+    """A type whose values are text.
+
+    ``completed``: what makes a time of RFC 3339 of a text that matches, in braces; None: it is one.
+    ``unit``: microseconds of the stored value.
+    """
 
     column: type[IcebergType]
     pattern: str
-    parse: Callable[[str], int]
     what: str
-
-
-def _instant(text: str) -> int:
-    return _micros(datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None))
-
-
-def _local(text: str) -> int:
-    return _micros(datetime.fromisoformat(text.removesuffix("Z")))
-
-
-def _micros(moment: datetime) -> int:
-    return (moment - _EPOCH) // _MICROSECOND
-
-
-def _days(text: str) -> int:
-    return date.fromisoformat(text.removesuffix("Z")).toordinal() - _EPOCH.toordinal()
+    completed: str | None = None
+    unit: int = 1
 
 
 TEXTS = {
     "zoned-timestamp": Text(
-        TimestamptzType,
-        f"{_DAY}T{_TIME}{_ZONE}",
-        _instant,
-        "a time of the years 1 to 9999 with a zone",
+        TimestamptzType, f"{_DAY}T{_TIME}{_ZONE}", "a time of the years 1 to 9999 with a zone"
     ),
     "iso-timestamp": Text(
-        TimestampType,
-        f"{_DAY}T{_TIME}Z?",
-        _local,
-        "a time of the years 1 to 9999",
+        TimestampType, f"{_DAY}T{_TIME}Z?", "a time of the years 1 to 9999", "{}Z"
     ),
-    "iso-date": Text(
-        DateType,
-        f"{_DAY}Z?",
-        _days,
-        "a day of the years 1 to 9999",
-    ),
-    "iso-time": Text(
-        LongType,
-        f"{_TIME}Z?",
-        lambda text: _local(f"1970-01-01T{text}"),
-        "a time of day",
-    ),
+    "iso-date": Text(DateType, f"{_DAY}Z?", "a day of the years 1 to 9999", "{}T00:00:00Z", DAY),
+    "iso-time": Text(LongType, f"{_TIME}Z?", "a time of day", "1970-01-01T{}Z"),
 }
 
 
@@ -91,10 +55,9 @@ def parsed(kind: Text, text: str) -> int | None:
     """
     if not re.fullmatch(kind.pattern, text, re.ASCII):
         return None
-    try:
-        return kind.parse(re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", text))
-    except (ValueError, OverflowError):  # no such day, or beyond the years 1 to 9999
-        return None
+    complete = kind.completed.format(text.removesuffix("Z")) if kind.completed else text
+    micros = date_time_micros(complete)  # None: no such day, or beyond the years 1 to 9999
+    return None if micros is None else micros // kind.unit
 
 
 # --- decimals that no column of numbers can hold ---

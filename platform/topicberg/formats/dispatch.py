@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
-from topicberg.formats.columnar.program import ProgramCode, Slot
-from topicberg.formats.contract import Format, RecordDecoder, ResolvedSchema
+from topicberg.formats.connect import with_connect_types
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.formats.table import BY_SCHEMA_TYPE
@@ -26,7 +27,7 @@ def format_of(schema: RegisteredSchema) -> Format:
             f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
             hint=f"use {', '.join(BY_SCHEMA_TYPE)}",
         )
-    return _Guarded(BY_SCHEMA_TYPE[schema.schema_type].load())
+    return cast("Format", _Guarded(BY_SCHEMA_TYPE[schema.schema_type].load()))
 
 
 def is_union(schema: RegisteredSchema) -> bool:
@@ -48,6 +49,16 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
         return schema
 
 
+def as_read(schema: RegisteredSchema, side: str, *, has_connect_types: bool) -> RegisteredSchema:
+    """Return the schema by which the keys, or the values, of a topic are decoded.
+
+    :param side: ``key`` or ``value``; a key that is not a record is one with the one field ``key``
+    :param has_connect_types: types of Connect and Debezium count, as in a change log
+    """
+    schema = with_connect_types(schema) if has_connect_types else schema
+    return as_record(schema, side) if side == "key" else schema
+
+
 @dataclass(frozen=True)
 class _Guarded:
     """A format whose functions refuse a schema at which a parser fails.
@@ -66,36 +77,25 @@ class _Guarded:
             limits.check_paths(where, columns)
             return columns
 
-    def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
-        with refused(f"schema {schema.schema_id}"):
-            return self.module.identity(schema, message)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self.module, name)
 
-    def is_union(self, schema: RegisteredSchema) -> bool:
-        return self.module.is_union(schema)
+        def guarded(*arguments: Any) -> Any:
+            with refused(_subject(arguments)):
+                return function(*arguments)
 
-    def as_record(self, schema: RegisteredSchema, name: str) -> RegisteredSchema:
-        return self.module.as_record(schema, name)
+        return guarded
 
-    def check_file(self, where: str, schema: RegisteredSchema) -> None:
-        with refused(where):
-            self.module.check_file(where, schema)
 
-    def written(
-        self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
-    ) -> frozenset[str]:
-        with refused(f"schema {writer.schema_id}"):
-            return self.module.written(writer, latest, message)
-
-    def filled(self, pairing: ResolvedSchema) -> frozenset[str]:
-        with refused(f"schema {pairing.writer.schema_id}"):
-            return self.module.filled(pairing)
-
-    def program(
-        self, code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema
-    ) -> None:
-        with refused(f"schema {pairing.writer.schema_id}"):
-            self.module.program(code, places, pairing)
-
-    def record_decoder(self, pairing: ResolvedSchema) -> RecordDecoder:
-        with refused(f"schema {pairing.writer.schema_id}"):
-            return self.module.record_decoder(pairing)
+def _subject(arguments: Sequence[Any]) -> str:
+    """Return what a call of a format's function is about: a file, or the schema of a writer."""
+    for argument in arguments:
+        match argument:
+            case str():
+                return argument
+            case (
+                RegisteredSchema(schema_id=number)
+                | ResolvedSchema(writer=RegisteredSchema(schema_id=number))
+            ):
+                return f"schema {number}"
+    return "the schema"

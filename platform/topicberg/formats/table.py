@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 if TYPE_CHECKING:
     from topicberg.formats.contract import Format
@@ -22,32 +23,16 @@ class FormatEntry(NamedTuple):
     """Its name in the registry."""
     suffix: str
     """Of the names of its schema files."""
-    load: Callable[[], Format]
-    """Imports the module with its functions."""
 
-
-def _avro() -> Format:
-    from topicberg.formats import avro
-
-    return avro
-
-
-def _json() -> Format:
-    from topicberg.formats import json
-
-    return json
-
-
-def _protobuf() -> Format:
-    from topicberg.formats import protobuf
-
-    return protobuf
+    def load(self) -> Format:
+        """Import the module with its functions."""
+        return cast("Format", import_module(f"topicberg.formats.{self.name}"))
 
 
 _ENTRIES = (
-    FormatEntry("avro", "AVRO", "avsc", _avro),
-    FormatEntry("json", "JSON", "json", _json),
-    FormatEntry("protobuf", "PROTOBUF", "proto", _protobuf),
+    FormatEntry("avro", "AVRO", "avsc"),
+    FormatEntry("json", "JSON", "json"),
+    FormatEntry("protobuf", "PROTOBUF", "proto"),
 )
 FORMATS: Mapping[str, FormatEntry] = {entry.name: entry for entry in _ENTRIES}
 BY_SCHEMA_TYPE: Mapping[str, FormatEntry] = {entry.schema_type: entry for entry in _ENTRIES}

@@ -24,7 +24,8 @@ _ISO_8601 = re.compile(
     r"([Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
 _EPOCH = date(1970, 1, 1).toordinal()
-_SECOND, _DAY = 1_000_000, 86_400_000_000
+_SECOND, DAY = 1_000_000, 86_400_000_000
+"""Microseconds."""
 
 
 class ZonedTime(NamedTuple):
@@ -81,7 +82,7 @@ def date_time_micros(text: str, most: int = MAX_OFFSET) -> int | None:
 
 
 def _is_after_leap_second(micros: int) -> bool:
-    days, rest = divmod(micros, _DAY)
+    days, rest = divmod(micros, DAY)
     if rest >= _SECOND or not MICROS[0] < micros <= MICROS[1]:
         return False
     day = date.fromordinal(days + _EPOCH)

@@ -81,6 +81,7 @@ _LEADERLESS = (
     *(KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH),
 )
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -267,17 +268,12 @@ def topic_configs(
         some = topics[start : start + _CONFIGS_AT_ONCE]
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in some]
         futures = admin.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
-        for resource, future in futures.items():
-            action = f"describe the configuration of {resource.name}"
-            configuration: dict[str, str | None] | TopicbergError
-            try:
-                entries = result_of(future, endpoints, action)
-                configuration = {name: entry.value for name, entry in entries.items()}
-            except UnreachableError:
-                raise
-            except TopicbergError as error:
-                configuration = error
-            yield str(resource.name), configuration
+        named = {str(resource.name): future for resource, future in futures.items()}
+        for name, entries in results_of(named, endpoints, "describe the configuration of {}"):
+            if isinstance(entries, TopicbergError):
+                yield name, entries
+            else:
+                yield name, {entry: config.value for entry, config in entries.items()}
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:
@@ -458,6 +454,26 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
             raise no_leader(action) from error
         hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None
         raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
+
+
+def results_of(
+    futures: Mapping[K, Future[T]], endpoints: Endpoints, action: str
+) -> Iterator[tuple[K, T | TopicbergError]]:
+    """Yield the responses of the broker for several topics, or why it refuses some of them.
+
+    :param action: with braces for the topic
+    :raises UnreachableError: the broker does not answer in time
+    """
+    for key, future in futures.items():
+        topic = key.topic if isinstance(key, TopicPartition) else key
+        result: T | TopicbergError
+        try:
+            result = result_of(future, endpoints, action.format(topic))
+        except UnreachableError:
+            raise
+        except TopicbergError as error:
+            result = error
+        yield key, result
 
 
 def _create_missing(

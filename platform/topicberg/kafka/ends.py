@@ -10,7 +10,7 @@ from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.kafka import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, result_of
+from topicberg.kafka import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, results_of
 from topicberg.kafka.offsets import Offsets
 
 DESCRIBE_SECONDS = 5.0
@@ -52,6 +52,13 @@ class EndReader:
         :param committed: topic → partition → first offset that is not needed
         :raises UnreachableError: Kafka does not answer
         """
+        try:
+            return self._read(committed)
+        except UnreachableError:
+            self._describe_at = 0.0
+            raise
+
+    def _read(self, committed: Mapping[str, Offsets]) -> dict[str, Ends | TopicbergError]:
         if self._now() >= self._describe_at or not self._described.keys() >= committed.keys():
             self._describe(committed)
         known = {
@@ -87,19 +94,13 @@ class EndReader:
         futures = admin.describe_topics(
             TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
         )
-        for topic, future in futures.items():
-            action = f"describe topic {topic}"
-            try:
-                described = result_of(future, self._endpoints, action)
-            except UnreachableError:
-                self._describe_at = 0.0
-                raise
-            except TopicbergError as error:
-                self._described[topic] = error
+        for topic, described in results_of(futures, self._endpoints, "describe topic {}"):
+            if isinstance(described, TopicbergError):
+                self._described[topic] = described
                 continue
             # A request for the ends waits for all leaders: without this, one topic delays all.
             if any(p.leader is None or p.leader.id < 0 for p in described.partitions):
-                self._described[topic] = no_leader(action)
+                self._described[topic] = no_leader(f"describe topic {topic}")
                 continue
             numbers = sorted(partition.id for partition in described.partitions)
             places = tuple(TopicPartition(topic, number) for number in numbers)
@@ -119,16 +120,12 @@ class EndReader:
             wanted, isolation_level=level, request_timeout=TIMEOUT_SECONDS
         )
         offsets_by_topic: dict[str, Offsets | TopicbergError] = {topic: {} for topic in topics}
-        for place, future in futures.items():
+        for place, end in results_of(futures, self._endpoints, "list the offsets of {}"):
             ends = offsets_by_topic[place.topic]
             if isinstance(ends, TopicbergError):
                 continue
-            try:
-                end = result_of(future, self._endpoints, f"list the offsets of {place.topic}")
+            if isinstance(end, TopicbergError):
+                offsets_by_topic[place.topic] = end
+            else:
                 ends[place.partition] = end.offset
-            except UnreachableError:
-                self._describe_at = 0.0
-                raise
-            except TopicbergError as error:
-                offsets_by_topic[place.topic] = error
         return offsets_by_topic

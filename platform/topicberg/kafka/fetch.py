@@ -204,8 +204,7 @@ class _CompiledFetcher(Fetcher):
         if self._token is not None:
             self._token.renew()
         returned = self._library.rd_kafka_consume_batch_queue(
-            *(self._queue, _WAIT_MS, self._messages.ctypes.data),
-            min(_MESSAGES, max(1, self._left)),
+            *(self._queue, _WAIT_MS, self._messages.ctypes.data), min(_MESSAGES, max(1, self._left))
         )
         self._next, self._held = 0, max(0, returned)
 

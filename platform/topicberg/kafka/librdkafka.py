@@ -88,36 +88,18 @@ DONE, FULL, EVENT = 0, 1, 2
 
 @compiled
 def _gather(  # type: ignore[no-untyped-def]
-    messages,
-    count,
-    first,
-    ends,
-    scratch,
-    sizes,
-    values,
-    keys,
-    headers,
-    value_offsets,
-    key_offsets,
-    has_value,
-    has_key,
-    partitions,
-    offsets,
-    times,
-    time_types,
-    epochs,
-    header_ends,
-    header_offsets,
-    has_header_value,
-    is_repeated_header,
-    row,
+    messages, count, first, ends, scratch, contents, facts, header_arrays, row
 ):
     """Copy messages into arrays, and release them.
 
     :param ends: for each partition, the offset after its last record; -1: it is not read
+    :param contents, facts, header_arrays: see :func:`gather`
     :returns: the message that was not copied, the number of records, and why it was not
     """
-    rows, room, header_room = sizes[0], sizes[1], sizes[2]
+    values, keys, value_offsets, key_offsets, has_value, has_key = contents
+    partitions, offsets, times, time_types, epochs = facts
+    headers, header_ends, header_offsets, has_header_value, is_repeated_header = header_arrays
+    rows, room, header_room = len(has_value), len(values), len(has_header_value)
     to, key_to, header_to = values.ctypes.data, keys.ctypes.data, headers.ctypes.data
     here = scratch.ctypes.data
     for number in range(first, count):
@@ -216,29 +198,24 @@ def gather(
     ends: NDArray[np.int64],
     scratch: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    gathered: tuple[int, int, int] = _gather(
-        messages,
-        count,
-        first,
-        ends,
-        scratch,
-        np.array([records.rows, records.size, records.header_rooms], np.int64),
+    """Add messages to records, and release them; see :func:`_gather`."""
+    contents = (
         records.values,
         records.keys,
-        records.headers,
         records.value_offsets,
         records.key_offsets,
         records.has_value,
         records.has_key,
-        records.partitions,
-        records.offsets,
-        records.times,
-        records.time_types,
-        records.epochs,
+    )
+    facts = (records.partitions, records.offsets, records.times, records.time_types, records.epochs)
+    headers = (
+        records.headers,
         records.header_ends,
         records.header_offsets,
         records.has_header_value,
         records.is_repeated_header,
-        records.count,
+    )
+    gathered: tuple[int, int, int] = _gather(
+        messages, count, first, ends, scratch, contents, facts, headers, records.count
     )
     return gathered

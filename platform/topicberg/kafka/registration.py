@@ -125,11 +125,7 @@ def compare_all(
 
 
 def _compare(
-    registry: SchemaRegistryClient,
-    topic: str,
-    subject: str,
-    schema: SchemaSection,
-    path: Path,
+    registry: SchemaRegistryClient, topic: str, subject: str, schema: SchemaSection, path: Path
 ) -> FileState:
     file_schema = schemas.as_registered(schema, path)
     with registry_errors(f"subject {subject}"):

@@ -182,7 +182,7 @@ class DeadLetters:
 
         A subject in which another writer registered another schema is not changed.
         """
-        path = self.target.value_schema_path(self._config)
+        path = self.target.schema_path("value", self._config)
         assert path is not None  # noqa: S101  its spec has a schema file
         self._schema = fastavro.parse_schema(json.loads(path.read_text()))
         own = str(self._schema["name"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -29,8 +29,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.formats.connect import with_connect_types
-from topicberg.formats.dispatch import as_record, format_of, is_union
+from topicberg.formats.dispatch import as_read, format_of, is_union
 from topicberg.formats.envelope import SOURCE, Changes, changed_columns
 from topicberg.formats.framing import OWN_SCHEMA_ID, Framing, RecordFraming
 from topicberg.formats.limits import MAX_FIELDS
@@ -41,29 +40,19 @@ from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
 from topicberg.tableflow.meanings import without_comments
 from topicberg.topics.schema import SECTIONS, Part
-from topicberg.topics.spec import (
-    EVENT_TIME,
-    HEADERS,
-    PARTITION,
-    RAW_KEY,
-    SOURCE_POSITION,
-    SOURCE_TIMESTAMP,
-    TopicSpec,
-)
+from topicberg.topics.spec import HEADERS, METADATA_TYPES, RAW_KEY, SOURCE_POSITION, TopicSpec
 
 KEY: Final = "key"
 VALUE: Final = "value"
 
-_METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
-    "topic": lambda _: StringType(),
-    PARTITION: lambda _: IntegerType(),
-    HEADERS: lambda ids: MapType(next(ids), StringType(), next(ids), BinaryType(), False),
-    "leader-epoch": lambda _: IntegerType(),
-    "offset": lambda _: LongType(),
-    "timestamp": lambda _: TimestamptzType(),
-    "timestamp-type": lambda _: StringType(),
+_METADATA_TYPES: Mapping[str, type[IcebergType]] = {
+    "string": StringType,
+    "int": IntegerType,
+    "long": LongType,
+    "timestamptz": TimestamptzType,
+    "binary": BinaryType,
 }
-METADATA_COLUMNS = (*(name for name in _METADATA_TYPES if name != HEADERS), RAW_KEY)
+METADATA_COLUMNS = (*(name for name in METADATA_TYPES if name != HEADERS), RAW_KEY)
 """The metadata columns of simple types."""
 
 
@@ -221,11 +210,12 @@ def _message_field(
     subject = None
     if own.has_schema:
         subject, options = _subject(spec, part, readers, config), spec.json_options(part)
-        subject = _mapped(subject, lambda schema: replace(schema, options=options))
-        if is_change:
-            subject = _mapped(subject, with_connect_types)
-        if part == KEY:
-            subject = _mapped(subject, lambda schema: as_record(schema, KEY))
+
+        def mapped(schema: RegisteredSchema) -> RegisteredSchema:
+            return as_read(replace(schema, options=options), part, has_connect_types=is_change)
+
+        schemas = {number: mapped(schema) for number, schema in subject.schemas.items()}
+        subject = replace(subject, latest=mapped(subject.latest), schemas=schemas)
     if subject is not None and is_union(subject.latest):
         subject = None
         if own.framing == "none":
@@ -290,12 +280,6 @@ def _check_changes(spec: TopicSpec, layout: Layout) -> None:
             )
 
 
-def _mapped(subject: Subject, change: Callable[[RegisteredSchema], RegisteredSchema]) -> Subject:
-    """Return the subject with each of its schemas changed."""
-    schemas = {number: change(schema) for number, schema in subject.schemas.items()}
-    return replace(subject, latest=change(subject.latest), schemas=schemas)
-
-
 def raw_columns(
     layout: Layout, fields: Iterable[NestedField]
 ) -> tuple[frozenset[str], frozenset[str]]:
@@ -333,25 +317,19 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     value = layout.value.fields(ids)
     names = {field.name for field in value}
     key = [field for field in layout.key.fields(ids) if field.name not in names]
-    types = _METADATA_TYPES | ({HEADERS: _header_list} if spec.table.headers == "list" else {})
+    types = spec.metadata_types | ({RAW_KEY: "binary"} if spec.is_compacted else {})
+    if SOURCE_POSITION in types and "lsn" in layout.value.source_fields():
+        types[SOURCE_POSITION] = "long"
     metadata = [
-        NestedField(next(ids), spec.metadata_column(name), make_type(ids), required=False)
-        for name, make_type in types.items()
-    ]
-    metadata += [
         NestedField(
-            next(ids), spec.metadata_column(name), _change_type(name, layout), required=False
+            field_id=next(ids),
+            name=spec.metadata_column(name),
+            field_type=_metadata_type(kind, ids),
+            required=False,
+            doc=_RAW_KEY_DOC if name == RAW_KEY else None,
         )
-        for name in spec.change_columns
+        for name, kind in types.items()
     ]
-    if spec.payload_time is not None:
-        name = spec.metadata_column(EVENT_TIME)
-        metadata.append(NestedField(next(ids), name, TimestamptzType(), required=False))
-    if spec.write_mode == "upsert" and spec.changelog is None:
-        raw = NestedField(
-            next(ids), spec.metadata_column(RAW_KEY), BinaryType(), required=False, doc=_RAW_KEY_DOC
-        )
-        metadata.append(raw)
     fields = key + value
     for older in layout.value.older_fields(ids):
         others = {field.name for field in key}
@@ -380,21 +358,20 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     return Schema(*fields, *metadata)
 
 
-def _header_list(ids: Iterator[int]) -> IcebergType:
-    """Return the type of headers that are a list, whose names may be repeated."""
+def _metadata_type(kind: str, ids: Iterator[int]) -> IcebergType:
+    """Return the type of a metadata column.
+
+    :param kind: its name; ``map`` and ``list`` are those of headers, whose names a list may repeat
+    """
+    if kind in _METADATA_TYPES:
+        return _METADATA_TYPES[kind]()
+    if kind == "map":
+        return MapType(next(ids), StringType(), next(ids), BinaryType(), False)
     pair = StructType(
         NestedField(next(ids), "key", StringType(), required=False),
         NestedField(next(ids), "value", BinaryType(), required=False),
     )
     return ListType(next(ids), pair, element_required=False)
-
-
-def _change_type(name: str, layout: Layout) -> IcebergType:
-    if name == SOURCE_TIMESTAMP:
-        return TimestamptzType()
-    if name == SOURCE_POSITION and "lsn" in layout.value.source_fields():
-        return LongType()
-    return StringType()
 
 
 def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
@@ -416,16 +393,10 @@ def _with_dropped(fields: Sequence[NestedField], older: Sequence[NestedField]) -
     A field whose type differs from a later version's has no column, nor has one whose name differs
     from a later one only in case: such records of that version are malformed.
     """
-    by_name = {field.name: field for field in older}
+    types = {field.name: field.field_type for field in older}
     columns = [
-        NestedField(
-            column.field_id,
-            column.name,
-            _type_with_dropped(column.field_type, by_name[column.name].field_type),
-            column.required,
-            column.doc,
-        )
-        if column.name in by_name
+        column.model_copy(update={"field_type": _type_with_dropped(column.field_type, older_type)})
+        if (older_type := types.get(column.name)) is not None
         else column
         for column in fields
     ]

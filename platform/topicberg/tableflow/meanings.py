@@ -25,15 +25,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.formats.meanings import (
-    MICROS,
-    MILLIS,
-    NULLS,
-    Meaning,
-    meaning_of,
-    parts_of,
-    with_meaning,
-)
+from topicberg.formats.meanings import NULLS, Meaning, meaning_of, parts_of, with_meaning
 
 MEANINGS = "topicberg.meanings"
 """Property of a table, in JSON. ``meanings``: field id → meaning, of the fields whose values have
@@ -59,9 +51,9 @@ class _Place(NamedTuple):
 
 
 def noted(table: Table) -> Noted:
-    """Return what is noted: nothing if someone made it unreadable, or in earlier versions' tables.
+    """Return what is noted: nothing if someone made it unreadable.
 
-    Of fields that an earlier version adds later, after a downgrade, nothing is noted either.
+    Of columns that others add to the table, nothing is noted either.
     """
     try:
         contents = json.loads(table.properties[MEANINGS])
@@ -76,18 +68,12 @@ def noted(table: Table) -> Noted:
 
 def columns_of(table: Table) -> tuple[NestedField, ...]:
     """Return the columns of a table, whose comments are the meanings that are noted."""
-    own = noted(table)
-    columns = table.schema().as_struct()
-    return _with_comments(columns, [], lambda field, *_: own.comment(field)).fields
+    return with_noted(table.schema().as_struct(), noted(table)).fields
 
 
 def with_noted(columns: StructType, own: Noted) -> StructType:
-    """Return the columns of a table; the comments of those that are noted are their meanings."""
-
-    def comment(field: NestedField, *_: object) -> str | None:
-        return own.comment(field) if field.field_id <= own.last_id else field.doc
-
-    return _with_comments(columns, [], comment)
+    """Return the columns of a table, whose comments are the meanings that are noted."""
+    return _with_comments(columns, [], lambda field, *_: own.comment(field))
 
 
 def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted) -> dict[str, str]:
@@ -101,9 +87,9 @@ def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted
 
     def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
-        if column is not None:
-            return with_meaning(None, meaning_of(column.doc))
-        return before.comment(field) if field.field_id <= before.last_id else _unit(field, [])
+        return (
+            before.comment(field) if column is None else with_meaning(None, meaning_of(column.doc))
+        )
 
     described = _with_comments(schema.as_struct(), [columns], comment)
     fields = index_by_id(Schema(*described.fields))
@@ -150,11 +136,7 @@ def with_older(new: StructType, older: Sequence[StructType]) -> StructType:
 
 
 def followed(
-    existing: StructType,
-    new: StructType,
-    older: Sequence[StructType] = (),
-    *,
-    last_id: int,
+    existing: StructType, new: StructType, older: Sequence[StructType] = (), *, last_id: int
 ) -> StructType:
     """Return the columns of a new schema, whose comments keep the meanings of the table's.
 
@@ -171,8 +153,6 @@ def followed(
             return field.doc
         others = [other for other in rest if other is not None]
         is_documented = column.field_id <= last_id
-        if not is_documented:
-            column = column.model_copy(update={"doc": _unit(column, [field, *others])})
         for suffix, place_of in (("", _values), (".key", _keys)):
             before, now = (place_of(each, path + suffix) for each in (column, field))
             if before is not None and now is not None:
@@ -195,21 +175,6 @@ def without_comments(kind: IcebergType) -> IcebergType:
     return _inside(kind, [], lambda *_: None, "")
 
 
-def _unit(column: NestedField, versions: Sequence[NestedField]) -> str | None:
-    """Return the unit that the comment of an earlier version's column names.
-
-    Earlier versions wrote it there, for times of the day in Avro. A description may be one.
-
-    :param versions: the field in the versions of the schema
-    """
-    if not isinstance(column.field_type, IntegerType | LongType):
-        return None
-    descriptions = [parts_of(version.doc)[0] for version in versions]
-    if f"{column.doc}." in descriptions or column.doc in descriptions:
-        return None
-    return next((unit for unit in (MILLIS, MICROS) if (column.doc or "").endswith(unit)), None)
-
-
 _Versions: TypeAlias = Sequence[NestedField | None]
 """The same field in other columns; None: they do not have it."""
 _Comment: TypeAlias = Callable[[NestedField, _Versions, str], str | None]
@@ -217,10 +182,7 @@ _Comment: TypeAlias = Callable[[NestedField, _Versions, str], str | None]
 
 
 def _with_comments(
-    columns: StructType,
-    others: Sequence[IcebergType | None],
-    comment: _Comment,
-    path: str = "",
+    columns: StructType, others: Sequence[IcebergType | None], comment: _Comment, path: str = ""
 ) -> StructType:
     """Return columns with other comments, at every depth.
 

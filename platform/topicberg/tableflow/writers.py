@@ -18,16 +18,15 @@ from pyiceberg.types import NestedField
 from topicberg.errors import TableflowError
 from topicberg.formats import framing
 from topicberg.formats.columnar.program import Programs
-from topicberg.formats.connect import with_connect_types
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
-from topicberg.formats.dispatch import as_record, format_of
+from topicberg.formats.dispatch import as_read, format_of
 from topicberg.formats.framing import Framed, RecordFraming, id_of
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing
-from topicberg.tableflow.layout import KEY, VALUE, MessageField, sameness, twins
+from topicberg.tableflow.layout import VALUE, MessageField, sameness, twins
 
 MAX_FOREIGN_WRITERS = 100
 """The most schemas of other subjects by which the records of one batch are decoded."""
@@ -217,10 +216,11 @@ def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
     for number, schema in writers.foreign.schemas.items():
         if number in own:
             continue
-        schema = replace(schema, options=latest.options)
-        if writers.half.has_connect_types:
-            schema = with_connect_types(schema)
-        writer = as_record(schema, KEY) if writers.half.column == KEY else schema
+        writer = as_read(
+            replace(schema, options=latest.options),
+            writers.half.column,
+            has_connect_types=writers.half.has_connect_types,
+        )
         if reason := _unlike(writer, latest, expected, writers.half.message):
             writers.refused[number] = reason
         elif len(usable) >= MAX_FOREIGN_WRITERS:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from topicberg.errors import SpecError, TableflowError
-from topicberg.formats.connect import with_connect_types
-from topicberg.formats.dispatch import as_record, format_of, is_union
+from topicberg.formats.dispatch import as_read, format_of, is_union
 from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
@@ -87,10 +86,7 @@ def _columns(
 ) -> Columns:
     if part is not None and changes is None and is_union(schema):
         return {part: "binary"}
-    if part == "key":
-        schema = as_record(schema, "key")
-    if changes:
-        schema = with_connect_types(schema)
+    schema = as_read(schema, part or "value", has_connect_types=changes is not None)
     columns = format_of(schema).fields(name, schema, count(1), message)
     if changes in ("rows", "changes"):
         columns = changed_columns(name, columns, changes)

@@ -263,11 +263,7 @@ def _new_of_glue(
 
 
 def _version_of(
-    name: str,
-    side: str,
-    raw: bytes,
-    config: Settings,
-    glue: Callable[[UUID], GlueVersion | None],
+    name: str, side: str, raw: bytes, config: Settings, glue: Callable[[UUID], GlueVersion | None]
 ) -> GlueVersion:
     """:raises SpecError: AWS Glue does not have the version, or has it in another registry"""
     uuid = UUID(bytes=raw[2:GLUE_BYTES])

@@ -553,11 +553,6 @@ class TopicSpec(SpecModel):
         return "rows" if self.write_mode == "upsert" else "changes"
 
     @property
-    def key_changes(self) -> Literal["key"] | None:
-        """Whether the keys are those of changes."""
-        return None if self.changelog is None else "key"
-
-    @property
     def change_columns(self) -> tuple[str, ...]:
         """The metadata columns of a change log, in order, without their prefix."""
         if self.changelog is None:
@@ -592,15 +587,8 @@ class TopicSpec(SpecModel):
         """Return the section of the keys or of the values."""
         return self.key if part == "key" else self.value_schema
 
-    def value_schema_path(self, config: Settings | None = None) -> Path | None:
-        """Return the value's schema file, or None for format ``none``."""
-        return self._schema_path("value", config)
-
-    def key_schema_path(self, config: Settings | None = None) -> Path | None:
-        """Return the key's schema file, or None for keys without a schema."""
-        return self._schema_path("key", config)
-
-    def _schema_path(self, part: Part, config: Settings | None) -> Path | None:
+    def schema_path(self, part: Part, config: Settings | None = None) -> Path | None:
+        """Return the schema file of the keys or of the values; None: they have none."""
         file = self.section(part).file
         return schema_place((config or settings()).schemas_dir, file) if file else None
 
@@ -612,7 +600,7 @@ class TopicSpec(SpecModel):
         """
         for part in PARTS:
             section = self.section(part)
-            if (path := self._schema_path(part, config)) and section.is_registered:
+            if (path := self.schema_path(part, config)) and section.is_registered:
                 yield self.subject(part), section, path
 
     def schema_text(self, part: Part, config: Settings | None = None) -> str:
@@ -631,7 +619,7 @@ class TopicSpec(SpecModel):
 
         :raises SpecError: the file is missing or invalid
         """
-        section, path = self.section(part), self._schema_path(part, config)
+        section, path = self.section(part), self.schema_path(part, config)
         as_registered: Part | None = "key" if part == "key" else None
         if path is None and self._reads_registry(section) and section.version == "newest":
             discovered = schema_file(config or settings(), self.name, part, section.format)
@@ -639,7 +627,7 @@ class TopicSpec(SpecModel):
             as_registered = part
         if path is None:
             return None
-        changes = self.key_changes if part == "key" else self.changes
+        changes = "key" if part == "key" and self.changelog is not None else self.changes
         return read_schema(
             path, section.format, section.message, self.json_options(part), changes, as_registered
         )
@@ -741,6 +729,15 @@ class TopicSpec(SpecModel):
         """Return the name of a metadata column: ``$$offset`` or ``cflt_metadata_offset``."""
         return _metadata_column(self.tableflow, name)
 
+    @property
+    def metadata_types(self) -> dict[str, str]:
+        """The metadata columns of every write mode, in order, without their prefix, and their
+        Iceberg types. Headers are a ``map`` or a ``list``.
+        """
+        types = METADATA_TYPES | {HEADERS: self.table.headers}
+        types |= {name: CHANGE_TYPES[name] for name in self.change_columns}
+        return types | ({EVENT_TIME: "timestamptz"} if self.payload_time is not None else {})
+
     def columns(self, config: Settings | None = None) -> dict[str, str]:
         """Return the columns of the topic's table, in order, with their Iceberg types.
 
@@ -756,9 +753,5 @@ class TopicSpec(SpecModel):
         columns = dict(key.columns) if key else {"key": raw}
         raw = "string" if self.value_schema.is_text else "binary"
         columns |= value.columns if value else {"value": raw}
-        types = METADATA_TYPES | {HEADERS: self.table.headers}
-        metadata = {self.metadata_column(name): kind for name, kind in types.items()}
-        if self.payload_time is not None:
-            metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"
-        metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}
-        return columns | metadata
+        metadata = self.metadata_types.items()
+        return columns | {self.metadata_column(name): kind for name, kind in metadata}

@@ -208,8 +208,8 @@ def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) ->
 
     key, value = spec.key, spec.value_schema
     return RecordEncoding(
-        key=half(key.format, spec.key_schema_path(config), ensured.key_schema_id, key.field),
-        value=half(value.format, spec.value_schema_path(config), ensured.value_schema_id),
+        key=half(key.format, spec.schema_path("key", config), ensured.key_schema_id, key.field),
+        value=half(value.format, spec.schema_path("value", config), ensured.value_schema_id),
     )
 
 

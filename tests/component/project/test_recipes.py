@@ -143,8 +143,7 @@ def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) 
     library.change(
         table,
         "_ENTRIES = (\n",
-        "def _csv() -> Format:\n    from topicberg.formats import csv\n\n    return csv\n\n\n"
-        '_ENTRIES = (\n    FormatEntry("csv", "CSV", "csv", _csv),\n',
+        '_ENTRIES = (\n    FormatEntry("csv", "CSV", "csv"),\n',
     )
     library.change(
         "topics/rules.py",
@@ -182,7 +181,7 @@ def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) 
         # Whatever names a format knows it: discovered topics, and subjects that deploy registers.
         assert FoundSchema(format="csv", version=1).format == "csv"
         assert schema_file(project.config, "trades", "value", "csv").suffix == ".csv"
-        path = spec.value_schema_path(project.config)
+        path = spec.schema_path("value", project.config)
         assert RegistrySubject("k", "s", file=path, format="csv")._body()["schemaType"] == "CSV"
 
         # A schema that the format refuses, and an event time that is no time, are findings.

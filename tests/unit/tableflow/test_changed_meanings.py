@@ -502,29 +502,6 @@ def test_earlier_table_whose_column_widens_to_a_unit_is_refused(make_topic: Any)
         topic.ensure()
 
 
-@pytest.mark.parametrize("comment", [MICROS, f"start; {MICROS}"])
-def test_earlier_table_keeps_the_unit_that_its_comment_names(make_topic: Any, comment: str) -> None:
-    topic = make_topic("AVRO").register(_AVRO["ns"], "start")
-    topic.as_earlier_version(comment)
-    with pytest.raises(TableflowError, match=f"is in {MICROS}, the schema has {NANOS}"):
-        topic.ensure()
-    topic.versions.clear()
-    assert topic.register(_AVRO["long"]).meaning() == MICROS
-
-
-def test_earlier_column_that_no_version_has_keeps_the_unit_of_its_comment(make_topic: Any) -> None:
-    topic = make_topic("AVRO").register(_AVRO["long"])
-    topic.as_earlier_version(MICROS)
-    field = {"name": "b", "type": "int"}
-    text = json.dumps({"type": "record", "name": "R", "fields": [field]})
-    topic.versions[:] = [RegisteredSchema(1, "AVRO", text)]
-    assert topic.meaning() == MICROS
-    topic.versions.clear()
-    topic.register(_AVRO["ns"])
-    with pytest.raises(TableflowError, match=f"is in {MICROS}, the schema has {NANOS}"):
-        topic.ensure()
-
-
 @pytest.mark.parametrize("comment", [MICROS, f"start; {MICROS}", f"The {MICROS}"])
 def test_earlier_table_whose_description_names_a_unit_notes_none(
     make_topic: Any, comment: str

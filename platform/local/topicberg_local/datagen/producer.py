@@ -183,7 +183,7 @@ class GeneratorRun:
 
     def _encoder(self) -> Encoder:
         ensured = kafka.ensure_topic(self.spec, self._endpoints, self._config, recreate=True)
-        path = self.spec.value_schema_path(self._config)
+        path = self.spec.schema_path("value", self._config)
         kind, schema_id = self.spec.value_schema.format, ensured.value_schema_id
         if path is None or schema_id is None or kind not in ("avro", "json"):
             raise TopicbergError(

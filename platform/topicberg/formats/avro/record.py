@@ -32,12 +32,7 @@ from topicberg.formats.avro.resolution import (
     Unfit,
 )
 from topicberg.formats.avro.schema import Type
-from topicberg.formats.connect_values import (
-    INFINITE_NANOS,
-    DecimalLimitError,
-    decimal_text,
-    parsed,
-)
+from topicberg.formats.connect_values import INFINITE_NANOS, DecimalLimitError, decimal_text, parsed
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.reasons import MalformedError, field_at, shortened, type_name
 

@@ -208,11 +208,7 @@ def _value(writer: Type, latest: Type | None, column: T.IcebergType, unit: str |
 
 
 def _branch(
-    writer: Type,
-    place: int | None,
-    latest: Type | None,
-    column: T.IcebergType,
-    unit: str | None,
+    writer: Type, place: int | None, latest: Type | None, column: T.IcebergType, unit: str | None
 ) -> Node:
     """Resolve a type that is not a union to the column, or to a member of the column.
 

@@ -11,12 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from topicberg.formats.columnar.decimals import negate
-from topicberg.formats.columnar.memory import (
-    compiled,
-    leading_zeros,
-    load_byte,
-    multiply_high,
-)
+from topicberg.formats.columnar.memory import compiled, leading_zeros, load_byte, multiply_high
 
 MAX_DIGITS = 19
 """The digits that fit 64 bits, whichever they are."""

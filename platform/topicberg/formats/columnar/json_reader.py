@@ -13,13 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from topicberg.formats.columnar import json_numbers as numbers
-from topicberg.formats.columnar.decimals import (
-    reaches,
-    rescale,
-    rescaled,
-    store_decimal,
-    unscaled,
-)
+from topicberg.formats.columnar.decimals import reaches, rescale, rescaled, store_decimal, unscaled
 from topicberg.formats.columnar.json_text import (
     as_it_stands,
     at_byte,

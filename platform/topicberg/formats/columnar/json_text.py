@@ -106,21 +106,6 @@ def _special(word):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def has_special(position, end):  # type: ignore[no-untyped-def]
-    """Return whether there is a quotation mark, a backslash or a control code."""
-    while end - position >= WORD:
-        if _special(load_word(position)) != 0:
-            return True
-        position += WORD
-    while position < end:
-        byte = load_byte(position)
-        if byte < 32 or byte == 34 or byte == 92:
-            return True
-        position += 1
-    return False
-
-
-@compiled
 def text(position, end, target):  # type: ignore[no-untyped-def]
     """Copy a string, without its escapes, to an address.
 

@@ -204,12 +204,7 @@ def fit(
     twins = latest.children if latest else {}
     children = {
         part: fit(
-            subject,
-            node.children[part],
-            twins.get(part),
-            kind,
-            join(path, part),
-            inner_meaning,
+            subject, node.children[part], twins.get(part), kind, join(path, part), inner_meaning
         )
         for part, (kind, inner_meaning) in parts.items()
     }
@@ -261,8 +256,7 @@ _NEW_TABLE = (
 
 def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
     return TableflowError(
-        f"{subject}: {place_at(path)} is a {node.kind}, its column a {column}",
-        hint=_NEW_TABLE,
+        f"{subject}: {place_at(path)} is a {node.kind}, its column a {column}", hint=_NEW_TABLE
     )
 
 

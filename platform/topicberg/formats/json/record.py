@@ -20,12 +20,7 @@ from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import TEXT_FROM_ANY, converting
 from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher, one_of
-from topicberg.formats.json.plan import (
-    COMPARED,
-    JsonMember,
-    JsonPlan,
-    in_order_for_text,
-)
+from topicberg.formats.json.plan import COMPARED, JsonMember, JsonPlan, in_order_for_text
 from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unexpected_in
 from topicberg.formats.json.syntax import Texts, here, parsed, quoted, text_of
 from topicberg.formats.reasons import MalformedError, shortened

@@ -214,9 +214,7 @@ def message_indexes(schema: RegisteredSchema, message: str | None) -> bytes:
     return index_prefixes(indexes_of(target_message(schema, message)))[0]
 
 
-def reader(
-    pairing: ResolvedSchema,
-) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
+def reader(pairing: ResolvedSchema) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
     """Return how a writer's records are read.
 
     :returns: the columns that they fill, how, and the message indexes that they begin with

@@ -10,7 +10,7 @@ from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
-from topicberg.formats.protobuf import protoc, wire
+from topicberg.formats.protobuf import wire
 
 SCALARS: dict[str, Callable[[], T.IcebergType]] = {
     "double": T.DoubleType,
@@ -111,14 +111,11 @@ def special_kind(where: str, message: Any) -> str | None:
 @cache
 def known_message(name: str) -> Any:
     """Return the descriptor of a well-known message, as its library defines it."""
-    from google.protobuf import descriptor_pool, timestamp_pb2, wrappers_pb2
+    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
+    from google.protobuf import timestamp_pb2, wrappers_pb2
     from google.type import date_pb2, timeofday_pb2
 
-    if name == _DECIMAL:
-        pool = descriptor_pool.DescriptorPool()
-        pool.Add(protoc.decimal_file())
-        return pool.FindMessageTypeByName(name)
-    files = (timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2)
+    files = (timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2, decimal_pb2)
     messages: Any = (m for f in files for m in f.DESCRIPTOR.message_types_by_name.values())
     return next(message for message in messages if message.full_name == name)
 

@@ -10,14 +10,11 @@ from base64 import b64decode
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.limits import remembered
 from topicberg.formats.reasons import quoted
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 _MAX_REASON = 200
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}")
@@ -139,32 +136,12 @@ def _google_types() -> Path:
 
 @lru_cache(maxsize=1)
 def _confluent_files() -> bytes:
-    """Return confluent/meta.proto of Confluent's client, and confluent/type/decimal.proto."""
+    """Return confluent/meta.proto and confluent/type/decimal.proto of Confluent's client."""
     from confluent_kafka.schema_registry.confluent import meta_pb2
+    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
     from google.protobuf import descriptor_pb2
 
     descriptors = descriptor_pb2.FileDescriptorSet()
-    for file in (descriptor_pb2.DESCRIPTOR, meta_pb2.DESCRIPTOR):
-        file.CopyToProto(descriptors.file.add())
-    descriptors.file.append(decimal_file())
+    for module in (descriptor_pb2, meta_pb2, decimal_pb2):
+        module.DESCRIPTOR.CopyToProto(descriptors.file.add())
     return bytes(descriptors.SerializeToString())
-
-
-def decimal_file() -> FileDescriptorProto:
-    """Return confluent/type/decimal.proto, which Confluent's client before 2.16 does not have."""
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-
-    name, package = "confluent/type/decimal.proto", "confluent.type"
-    file = FileDescriptorProto(name=name, package=package, syntax="proto3")
-    message = file.message_type.add(name="Decimal")
-    for number, (field, type_) in enumerate(
-        (
-            ("value", FieldDescriptorProto.TYPE_BYTES),
-            ("precision", FieldDescriptorProto.TYPE_UINT32),
-            ("scale", FieldDescriptorProto.TYPE_INT32),
-        ),
-        1,
-    ):
-        label = FieldDescriptorProto.LABEL_OPTIONAL
-        message.field.add(name=field, number=number, type=type_, label=label)
-    return file

@@ -72,10 +72,7 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
         column = None if place is None else columns[place]
         # The fields inside are named as in the latest field of that name, whatever its number is.
         read.append(_field_plan(field, namesakes.get(field.name), column, place))
-    return wire.Message(
-        fields=tuple(read),
-        names=tuple(column.name for column in columns),
-    )
+    return wire.Message(fields=tuple(read), names=tuple(column.name for column in columns))
 
 
 def _field_plan(
