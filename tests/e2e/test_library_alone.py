@@ -55,8 +55,8 @@ if __name__ == "__main__":
         snowflake=SnowflakeEndpoint(account="", user="", password=SecretStr("")),
     )
     with patch.object(Endpoints, "catalog", lambda *_: catalog):
-        run_once(load_topic("orders", config), endpoints, config)
-    table = catalog.load_table((config.topics_namespace, "orders"))
+        run_once(load_topic("numbers", config), endpoints, config)
+    table = catalog.load_table((config.topics_namespace, "numbers"))
     numbers = table.scan().to_arrow()["number"].to_pylist()
     assert sorted(numbers) == list(range(100)), numbers
     print(f"{len(numbers)} rows")
@@ -69,12 +69,12 @@ def alone() -> Iterator[Installed]:
         own = Installed(Path(name))
         install_wheels(own.folder, [PROJECT_ROOT], "", [])
         own.run("topicberg init post-office", own.folder)
-        (own.root / "topics/orders.yaml").write_text(
-            "{name: orders, pipeline: shop, description: Orders., partitions: 2, "
-            "schema: {format: json, file: orders.json, framing: none}}\n"
+        (own.root / "topics/numbers.yaml").write_text(
+            "{name: numbers, pipeline: shop, description: Numbers., partitions: 2, "
+            "schema: {format: json, file: numbers.json, framing: none}}\n"
         )
         field = '{"type": "object", "properties": {"number": {"type": "integer"}}}'
-        (own.root / "schemas/orders.json").write_text(field)
+        (own.root / "schemas/numbers.json").write_text(field)
         yield own
 
 
@@ -120,7 +120,7 @@ def test_library_alone_loads_the_graph_and_names_missing_extras(alone: Installed
     shown = alone.run("python show.py").splitlines()
     assert {"kafka/orders", "iceberg/orders", "glue/orders", "iceberg/large_orders"} <= {*shown}
     assert not [key for key in shown if key.startswith(("snowflake/", "platform/"))]
-    assert "1 topic specs are valid" in alone.run("topicberg topics validate")
+    assert "2 topic specs are valid" in alone.run("topicberg topics validate")
     for line, extra in (
         ("topicberg deploy plan", "deploy"),
         ("topicberg up", "local"),
@@ -135,11 +135,12 @@ def test_library_alone_loads_the_graph_and_names_missing_extras(alone: Installed
 def test_library_alone_ingests_a_topic_into_a_catalog(alone: Installed, tmp_path: Path) -> None:
     with lone_kafka(tmp_path) as kafka:
         address = {"bootstrap.servers": kafka.address}
-        (created,) = AdminClient(address).create_topics([NewTopic("orders", 2)]).values()
+        admin = AdminClient(address)
+        (created,) = admin.create_topics([NewTopic("numbers", 2)]).values()
         created.result()
         producer = Producer(address)
         for number in range(100):
-            producer.produce("orders", b'{"number": %d}' % number, partition=number % 2)
+            producer.produce("numbers", b'{"number": %d}' % number, partition=number % 2)
         assert producer.flush(30) == 0
         (alone.root / "ingest.py").write_text(INGEST)
         assert "100 rows" in alone.run(f"python ingest.py {kafka.address}")
