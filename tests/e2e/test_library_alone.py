@@ -39,13 +39,15 @@ from pydantic import SecretStr
 from pyiceberg.catalog.sql import SqlCatalog
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import settings
 from topicberg.tableflow.engine import run_once
 from topicberg.topics import load_topic
 
 if __name__ == "__main__":
     config, folder = settings(), Path.cwd()
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}/w")
+    places = {"warehouse": f"file://{folder}/w", LOCATIONS: "catalog"}
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/c.db", **places)
     catalog.create_namespace(config.topics_namespace)
     endpoints = Endpoints(
         kafka_bootstrap=sys.argv[1],
