@@ -164,16 +164,16 @@ class Lake:
     @cached_property
     def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
-        found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
+        of_assets: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
-            own = (own_check(one, self._identifiers(one)) for one in self._checks_of(table))
-            found.append((table, ICEBERG, (*table.checks(self), *own)))
+            own = (own_check(check, self._identifiers(check)) for check in self._checks_of(table))
+            of_assets.append((table, ICEBERG, (*table.checks(self), *own)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
-            found += [
+            of_assets += [
                 (table, name, tuple(catalog.checks(dropped)))
                 for name, catalog in catalogs().items()
             ]
-        return tuple(found)
+        return tuple(of_assets)
 
     @property
     def row_checks(self) -> list[tuple[DerivedTable, DataCheck]]:
