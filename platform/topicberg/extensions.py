@@ -1,22 +1,25 @@
 """What other packages add: entry points, a group for each kind of addition.
 
-======================== ======================================================================
-group                    what an entry point names
-======================== ======================================================================
-``topicberg.commands``   a command of the command line: an application of Typer, or a function
-``topicberg.definitions`` :class:`topicberg.orchestration.loading.Addition`: assets of the graph
-``topicberg.catalogs``   :class:`topicberg.catalogs.catalog.Catalog`: where tables are registered
-``topicberg.alert_channels`` :class:`topicberg.alerts.channels.ChannelFactory`: where alerts go
-``topicberg.settings``   a module with models of settings, :class:`.EnvironmentSettings`
-``topicberg.stack``      :class:`LocalStack`: what starts a local stack
-======================== ======================================================================
+============================ ==================================================================
+group                        what an entry point names
+============================ ==================================================================
+``topicberg.commands``       a command of the command line: a Typer application, or a function
+``topicberg.definitions``    :class:`topicberg.orchestration.assets.lake.Addition`: definitions
+``topicberg.catalogs``       :class:`topicberg.orchestration.catalogs.catalog.Catalog`
+``topicberg.alert_channels`` :class:`topicberg.alerts.channels.ChannelFactory`
+``topicberg.settings``       a module with models of settings, :class:`.EnvironmentSettings`
+``topicberg.stack``          :class:`LocalStack`
+============================ ==================================================================
+
+A package that cannot be used takes nothing else away: a warning says why, and it is left out.
 
 Source: Python Packaging User Guide, "Entry points specification".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint, version
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 OWN = {"topicberg-deploy": "deploy", "topicberg-local": "local"}
 """The distributions that have topicberg's version, and the extra that installs each."""
+logger = logging.getLogger(__name__)
 
 
 class LocalStack(Protocol):
@@ -50,21 +54,31 @@ class LocalStack(Protocol):
         """Return how servers know the clients of this user; None: they cannot."""
 
 
-def extensions(group: str) -> Iterator[tuple[str, Any]]:
-    """Yield the additions of a group, by name.
+def extensions(
+    group: str, use: Callable[[Any], Any] = lambda addition: addition
+) -> Iterator[tuple[str, Any]]:
+    """Yield the additions of a group, by name; those that fail are left out with a warning.
 
-    :raises TopicbergError: the package of one cannot be imported, or is of another version
+    :param use: what is done with each one; its result is yielded
+    :raises StackError: a distribution of topicberg is of another version than this library
     """
     for point in entry_points(group):
-        yield point.name, load(point)
+        try:
+            result = load(point, use)
+        except StackError:
+            raise
+        except TopicbergError as error:
+            logger.warning("%s", error)
+        else:
+            yield point.name, result
 
 
-def load(point: EntryPoint) -> Any:
-    """Return what an entry point names.
+def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: addition) -> Any:
+    """Return what an entry point names, or what ``use`` makes of it.
 
-    :raises TopicbergError: as of :func:`extensions`
+    :raises TopicbergError: the package cannot be imported, fails, or is of another version
     """
-    name = point.dist.name if point.dist else "a package"
+    name = package_of(point)
     if extra := OWN.get(name):
         installed, own = version(name), version("topicberg")
         if installed != own:
@@ -73,12 +87,21 @@ def load(point: EntryPoint) -> Any:
                 hint=f"run `pip install 'topicberg[{extra}]=={own}'`",
             )
     try:
-        return point.load()
-    except Exception as error:  # whatever a stranger's module does when it is imported
+        return use(point.load())
+    except Exception as error:  # whatever a stranger's module does
+        if name == "topicberg":
+            raise
+        is_own = isinstance(error, TopicbergError)
         raise TopicbergError(
-            f"{name}: {point.value} ({point.group}) cannot be imported: {error}",
-            hint=f"upgrade {name}, or uninstall it",
+            f"{name}: {point.value} ({point.group}) cannot be used: "
+            f"{error.message if is_own else f'{type(error).__name__}: {error}'}",
+            hint=(is_own and error.hint) or f"upgrade {name}, or uninstall it",
         ) from error
+
+
+def package_of(point: EntryPoint) -> str:
+    """Return the distribution that has an entry point."""
+    return point.dist.name if point.dist else "a package"
 
 
 def local_stack() -> LocalStack:
@@ -86,9 +109,9 @@ def local_stack() -> LocalStack:
 
     :raises StackError: it is not installed, or of another version than this library
     """
-    for _, stack in extensions("topicberg.stack"):
-        typed: LocalStack = stack
-        return typed
+    for point in entry_points("topicberg.stack"):
+        stack: LocalStack = load(point)
+        return stack
     raise StackError(
         "the local stack is not installed",
         hint=f"{needs('local')}, or set TOPICBERG_DEPLOYMENT=cloud",
@@ -97,4 +120,17 @@ def local_stack() -> LocalStack:
 
 @cache
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(sorted(metadata.entry_points(group=group), key=lambda point: point.name))
+    """Return the entry points of a group, topicberg's own first; the first one has its name."""
+    order = ("topicberg", *OWN)
+    by_name: dict[str, EntryPoint] = {}
+    for point in sorted(
+        metadata.entry_points(group=group),
+        key=lambda point: (package_of(point) not in order, point.name, package_of(point)),
+    ):
+        owner = by_name.setdefault(point.name, point)
+        if owner is not point:
+            logger.warning(
+                "%s: %s of %s is left out: %s has that name",
+                *(package_of(point), point.name, group, package_of(owner)),
+            )
+    return tuple(by_name.values())

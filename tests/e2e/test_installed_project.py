@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +20,7 @@ from topicberg.cli.constraints import FILE as CONSTRAINTS
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 UV = str(Path(sys.executable).with_name("uv"))
+INSTALL = [UV, "pip", "install", "--quiet", "--python", "venv/bin/python"]
 SECOND = """
 import dagster as dg
 
@@ -79,31 +80,34 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Installed]:
     with TemporaryDirectory(prefix="topicberg-installed-") as name:
-        folder = Path(name)
-        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-        for part in DISTRIBUTIONS:
-            subprocess.run([*build, str(folder)], cwd=part, check=True, capture_output=True)
-        shutil.copy(CONSTRAINTS, folder / "constraints.txt")
-        (folder / "built.txt").write_text(_locked("pyspark"))
-        subprocess.run(
-            [UV, "venv", "--quiet", "--python", sys.executable, "venv"], cwd=folder, check=True
-        )
-        install = [UV, "pip", "install", "--quiet", "--python", "venv/bin/python"]
-        # Without its hash, uv would download and build Spark again: 20 seconds of a processor.
-        built = ["--no-deps", "--require-hashes", "--requirement", "built.txt"]
-        subprocess.run([*install, *built], cwd=folder, check=True)
-        library, *others = sorted(map(str, folder.glob("*.whl")))
-        wheels = [f"{library}[local,production]", *others]
+        own = Installed(Path(name))
         tools = ["dagster-dg-cli", "editables", "hatchling", "pytest"]
-        subprocess.run(
-            [*install, "--constraint", "constraints.txt", *wheels, *tools], cwd=folder, check=True
-        )
-        _link_compiled_modules(folder / "venv")
-        own = Installed(folder)
-        own.run("topicberg init post-office", folder)
+        install_wheels(own.folder, DISTRIBUTIONS, "[local,production]", tools)
+        own.run("topicberg init post-office", own.folder)
         editable = ["--no-deps", "--no-build-isolation", "--editable", "post-office"]
-        subprocess.run([*install, *editable], cwd=folder, check=True)
+        subprocess.run([*INSTALL, *editable], cwd=own.folder, check=True)
         yield own
+
+
+def install_wheels(folder: Path, parts: Iterable[Path], extras: str, tools: Sequence[str]) -> None:
+    """Build distributions, the library first, and install them into ``venv`` of a folder."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+    for part in parts:
+        subprocess.run([*build, str(folder)], cwd=part, check=True, capture_output=True)
+    shutil.copy(CONSTRAINTS, folder / "constraints.txt")
+    (folder / "built.txt").write_text(_locked("pyspark"))
+    subprocess.run(
+        [UV, "venv", "--quiet", "--python", sys.executable, "venv"], cwd=folder, check=True
+    )
+    # Without its hash, uv would download and build Spark again: 20 seconds of a processor.
+    built = ["--no-deps", "--require-hashes", "--requirement", "built.txt"]
+    subprocess.run([*INSTALL, *built], cwd=folder, check=True)
+    library, *others = sorted(map(str, folder.glob("*.whl")))
+    wheels = [f"{library}{extras}", *others]
+    subprocess.run(
+        [*INSTALL, "--constraint", "constraints.txt", *wheels, *tools], cwd=folder, check=True
+    )
+    _link_compiled_modules(folder / "venv")
 
 
 def _locked(package: str) -> str:

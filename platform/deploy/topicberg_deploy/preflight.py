@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
+from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -13,9 +14,8 @@ from topicberg_deploy.aws.lake_formation import check_deployer
 from topicberg_deploy.aws.simulate import check_permissions
 from topicberg_deploy.confluent.organization import check_given, organization
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.open_catalog import check_account
 from topicberg_deploy.settings import check_secrets
-from topicberg_deploy.snowflake.session import admin, refusal_hint, take_roles
+from topicberg_deploy.snowflake.session import account, admin, refusal_hint, take_roles
 
 PARTITION = "aws"
 """Confluent Cloud and its Tableflow write to buckets of this partition."""
@@ -43,6 +43,26 @@ def check_aws(context: DeployContext) -> None:
         )
 
 
+def check_catalog(context: DeployContext) -> None:
+    """:raises TopicbergError: the REST catalog is Snowflake Horizon, which looks the same: it is in
+    the account itself. Tableflow publishes no tables to it; Snowflake reads those of Tableflow.
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-snowflake-horizon-catalog.html
+    """
+    catalog, uri = context.config.snowflake_catalog, context.deploy.catalog_uri
+    if catalog not in ("open_catalog", "iceberg_rest") or uri is None:
+        return
+    host = (urlsplit(uri).hostname or "").removesuffix(".snowflakecomputing.com")
+    own = account(context).lower().replace("_", "-")
+    if own and host.removesuffix(".privatelink") == own:
+        raise TopicbergError(
+            f"TOPICBERG_CATALOG_URI: {uri} is Snowflake Horizon, the catalog of this account, "
+            "to which Tableflow publishes no tables",
+            hint="set the address of an Open Catalog account, or let Snowflake read the catalog of "
+            'Tableflow: see "Snowflake Horizon" in docs/cloud.md',
+        )
+
+
 def check(context: DeployContext, before: Command | None = None) -> None:
     """:raises TopicbergError: names every account that does not let us in, or lacks what is
     needed
@@ -55,7 +75,7 @@ def check(context: DeployContext, before: Command | None = None) -> None:
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
     if before:
-        requests.append(("Snowflake's REST catalog", lambda: check_account(context)))
+        requests.append(("Snowflake's REST catalog", lambda: check_catalog(context)))
     if before == "create":  # who plans or rotates sends none
         requests.append(
             ("Clients of catalogs", lambda: check_secrets(context.config, context.deploy))

@@ -7,7 +7,7 @@ import sys
 
 import requests
 
-from topicberg.alerts.settings import alert_settings
+from topicberg.alerts.settings import alert_environment
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
 from topicberg.settings.environment import as_environment
@@ -83,7 +83,7 @@ def tableflow(context: Context) -> Service:
         command=[sys.executable, "-m", "topicberg_local.engine", "--metrics-port", str(port)],
         environment={
             **_settings(context),
-            **as_environment(alert_settings()),
+            **alert_environment(),
             **as_environment(lineage_settings()),
         },
         url=f"{context.url('tableflow')}/metrics",

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import requests
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
 from topicberg.alerts.decisions import Decisions
@@ -30,6 +31,7 @@ from topicberg.alerts.payloads import mail, pagerduty_event, slack_message, team
 from topicberg.alerts.settings import AlertAddresses, AlertSettings
 from topicberg.checks.finding import Severity
 from topicberg.errors import TopicbergError
+from topicberg.extensions import entry_points, load
 from topicberg.settings import Settings
 
 TIMEOUT_SECONDS = 10
@@ -46,12 +48,33 @@ class RefusedNoticeError(TopicbergError):
     """A channel refuses this notice, and may accept others: the same notice is refused again."""
 
 
+Send = Callable[[Notice], None]
+"""Raises a :class:`TopicbergError` if the notice was not delivered: it is sent again for a day."""
+
+
+class ChannelFactory(Protocol):
+    """What an entry point of ``topicberg.alert_channels`` names: it makes a channel of that name.
+
+    The channel gets the alerts that no route of ``TOPICBERG_ALERT_ROUTES`` takes. Its settings are
+    an :class:`.EnvironmentSettings` with ``concern = Concern.ALERTS`` in a module that an entry
+    point of ``topicberg.settings`` names: ``topicberg settings`` lists them, and the engine of the
+    local stack gets them.
+    """
+
+    def __call__(self, config: Settings) -> Send | None:
+        """Return what sends a notice; None: the channel is not configured.
+
+        An alert's ``key`` is the same when it begins (``state`` is ``firing``) and when it is
+        resolved. A :class:`RefusedNoticeError` says that sending it again is useless. Of another
+        exception than a :class:`TopicbergError` only the type is logged, since its text may have
+        an address in it.
+        """
+
+
 @dataclass(frozen=True)
 class Channel:
-    """``send`` raises a :class:`TopicbergError` if the notice was not delivered."""
-
     name: str
-    send: Callable[[Notice], None]
+    send: Send
     least: Severity = "warning"
     """The least severity that is sent."""
     takes: Callable[[Alert], bool] = lambda alert: True
@@ -86,20 +109,31 @@ def deliver(
                 continue
             if not is_down:
                 try:
-                    channel.send(notice)
+                    send_by(channel, notice)
                     continue
                 except RefusedNoticeError as error:
                     problems.append(str(error))
                     continue
                 except TopicbergError as error:
                     problems.append(str(error))
-                except Exception as error:  # no failure of a channel may silence the others
-                    problems.append(str(_undelivered(channel.name, type(error).__name__)))
                 is_down = True
             if moment - notice.at < KEPT:
                 undelivered.append((channel.name, notice))
     state = after(state, fresh, now, decisions)
     return state.model_copy(update={"undelivered": undelivered[-MAX_WAITING:]}), problems
+
+
+def send_by(channel: Channel, notice: Notice) -> None:
+    """Send a notice.
+
+    :raises TopicbergError: it was not delivered, whatever the channel raises
+    """
+    try:
+        channel.send(notice)
+    except TopicbergError:
+        raise
+    except Exception as error:  # no failure of a channel may silence the others
+        raise _undelivered(channel.name, type(error).__name__) from None
 
 
 def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
@@ -112,8 +146,9 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     def is_routed(alert: Alert) -> bool:
         return any(owner in chosen.routes for owner in alert.owners)
 
-    for name, send in _senders(config, chosen, chosen):
-        yield Channel(name, partial(send, name), chosen.least, lambda alert: not is_routed(alert))
+    own = ((name, partial(send, name)) for name, send in _senders(config, chosen, chosen))
+    for name, send in (*own, *_added(config)):
+        yield Channel(name, send, chosen.least, lambda alert: not is_routed(alert))
     for owner, addresses in chosen.routes.items():
         for name, send in _senders(config, chosen, addresses):
             routed = f"{name} of {owner}"
@@ -151,6 +186,31 @@ def _senders(
         )
     if to.email_to is not None:
         yield "email", partial(_mail, chosen, to.email_to)
+
+
+def _added(config: Settings) -> Iterator[tuple[str, Send]]:
+    """Yield the channels of other packages; one that cannot be made says so for each notice."""
+    for point in entry_points("topicberg.alert_channels"):
+        try:
+            send = load(point, partial(_make, config))
+        except TopicbergError as error:
+            send = partial(_fail, error)
+        if send is not None:
+            yield point.name, send
+
+
+def _make(config: Settings, factory: ChannelFactory) -> Send | None:
+    try:
+        return factory(config)
+    except ValidationError as error:  # its text contains the values
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise TopicbergError(
+            f"invalid settings: {', '.join(wrong)}", hint="correct the settings of the channel"
+        ) from None
+
+
+def _fail(error: TopicbergError, _: Notice) -> None:
+    raise error
 
 
 def _to_file(path: Path, notice: Notice) -> None:

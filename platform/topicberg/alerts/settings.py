@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
-from pydantic import ConfigDict, Field, SecretStr
+from pydantic import ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
 
+from topicberg.extensions import extensions
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings.environment import Concern, EnvironmentSettings, read_settings
+from topicberg.settings.environment import (
+    Concern,
+    EnvironmentSettings,
+    as_environment,
+    read_settings,
+)
 
 
 class AlertAddresses(HoldsSecrets):
@@ -58,6 +65,17 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     """Of that login."""
     smtp_tls: bool = True
     """Whether the connection is encrypted (STARTTLS)."""
+
+
+def alert_environment() -> dict[str, str]:
+    """Return every setting of alerts as variables, those of other packages' channels included."""
+    variables = as_environment(alert_settings())
+    list(extensions("topicberg.settings"))  # imports them
+    for model in EnvironmentSettings.__subclasses__():
+        if model.concern == Concern.ALERTS:
+            with suppress(ValidationError):  # which the channel reports
+                variables |= as_environment(model())
+    return variables
 
 
 def alert_settings() -> AlertSettings:

@@ -12,6 +12,7 @@ import gc  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from functools import partial  # noqa: E402
 from importlib import import_module  # noqa: E402
 from typing import Annotated, Any  # noqa: E402
 
@@ -19,7 +20,7 @@ import typer  # noqa: E402
 
 from topicberg.cli.output import echo  # noqa: E402
 from topicberg.errors import TopicbergError, causes  # noqa: E402
-from topicberg.extensions import entry_points, load  # noqa: E402
+from topicberg.extensions import entry_points, load, package_of  # noqa: E402
 from topicberg.extras import needs  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
@@ -99,21 +100,32 @@ def _add_refusal(name: str, why: str, hint: str | None) -> None:
 
 
 def _add_commands() -> None:
-    """Add the commands of other packages; one that cannot be imported leaves the others."""
+    """Add the commands of other packages; one that cannot be used leaves the others."""
     missing = dict(_OF_EXTRAS)
     for point in entry_points("topicberg.commands"):
+        if point.name in _MODULES:
+            owner = package_of(point)
+            text = f"warning: the command {point.name} of {owner} is left out: topicberg has one"
+            echo(text, fg="yellow", err=True)
+            continue
         missing.pop(point.name, None)
         try:
-            command = load(point)
+            load(point, partial(_add, point.name))
         except TopicbergError as error:
             _add_refusal(point.name, error.message, error.hint)
-            continue
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=point.name)
-        else:
-            app.command(point.name)(command)
     for name, extra in missing.items():
         _add_refusal(name, f"`topicberg {name}` is not installed", needs(extra))
+
+
+def _add(name: str, command: Any) -> None:
+    """Add a command. What Typer cannot build would break every `--help`: it is tried first."""
+    for parent in (typer.Typer(add_completion=False), app):
+        if isinstance(command, typer.Typer):
+            parent.add_typer(command, name=name)
+        else:
+            parent.command(name)(command)
+        if parent is not app:
+            typer.main.get_command(parent)
 
 
 _add_commands()

@@ -117,7 +117,7 @@ def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")
 def send_test() -> None:
     """Send a test alert to every channel and route, and resolve it."""
     from topicberg.alerts.alert import Alert, Notice
-    from topicberg.alerts.channels import channels
+    from topicberg.alerts.channels import channels, send_by
     from topicberg.alerts.dagster_ui import ui_url
     from topicberg.alerts.settings import alert_settings
 
@@ -133,8 +133,8 @@ def send_test() -> None:
     failed = 0
     for channel in channels(config, chosen):
         try:
-            channel.send(Notice(state="firing", alert=alert, at=now))
-            channel.send(Notice(state="resolved", alert=alert, at=now))
+            send_by(channel, Notice(state="firing", alert=alert, at=now))
+            send_by(channel, Notice(state="resolved", alert=alert, at=now))
         except TopicbergError as error:
             failed += 1
             complain(str(error))

@@ -1,20 +1,31 @@
-"""Recipes of ARCHITECTURE.md, "To add …": each one is done in a copy of the library, and works.
+"""Recipes of ARCHITECTURE.md, "To add …": each one is done, and works.
 
-A recipe that needs another file, or another place in a file, fails here first.
+Some are done in a copy of the library: one that needs another file, or another place in a file,
+fails here first. The others are those of docs/extend.md, done by a package outside of the library.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
+from documents import blocks
 from repository import PROJECT_ROOT
+
+from topicberg import extensions
+from topicberg.scaffolding.project import new_project
+
+GROUPS = {f"topicberg.{name}" for name in re.findall(r"``topicberg\.(\w+)``", extensions.__doc__)}
 
 
 @dataclass
@@ -513,3 +524,249 @@ def test_recipe_of_a_check_is_evaluated_in_two_files(library: LibraryCopy) -> No
             assert finding.passed == passed, finding
             iceberg.append(rows)
     """)
+
+
+class Package:
+    """A new project, and packages beside it that are found as if they were installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "packages"
+        self.project = new_project("web-shop", folder, "topicberg").root
+        self.variables: dict[str, str] = {}
+
+    def install(self, name: str, files: Mapping[str, str], points: Mapping[str, Any]) -> None:
+        """Write a distribution: its modules, and what an installer makes of its entry points."""
+        groups = "".join(
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in named.items())
+            for group, named in points.items()
+        )
+        about = f"{name}-1.0.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        described = {f"{about}/METADATA": metadata, f"{about}/entry_points.txt": groups}
+        for file, text in {**files, **described}.items():
+            path = self.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        own = (self.folder, self.project / "src", PROJECT_ROOT / "tests/support")
+        variables = {
+            **os.environ,
+            "COLUMNS": "200",
+            "TOPICBERG_PROJECT_ROOT": str(self.project),
+            "TOPICBERG_STATE_DIR": str(self.project / ".topicberg"),
+            "PYTHONPATH": os.pathsep.join([*map(str, own), os.environ["PYTHONPATH"]]),
+            **self.variables,
+        }
+        return subprocess.run(
+            [str(Path(sys.executable).with_name(command[0])), *command[1:]],
+            cwd=self.project,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def topicberg(self, *arguments: str) -> str:
+        """Run a command that succeeds, and return what it prints."""
+        done = self.run("topicberg", *arguments)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Package:
+    return Package(tmp_path)
+
+
+def test_package_of_docs_adds_catalog_channel_command_and_assets(package: Package) -> None:
+    files = {}
+    for _, text in blocks(PROJECT_ROOT / "docs/extend.md"):
+        name, _, content = text.partition("\n")
+        files[name.removeprefix("# ")] = content
+    points = tomllib.loads(files.pop("pyproject.toml"))["project"]["entry-points"]
+    assert set(points) | {"topicberg.stack"} == GROUPS
+    package.install("acme", {**files, "acme/__init__.py": ""}, points)
+    package.variables = {"TOPICBERG_CHAT_URL": "http://127.0.0.1:9/hush"}
+
+    assert "List the tables that have a pointer." in package.topicberg("--help")
+    listed = package.topicberg("settings", "TOPICBERG_CHAT_URL")
+    assert "Gets alerts by POST." in listed
+    assert "hush" not in listed
+    done = package.run("python", "-W", "ignore", "-c", dedent(USE_OF_PACKAGE))
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert package.topicberg("pointers").splitlines() == ["orders"]
+
+
+USE_OF_PACKAGE = """
+    import os
+    import tempfile
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from json import loads
+    from pathlib import Path
+    from threading import Thread
+    from unittest.mock import patch
+
+    import dagster as dg
+    import pyarrow as pa
+    from memory_instance import memory_instance
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    import topicberg
+    from topicberg.alerts.alert import Alert, AlertState
+    from topicberg.alerts.channels import channels, deliver
+    from topicberg.alerts.settings import alert_environment, alert_settings
+    from topicberg.checks.check import CheckedTable, Probe, evaluate
+    from topicberg.orchestration.catalogs.catalog import catalogs
+    from topicberg.orchestration.resources import Lakehouse
+    from topicberg.settings import settings
+
+    # The graph has the catalog's asset and check of each table, and the assets of the package.
+    defs = topicberg.definitions(project=Path.cwd())
+    graph = defs.get_repository_def().asset_graph
+    pointer = dg.AssetKey(["pointers", "orders"])
+    assert dg.AssetCheckKey(pointer, "current") in graph.asset_check_keys
+    index = dg.AssetKey(["acme", "index"])
+    assert pointer in graph.get(index).parent_keys
+    assert "current metadata" in graph.get(pointer).description
+    assert {pointer, dg.AssetKey(["glue", "orders"])} <= graph.get_all_asset_keys()
+
+    # They are computed and evaluated by a job of the project.
+    folder = Path(tempfile.mkdtemp())
+    catalog = SqlCatalog("c", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}")
+    catalog.create_namespace(settings().topics_namespace)
+    rows = pa.table({"id": [1, 2, 3]})
+    table = catalog.create_table((settings().topics_namespace, "orders"), rows.schema)
+
+    with (
+        memory_instance() as instance,
+        patch.object(Lakehouse, "catalog", lambda _: catalog),
+        patch.object(Probe, "catalog", catalog),
+    ):
+        run = defs.resolve_job_def("check_tables").execute_in_process(
+            instance=instance, asset_selection=[pointer]
+        )
+        evaluations = run.get_asset_check_evaluations()
+        assert [(one.check_name, one.passed) for one in evaluations] == [("current", True)]
+        assert Path("pointers/orders.txt").read_text() == table.metadata_location
+        table.append(rows)
+        (check,) = catalogs()["pointers"].checks(None)
+        probe = Probe(CheckedTable("orders", table.name()), None, None, None)
+        assert evaluate(check, probe).what == "the pointer is behind"
+
+    # The channel gets what the file gets, with its own settings; so does the local engine.
+    assert alert_environment()["TOPICBERG_CHAT_URL"].endswith("/hush")
+    got = []
+
+    class Chat(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if got[-1]["state"] == "firing" else 500)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Chat)
+    Thread(target=server.serve_forever, daemon=True).start()
+    os.environ["TOPICBERG_CHAT_URL"] = f"http://127.0.0.1:{server.server_port}/hush"
+    alert = Alert(
+        key="k", title="t", what="w", severity="error", since="2026-01-01T00:00:00Z", link="u"
+    )
+    config = settings()
+    state, problems = deliver(AlertState(), {"k": alert}, channels(config, alert_settings()))
+    assert not problems, problems
+    state, (problem,) = deliver(state, {}, channels(config, alert_settings()))
+    assert [body["id"] for body in got] == ["k", "k"]
+    assert "the alert channel chat" in problem and "hush" not in problem, problem
+    assert len((config.state_dir / "alerts.jsonl").read_text().splitlines()) == 2
+"""
+
+
+BROKEN = """
+    def fail(*_):
+        raise ValueError("out of order")
+
+
+    def strange(value: int | str) -> None:
+        "No option of a command can be of this type."
+
+
+    class Incomplete:
+        name = "half"
+        modules = ()
+
+
+    class Orphan(Incomplete):
+        name, source, pool = "orphan", "nowhere", None
+        spec = register = checks = fail
+"""
+
+
+def test_package_that_fails_leaves_commands_graph_and_channels(package: Package) -> None:
+    points = {
+        "topicberg.commands": {
+            "lost": "absent:app",
+            "strange": "broken:strange",
+            "topics": "broken:fail",
+        },
+        "topicberg.catalogs": {
+            "glue": "broken:Orphan",
+            "lost": "absent:CATALOG",
+            "half": "broken:Incomplete",
+            "orphan": "broken:Orphan",
+        },
+        "topicberg.alert_channels": {"lost": "absent:channel", "bad": "broken:fail"},
+        "topicberg.definitions": {"lost": "absent:definitions", "bad": "broken:fail"},
+        "topicberg.settings": {"lost": "absent"},
+    }
+    package.install("broken-package", {"broken.py": dedent(BROKEN)}, points)
+    shown = package.topicberg("--help")
+    assert "tableflow" in shown
+    assert "the command topics of broken-package is left out" in shown
+    validated = package.topicberg("topics", "validate")
+    assert "1 topic specs are valid" in validated
+    for name in ("lost", "strange"):
+        refused = package.run("topicberg", name, "--any")
+        assert refused.returncode == 2
+        assert f"broken-package: {'absent:app' if name == 'lost' else 'broken:strange'}" in (
+            refused.stderr
+        )
+        assert "→ upgrade broken-package, or uninstall it" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    done = package.run("python", "-W", "ignore", "-c", dedent(USE_OF_BROKEN_PACKAGE))
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    for left_out in (
+        "glue of topicberg.catalogs is left out: topicberg has that name",
+        "absent:CATALOG (topicberg.catalogs) cannot be used",
+        "broken:Incomplete (topicberg.catalogs) cannot be used: it is no catalog, since it lacks",
+        "catalog orphan is left out: its source nowhere is none of iceberg, glue, snowflake",
+        "absent:definitions (topicberg.definitions) cannot be used",
+        "broken:fail (topicberg.definitions) cannot be used: ValueError: out of order",
+    ):
+        assert left_out in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+USE_OF_BROKEN_PACKAGE = """
+    from pathlib import Path
+
+    import dagster as dg
+
+    import topicberg
+    from topicberg.alerts.alert import Alert, AlertState
+    from topicberg.alerts.channels import channels, deliver
+    from topicberg.alerts.settings import alert_environment, alert_settings
+    from topicberg.settings import settings
+
+    keys = topicberg.definitions(Path.cwd()).get_repository_def().asset_graph.get_all_asset_keys()
+    assert dg.AssetKey(["snowflake", "orders"]) in keys
+
+    config, alert = settings(), Alert(
+        key="k", title="t", what="w", severity="error", since="2026-01-01T00:00:00Z", link="u"
+    )
+    state, problems = deliver(AlertState(), {"k": alert}, channels(config, alert_settings()))
+    assert ["cannot be used" in problem for problem in problems] == [True, True], problems
+    assert len((config.state_dir / "alerts.jsonl").read_text().splitlines()) == 1
+    alert_environment()
+"""

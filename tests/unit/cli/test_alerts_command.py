@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.watch import STATE_FILE
 from topicberg.cli import app
+from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.settings import settings
 
@@ -37,7 +38,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         settings.cache_clear()
         found = AlertState(alerts={KAFKA.key: KAFKA}, sent_at={KAFKA.key: KAFKA.since})
         (tmp_path / STATE_FILE).write_text(found.model_dump_json())
-        (tmp_path / "runtime.json").touch()  # of a stack that is not stopped
+        runtime_file(settings()).touch()  # the stack runs
         yield tmp_path
     settings.cache_clear()
 

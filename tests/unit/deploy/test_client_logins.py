@@ -14,7 +14,7 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg_deploy import logins
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.open_catalog import check_account
+from topicberg_deploy.preflight import check_catalog
 from topicberg_deploy.record import CreationRecord
 from topicberg_deploy.resource import compare
 from topicberg_deploy.settings import DeploySettings
@@ -127,10 +127,10 @@ def test_horizon_is_refused_as_a_catalog_of_tableflow(
 ) -> None:
     fake, context = opened(catalog_uri=uri)
     fake.config = Settings.model_validate({"deployment": "cloud", "snowflake_catalog": catalog})
-    monkeypatch.setattr("topicberg_deploy.open_catalog.account", lambda _: "ORG-MY_ACCOUNT")
+    monkeypatch.setattr("topicberg_deploy.preflight.account", lambda _: "ORG-MY_ACCOUNT")
     if not is_refused:
-        check_account(context)
+        check_catalog(context)
         return
     with pytest.raises(TopicbergError, match="Snowflake Horizon") as caught:
-        check_account(context)
+        check_catalog(context)
     assert "docs/cloud.md" in str(caught.value.hint)

@@ -25,7 +25,6 @@ from topicberg_deploy.confluent.keys import _open, _values
 from topicberg_deploy.confluent.tableflow import config_of
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.draw import draw, lines
-from topicberg_deploy.open_catalog import manual_steps
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, compare
 from topicberg_deploy.settings import DeploySettings
@@ -75,14 +74,8 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     given = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s"), "catalog_name": "c"}
     context.deploy = DeploySettings.model_validate(given)
     before = iam.snowflake_trust(context)["Statement"]
-    steps = manual_steps(context)
-    assert "s3://demo-bucket/" in steps[0]
-    assert "TOPICBERG_CATALOG_IAM_USER_ARN" in steps[-1]
-    assert "credential vending" in steps[1]  # off in a new external catalog
-    assert not [step for step in steps if "internal" in step]
     read_only = iam.snowflake_policy(context)["Statement"]
     context.deploy = context.deploy.model_copy(update={"catalog_derived_name": "derived"})
-    assert "internal catalog derived" in manual_steps(context)[2]
     written = [one for one in iam.snowflake_policy(context)["Statement"] if one not in read_only]
     assert [(one["Action"], one["Resource"]) for one in written] == [
         (["s3:PutObject", "s3:DeleteObject"], "arn:aws:s3:::demo-bucket-derived/*")
@@ -92,7 +85,6 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
         update={"catalog_iam_user_arn": user, "catalog_external_id": "ext-o"}
     )
     assert iam.snowflake_trust(context)["Statement"] == [*before, iam.trusted_by(user, "ext-o")]
-    assert manual_steps(context) == []
 
 
 def test_unity_steps_are_listed_until_it_is_connected() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from topicberg_deploy import open_catalog, unity_catalog
+from topicberg_deploy import unity_catalog
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.logins import ClientLogin, catalog_client
 
@@ -53,7 +53,7 @@ def _provider_integration(context: DeployContext) -> str:
 
 def _open_catalog_endpoint(context: DeployContext) -> str:
     """Confluent wants the account's address, Snowflake the API's."""
-    return (context.deploy.catalog_uri or "").removesuffix(open_catalog.API)
+    return (context.deploy.catalog_uri or "").removesuffix("/polaris/api/catalog")
 
 
 GLUE = CatalogKind(
@@ -72,7 +72,6 @@ OPEN_CATALOG = CatalogKind(
         "allowed_scope": lambda context: context.deploy.catalog_scope or "",
     },
     catalog_client,
-    open_catalog.manual_steps,
 )
 UNITY = CatalogKind(
     "Databricks Unity Catalog",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Protocol
 
 import dagster as dg
 
@@ -30,6 +31,16 @@ from topicberg.topics.kept import KnownSpecs
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.upsert_view import UpsertView
 from topicberg.wording import suggestion
+
+
+class Addition(Protocol):
+    """What an entry point of ``topicberg.definitions`` names: it adds to the graph."""
+
+    def __call__(self, lake: Lake) -> dg.Definitions:
+        """Return assets, checks, jobs, schedules and sensors, made when the graph is loaded.
+
+        :param lake: the project's settings, topics and tables
+        """
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,11 @@ class Lake:
     @cached_property
     def additions(self) -> tuple[dg.Definitions, ...]:
         """What other packages add to the graph."""
-        return tuple(make(self) for _, make in extensions("topicberg.definitions"))
+
+        def definitions(make: Addition) -> dg.Definitions:
+            return make(self)
+
+        return tuple(made for _, made in extensions("topicberg.definitions", definitions))
 
     def within(self, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Lake:
         """Return the part of which a graph has the assets; nothing else is checked or requested."""

@@ -31,7 +31,7 @@ class Catalog(Protocol):
     """Where the tables of the lake are registered, for readers of that catalog."""
 
     name: str
-    """The first part of the keys of its assets."""
+    """The first part of the keys of its assets, and the name of the entry point."""
     source: str
     """Whose assets its own are made from: :data:`ICEBERG`, or the name of another catalog."""
     pool: str | None
@@ -61,25 +61,35 @@ class Catalog(Protocol):
 def catalogs() -> dict[str, Catalog]:
     """Return the catalogs by name, each one after that from which its assets are made.
 
-    :raises TopicbergError: one is made from a catalog that does not exist
+    A catalog is left out where a library of it is not installed, and so are those made from it.
     """
     waiting: list[Catalog] = []
-    for name, catalog in extensions("topicberg.catalogs"):
+    for name, catalog in extensions("topicberg.catalogs", _complete):
         missing = [module for module in catalog.modules if find_spec(module) is None]
         if missing:
             logger.info("catalog %s is left out: %s is not installed", name, missing[0])
         else:
             waiting.append(catalog)
     ordered: dict[str, Catalog] = {}
-    while ready := [each for each in waiting if each.source in (ICEBERG, *ordered)]:
-        ordered |= {each.name: each for each in ready}
-        waiting = [each for each in waiting if each.name not in ordered]
-    if waiting:
-        raise TopicbergError(
-            f"catalog {waiting[0].name} is made from {waiting[0].source}, which is no catalog",
-            hint=f"name one of {', '.join((ICEBERG, *ordered))}",
+    while ready := [catalog for catalog in waiting if catalog.source in (ICEBERG, *ordered)]:
+        ordered |= {catalog.name: catalog for catalog in ready}
+        waiting = [catalog for catalog in waiting if catalog.name not in ordered]
+    for catalog in waiting:
+        known = ", ".join((ICEBERG, *ordered))
+        logger.warning(
+            "catalog %s is left out: its source %s is none of %s",
+            *(catalog.name, catalog.source, known),
         )
     return ordered
+
+
+def _complete(catalog: object) -> Catalog:
+    """Return a catalog that has every attribute and method of :class:`Catalog`."""
+    stated = {*Catalog.__annotations__, *vars(Catalog)}
+    if lacks := [name for name in stated if name[0] != "_" and not hasattr(catalog, name)]:
+        raise TopicbergError(f"it is no catalog, since it lacks {', '.join(sorted(lacks))}")
+    complete: Catalog = catalog  # type: ignore[assignment]
+    return complete
 
 
 def systems() -> tuple[str, ...]:
