@@ -31,7 +31,8 @@ from topicberg.iceberg.summaries import CHECKPOINT_TAG, PICKED_FROM, TRIMMED
 from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow import control, old_values
 from topicberg.tableflow import reread as reread_module
-from topicberg.tableflow.forgetting import Forgetting, KeyRows, topic_targets
+from topicberg.tableflow.erasure.forgetting import Forgetting
+from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.old_values import LaterRecordsError
 from topicberg.tableflow.reread import Reread, reread
 from topicberg.topics.requests import StoredRequest, write_request

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, NestedField, StructType
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.file_columns import missing_column, with_names_of
@@ -38,15 +39,18 @@ class Rows:
     """Of the table."""
     conditions: tuple[Condition, ...]
 
+    def columns(self) -> set[str]:
+        """Return the names of the columns that the conditions are about."""
+        return {path[0] for condition in self.conditions for path in condition}
+
     def in_file(self, io: FileIO, path: str) -> NDArray[np.int64] | None:
         """Return the positions of the rows of a Parquet file, ascending; None: it is deleted.
 
         :raises TopicbergError: it cannot be read
         """
-        wanted = {path[0] for condition in self.conditions for path in condition}
         positions = [np.empty(0, np.int64)]
         try:
-            for batch, first in columns(io, path, self.schema, wanted):
+            for batch, first in columns(io, path, self.schema, self.columns()):
                 positions.append(first + np.flatnonzero(self.among(batch)))
         except FileNotFoundError:
             return None
@@ -150,3 +154,23 @@ def _comparable(value: Any) -> Any:
         case float() if math.isnan(value):
             return _NAN
     return value
+
+
+def fields_in_structs(
+    fields: Sequence[NestedField], path: ColumnPath = ()
+) -> Iterator[tuple[ColumnPath, IcebergType]]:
+    """Yield columns and the fields in their structs, but not those in lists and maps."""
+    for field in fields:
+        where = (*path, field.name)
+        yield where, field.field_type
+        if isinstance(field.field_type, StructType):
+            yield from fields_in_structs(field.field_type.fields, where)
+
+
+def find_column(schema: Schema, name: str) -> tuple[ColumnPath, IcebergType] | None:
+    """Return the path and the type of a column, or of a field in a struct by ``a.b``.
+
+    Iceberg does not allow a column ``a.b`` beside such a field.
+    """
+    found = (each for each in fields_in_structs(schema.fields) if ".".join(each[0]) == name)
+    return next(found, None)
