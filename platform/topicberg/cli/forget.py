@@ -87,7 +87,7 @@ def forget(
     enabled = topic in enabled_topics(config)
     left = catch_up.unread() if dry_run else catch_up.drain(enabled=enabled)
     records = job.records()
-    found = {target.name: each for target in targets if (each := job.find(target)).holders}
+    found = {target.name: one for target in targets if (one := job.find(target)).holders}
     if not found and not records.pending:
         derived.report()
         _report_uncovered(left, fails=not dry_run)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -19,11 +18,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, NestedField, StructType
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.file_columns import missing_column, with_names_of
-from topicberg.iceberg.files import names_in_file
-from topicberg.iceberg.position_deletes import has_deletes
+from topicberg.iceberg.file_columns import missing_column, read_columns
 
-ROWS_AT_ONCE = 200_000
 _NAN = object()
 ColumnPath = tuple[str, ...]
 """The name of a column, then the names of fields inside it."""
@@ -101,23 +97,8 @@ def columns(
     :raises TopicbergError: it cannot be read
     """
     try:
-        with io.new_input(path).open() as stream:
-            parquet = pq.ParquetFile(stream)
-            arrow = parquet.schema_arrow
-            if has_deletes(arrow):
-                return
-            names = names_in_file(arrow, {schema.find_field(n).field_id: n for n in wanted})
-            if not names:
-                yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
-                return
-            first = 0
-            for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
-                arrays = {
-                    names[name]: with_names_of(schema, batch.column(name), arrow.field(name))
-                    for name in batch.schema.names
-                }
-                yield pa.record_batch(arrays), first
-                first += batch.num_rows
+        for arrays, rows, first in read_columns(io, path, schema, wanted):
+            yield pa.record_batch(arrays or {"": pa.nulls(rows)}), first
     except pa.ArrowInvalid as error:
         raise TopicbergError(
             f"{path} cannot be read as Parquet: {error}",

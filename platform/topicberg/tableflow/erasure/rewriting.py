@@ -27,8 +27,8 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import compression, described
 from topicberg.iceberg.files import may_delete, names_by_id
 from topicberg.iceberg.manifests import first_row_id
-from topicberg.tableflow.erasure.matching import ROWS_AT_ONCE
 
+ROWS_AT_ONCE = 200_000
 _LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
 """Column → its reserved id."""
 
