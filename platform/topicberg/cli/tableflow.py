@@ -161,14 +161,14 @@ def resume(topic: Topic) -> None:
     from topicberg.tableflow import control
     from topicberg.tableflow.foreign_commits import changed_by_others
 
-    changed = None
+    accepted = list[str]()
     with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why
         spec, table, _ = _open(topic)
-        changed = changed_by_others(table, spec)
+        accepted = [changed.accepted(spec) for changed in changed_by_others(table, spec)]
     control.resume(settings(), topic)
     echo(f"{topic}: the engine tries again")
-    if changed is not None:
-        echo(f"{topic}: {changed.accepted(spec)}", fg="yellow", err=True)
+    for text in accepted:
+        echo(f"{topic}: {text}", fg="yellow", err=True)
 
 
 def skip(
