@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.memory import InMemoryCatalog
-from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -21,6 +21,7 @@ from pyiceberg.types import DoubleType, NestedField, StringType
 from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
+from topicberg.iceberg.files import entries
 from topicberg.iceberg.manifests import bounds_of
 from topicberg.iceberg.statistics import upper_bound
 from topicberg.tableflow.erasure.rewriting import rewritten
@@ -69,8 +70,12 @@ def test_long_value_in_a_rewritten_file_leaves_no_bounds(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topicberg.tableflow.erasure.rewriting.ROWS_AT_ONCE", 2)
-    file = written(table, ["a", "b", "x", LONG])
-    entry = ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=file)
+    change = SnapshotChange(table, Operation.APPEND)
+    change.add([written(table, ["a", "b", "x", LONG])])
+    change.commit()
+    head = table.refresh().current_snapshot()
+    assert head
+    (entry,) = entries(table.io, head.manifests(table.io))
     copy = rewritten(table, entry, np.array([1]))
     assert copy is not None
     assert bounds_of(copy, TEXTS) == (None, None)
