@@ -27,22 +27,18 @@ from topicberg.cli import app
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg import delta, erasure
+from topicberg.iceberg import delta
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import commit, control
-from topicberg.tableflow.forgetting import (
-    FORGOTTEN,
-    CatchUp,
-    Forgetting,
-    KeyRows,
-    catch_up,
-    topic_targets,
-    write_tombstones,
-)
+from topicberg.tableflow.erasure import catch_up
+from topicberg.tableflow.erasure.catch_up import CatchUp
+from topicberg.tableflow.erasure.forgetting import FORGOTTEN, Forgetting
+from topicberg.tableflow.erasure.records import write_tombstones
+from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.wait import wait_for
 from topicberg.testing import spark_session
@@ -539,7 +535,7 @@ def test_forget_waits_for_a_batch_that_began_before(
     second.start()
     assert began.wait(60)
     monkeypatch.undo()
-    monkeypatch.setattr(erasure, "READERS_SECONDS", 1.0)
+    monkeypatch.setattr(catch_up, "READERS_SECONDS", 1.0)
     topic.ingest()
     with pytest.raises(TopicbergError, match="an engine has been writing a batch for 1 s"):
         forget(topic, SECRET)

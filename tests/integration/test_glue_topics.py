@@ -22,8 +22,8 @@ from topicberg import peek
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TableflowError, UnreachableError
 from topicberg.settings import Settings
-from topicberg.tableflow.forgetting.key import Key
-from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.reread import reread
 

@@ -31,8 +31,8 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.peek import PeekedRecord, newest
 from topicberg.tableflow.deadletters import DeadLetters
-from topicberg.tableflow.forgetting.key import Key
-from topicberg.tableflow.forgetting.records import (
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.records import (
     matching_keys,
     records_of,
     write_tombstones,

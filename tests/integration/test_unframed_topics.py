@@ -31,8 +31,8 @@ from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.drift import compare
-from topicberg.tableflow.forgetting.key import Key
-from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.reread import reread
 from topicberg.testing import spark_session

@@ -61,13 +61,10 @@ from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.settings import settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.control import enabled_topics
-from topicberg.tableflow.forgetting import (
-    CatchUp,
-    Forgetting,
-    KeyRows,
-    topic_targets,
-    write_tombstones,
-)
+from topicberg.tableflow.erasure.catch_up import CatchUp
+from topicberg.tableflow.erasure.forgetting import Forgetting
+from topicberg.tableflow.erasure.records import write_tombstones
+from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.history import ingest_history
 from topicberg.tableflow.identity import engine_group
 from topicberg.tableflow.status import TopicStatus, read_status

@@ -49,7 +49,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
-from topicberg.tableflow.table import partition_spec
+from topicberg.iceberg.table import partition_spec
 from topicberg.topics.spec import parse_partition_field
 
 Dialect = Literal["duckdb", "spark"]

@@ -18,17 +18,15 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from topicberg.iceberg.erasure import Erased, RowsToErase
     from topicberg.orchestration.assets.derived import DerivedTable
     from topicberg.orchestration.assets.tables import LakeTable
     from topicberg.settings import Settings
-    from topicberg.tableflow.forgetting import (
-        ErasureTarget,
-        Forgetting,
-        KeyRecords,
-        KeyRows,
-        Uncovered,
-    )
+    from topicberg.tableflow.erasure.catch_up import Uncovered
+    from topicberg.tableflow.erasure.forgetting import Forgetting
+    from topicberg.tableflow.erasure.locations import Found
+    from topicberg.tableflow.erasure.records import KeyRecords
+    from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
+    from topicberg.tableflow.erasure.steps import Erased
 
 NOT_FOUND = 1
 """The exit code if nothing holds the key."""
@@ -71,13 +69,10 @@ def forget(
     is 1 if nothing holds the key.
     """
     from topicberg.tableflow.control import enabled_topics, find_topic
-    from topicberg.tableflow.forgetting import (
-        CatchUp,
-        Forgetting,
-        KeyRows,
-        topic_targets,
-        write_tombstones,
-    )
+    from topicberg.tableflow.erasure.catch_up import CatchUp
+    from topicberg.tableflow.erasure.forgetting import Forgetting
+    from topicberg.tableflow.erasure.records import write_tombstones
+    from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 
     require_own_engine()
     config = settings()
@@ -92,17 +87,17 @@ def forget(
     enabled = topic in enabled_topics(config)
     left = catch_up.unread() if dry_run else catch_up.drain(enabled=enabled)
     records = job.records()
-    rows_to_erase = {target.name: job.find(target) for target in targets}
-    if not any(rows_to_erase.values()) and not records.pending:
+    found = {target.name: one for target in targets if (one := job.find(target)).holders}
+    if not found and not records.pending:
         derived.report()
         _report_uncovered(left, fails=not dry_run)
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
-    has_dead = any(t.is_dead_letters and rows_to_erase[t.name] for t in targets)
+    has_dead = any(target.is_dead_letters and target.name in found for target in targets)
     dead = job.dead_letters() if has_dead else None
     for target in targets:
-        if rows_to_erase[target.name]:
-            echo(f"{target.name} ({target.description}): {_shown(rows_to_erase[target.name])}")
+        if target.name in found:
+            echo(f"{target.name} ({target.description}): {_shown(found[target.name])}")
     if records.compacted:
         echo(
             f"Kafka topic {topic}, compacted: {count(records.count, 'record')} of the key, "
@@ -193,7 +188,8 @@ class _Derived:
 
         :raises SpecError: there is no such column, or it cannot hold the key
         """
-        from topicberg.tableflow.forgetting import ErasureTarget, chosen_columns
+        from topicberg.tableflow.erasure.candidates import chosen_columns
+        from topicberg.tableflow.erasure.rows import ErasureTarget
 
         self._key_rows, self._lake = key_rows, load_lake(config)
         self.targets: list[ErasureTarget] = []
@@ -301,7 +297,7 @@ class _Derived:
     def report(self) -> None:
         """Print which columns hold the key now, and are not erased."""
         from topicberg.iceberg.tables import find_table
-        from topicberg.tableflow.forgetting import find_candidates
+        from topicberg.tableflow.erasure.candidates import find_candidates
 
         for name, (identifier, is_searched) in self._searched.items():
             if (table := find_table(self._key_rows.catalog, identifier)) is None:
@@ -378,12 +374,12 @@ def _carried(
     return carried
 
 
-def _shown(found: RowsToErase) -> str:
+def _shown(found: Found) -> str:
     parts = [
         f"{count(found.rows, 'row')} in {count(found.live, 'data file')}",
         f"{count(found.history, 'data file')} of history",
-        f"{count(found.unreachable, 'file')} without a snapshot",
-        f"{count(found.snapshots, 'snapshot')} to expire",
+        f"{count(len(found.outside) + len(found.elsewhere), 'file')} without a snapshot",
+        f"{count(found.expired, 'snapshot')} to expire",
     ]
     if found.refs:
         parts.append(f"branches and tags to remove: {', '.join(found.refs)}")

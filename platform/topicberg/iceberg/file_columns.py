@@ -11,18 +11,51 @@ Source: Iceberg spec, "Column Projection" and "Default values".
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import NestedField, StructType
 
-from topicberg.iceberg.files import field_id
+from topicberg.iceberg.files import field_id, names_by_id, names_in_file
 
+DELETE_FIELDS = {"file_path": 2147483546, "pos": 2147483545}
+"""Column of a position delete file → its id, which the Iceberg spec reserves."""
+_ROWS_AT_ONCE = 200_000
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
+
+
+def read_columns(
+    io: FileIO, path: str, schema: Schema, names: Collection[str]
+) -> Iterator[tuple[dict[str, pa.Array], int, int]]:
+    """Yield columns of some rows of a Parquet file, how many these are, and where they begin.
+
+    Columns that the file does not have are left out. A position delete file has no rows of a table;
+    it is known by its ids, as a table may have columns with the same names.
+
+    :param names: of columns of the table
+    :raises FileNotFoundError: there is no such file
+    :raises ArrowInvalid: it is not Parquet
+    """
+    with io.new_input(path).open() as stream:
+        parquet, first = pq.ParquetFile(stream), 0
+        arrow = parquet.schema_arrow
+        if names_by_id(arrow).keys() >= set(DELETE_FIELDS.values()):
+            return
+        known = names_in_file(arrow, {schema.find_field(name).field_id: name for name in names})
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(known)):
+            columns = {
+                name: with_names_of(schema, batch.column(inside), arrow.field(inside))
+                for inside, name in known.items()
+            }
+            yield columns, batch.num_rows, first
+            first += batch.num_rows
 
 
 def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:

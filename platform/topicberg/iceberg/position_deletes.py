@@ -16,7 +16,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,8 @@ from pyiceberg.table.snapshots import Operation
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.files import live_files, names_by_id, partition_key, partition_of
+from topicberg.iceberg.file_columns import DELETE_FIELDS
+from topicberg.iceberg.files import live_files, partition_key, partition_of
 from topicberg.iceberg.manifests import (
     identity,
     is_vector,
@@ -40,12 +40,7 @@ from topicberg.iceberg.summaries import TRIMMED
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 from topicberg.iceberg.versions import lacks_snapshot
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_PATH, _POSITION = "file_path", "pos"
-_FIELD_IDS = {_PATH: 2147483546, _POSITION: 2147483545}
-"""Reserved by the Iceberg spec."""
+_PATH, _POSITION = DELETE_FIELDS
 _NONE = np.empty(0, np.uint32)
 
 
@@ -55,14 +50,6 @@ class FileRows:
 
     file: DataFile
     positions: NDArray[np.uint32]
-
-
-def has_deletes(arrow: pa.Schema) -> bool:
-    """Return whether a Parquet file is a position delete file.
-
-    Its columns are known by their ids: a table may have columns with the same names.
-    """
-    return names_by_id(arrow).keys() >= set(_FIELD_IDS.values())
 
 
 def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uint32]]]:
@@ -282,7 +269,7 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
     columns = [pa.DictionaryArray.from_arrays(numbers, paths), pa.array(positions)]
     schema = pa.schema(
         pa.field(name, column.type, False, {"PARQUET:field_id": str(number)})
-        for (name, number), column in zip(_FIELD_IDS.items(), columns, strict=True)
+        for (name, number), column in zip(DELETE_FIELDS.items(), columns, strict=True)
     )
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns, schema=schema), buffer, compression="zstd", store_schema=False)
@@ -304,4 +291,4 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
 
 def _bounds(path: str, position: np.int64) -> dict[int, bytes]:
     values = path.encode(), position.astype("<i8").tobytes()
-    return dict(zip(_FIELD_IDS.values(), values, strict=True))
+    return dict(zip(DELETE_FIELDS.values(), values, strict=True))

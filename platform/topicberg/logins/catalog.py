@@ -199,17 +199,17 @@ class CatalogLogin(OAuthLogin):
         mode = "vended_credentials" if self.vends else "none"
         delegation = f"ACCESS_DELEGATION_MODE '{mode}'"
         if self.vends:  # the catalog may leave it out
-            delegation += f", DEFAULT_REGION {_text(region)}"
+            delegation += f", DEFAULT_REGION {literal(region)}"
         if self.auth == "sigv4":
             # DuckDB finds the name of the service in the host's name.
             return None, f"AUTHORIZATION_TYPE 'sigv4', {delegation}"
-        headers = ", ".join(f"{_text(k)}: {_text(v)}" for k, v in self.headers.items())
+        headers = ", ".join(f"{literal(k)}: {literal(v)}" for k, v in self.headers.items())
         extra = f", EXTRA_HTTP_HEADERS MAP {{{headers}}}" if headers else ""
         token = self.bearer()
         if token is None:
             return None, f"AUTHORIZATION_TYPE 'none', {delegation}{extra}"
         # It does not send the headers with a request for a token, nor renews one: a token of ours.
-        secret = f"CREATE SECRET {name}_catalog (TYPE iceberg, TOKEN {_text(token)}{extra})"
+        secret = f"CREATE SECRET {name}_catalog (TYPE iceberg, TOKEN {literal(token)}{extra})"
         return secret, f"SECRET {name}_catalog, {delegation}"
 
     def spark_common(self, region: str) -> dict[str, str]:
@@ -367,6 +367,6 @@ def role_session(role_arn: str, region: str) -> Any:
     return session
 
 
-def _text(value: str) -> str:
+def literal(value: str) -> str:
     """Return a string literal of DuckDB."""
     return "'" + value.replace("'", "''") + "'"

@@ -30,6 +30,7 @@ from topicberg.iceberg.readers import (
     SPARK,
     TableReader,
 )
+from topicberg.logins.catalog import literal
 from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
@@ -195,8 +196,8 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         if secret:
             connection.execute(secret)
         connection.execute(
-            f"ATTACH {_literal(warehouse)} AS {name} "
-            f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(uri)}, {options})"
+            f"ATTACH {literal(warehouse)} AS {name} "
+            f"(TYPE iceberg, READ_ONLY, ENDPOINT {literal(uri)}, {options})"
         )
     topics = catalogs[-1][0]
     rows = connection.execute(
@@ -206,7 +207,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     first, *pipelines = own_namespaces(config)
     schemas = [(topics, first), *((CATALOG, name) for name in pipelines if name in there)]
     path = ",".join(quote(*schema) for schema in schemas)
-    connection.execute(f"SET search_path = {_literal(path)}")
+    connection.execute(f"SET search_path = {literal(path)}")
     return connection
 
 
@@ -434,7 +435,7 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
             "URL_STYLE": "path",
             "USE_SSL": str(address.scheme == "https").lower(),
         }
-    listed = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
+    listed = ", ".join(f"{name} {literal(value)}" for name, value in options.items())
     return f"CREATE SECRET lake_s3 (TYPE s3, {listed})"
 
 
@@ -465,10 +466,6 @@ def _aws_login(role_arn: str | None, region: str) -> dict[str, str]:
         keys = credentials.get_frozen_credentials()
     login = {"KEY_ID": keys.access_key, "SECRET": keys.secret_key, "SESSION_TOKEN": keys.token}
     return {name: value for name, value in login.items() if value}
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _check_listening(service: str, url: str) -> None:

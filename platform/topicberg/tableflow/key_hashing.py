@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Self
 from uuid import UUID
@@ -11,15 +11,13 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from topicberg.iceberg.file_columns import missing_column, with_names_of
-from topicberg.iceberg.files import names_by_id
+from topicberg.iceberg.file_columns import missing_column, read_columns
 from topicberg.tableflow import key_files
 from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.key_files import (
@@ -35,7 +33,6 @@ NO_TIME = np.iinfo(np.int64).min
 """The time of a record without one."""
 DecodeKeys = Callable[[Any], Any]
 """Returns the texts of raw keys; null: a key cannot be decoded. Both are Arrow arrays."""
-_ROWS_AT_ONCE = 200_000
 _DECODED_VERSION = 1
 """Increase it with any change of :mod:`topicberg.tableflow.key_values`."""
 # The partition is multiplied by the golden ratio's 64 bits, which spread small numbers far.
@@ -206,28 +203,6 @@ def one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
     return key_text([pc.cast(one, kind) for one, kind in zip(columns, types, strict=True)])
 
 
-def _columns_by_id(
-    table: Table, file: DataFile, field_ids: Collection[int]
-) -> Iterator[tuple[dict[int, Any], int, int]]:
-    """Yield columns of some rows, how many these are, and the position of the first one.
-
-    :param field_ids: of the columns; those that the file does not have are left out
-    """
-    with table.io.new_input(file.file_path).open() as stream:
-        parquet = pq.ParquetFile(stream)
-        schema, arrow = table.schema(), parquet.schema_arrow
-        in_file = names_by_id(arrow)
-        names = {number: in_file[number] for number in field_ids if number in in_file}
-        first = 0
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(names.values())):
-            columns = {
-                number: with_names_of(schema, batch.column(name), arrow.field(name))
-                for number, name in names.items()
-            }
-            yield columns, batch.num_rows, first
-            first += batch.num_rows
-
-
 def _key_columns(
     table: Table, file: DataFile, field_ids: Sequence[int], *, is_decoded: bool
 ) -> Iterator[tuple[list[Any], int]]:
@@ -237,14 +212,14 @@ def _key_columns(
     file does not have is null, or its default.
     """
     schema = table.schema()
-    for columns, rows, first in _columns_by_id(table, file, field_ids):
-        if not is_decoded and len(columns) < len(field_ids):
+    fields = [schema.find_field(number) for number in field_ids]
+    names = [field.name for field in fields]
+    for columns, rows, first in read_columns(table.io, file.file_path, schema, names):
+        if not is_decoded and len(columns) < len(fields):
             return
         arrays = [
-            columns[number]
-            if number in columns
-            else missing_column(schema.find_field(number), rows)
-            for number in field_ids
+            columns[field.name] if field.name in columns else missing_column(field, rows)
+            for field in fields
         ]
         yield arrays, first
 
@@ -258,25 +233,22 @@ def key_texts(
     """
     schema = table.schema()
     fields = [schema.find_field(name) for name in key.names]
-    raw, partition = (schema.find_field(name).field_id for name in (key.raw, key.partition))
-    ids = [*(field.field_id for field in fields), partition]
-    if not key.is_in_columns:
-        ids.append(raw)
-    for columns, rows, first in _columns_by_id(table, file, ids):
-        if partition not in columns:
+    names = [*key.names, key.partition, *(() if key.is_in_columns else (key.raw,))]
+    for columns, rows, first in read_columns(table.io, file.file_path, schema, names):
+        if key.partition not in columns:
             return
         nothing = pa.nulls(rows)  # of no type: it has the text of an absent field
         arrays = [
-            columns[field.field_id]
-            if field.field_id in columns
+            columns[field.name]
+            if field.name in columns
             else nothing
             if field.initial_default is None
             else missing_column(field, rows)
             for field in fields
         ]
         text = key_text(arrays, key.shapes)
-        if raw in columns:
+        if key.raw in columns:
             # The columns may have the value's fields. They are for keys that cannot be decoded any
             # more: earlier versions of topicberg kept only the SHA-256 of a long key.
-            text = pc.coalesce(decode(columns[raw]), text)
-        yield text, columns[partition], first
+            text = pc.coalesce(decode(columns[key.raw]), text)
+        yield text, columns[key.partition], first

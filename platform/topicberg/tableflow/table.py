@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
-import pyiceberg.partitioning as iceberg
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError, ValidationError
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.exceptions import NoSuchTableError, ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.transforms import parse_transform
-from pyiceberg.types import (
-    BinaryType,
-    DecimalType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-)
+from pyiceberg.types import BinaryType, NestedField, StructType
 
 from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.limits import MAX_FIELDS
-from topicberg.iceberg.creation import create_table, set_optional
-from topicberg.iceberg.names import partition_field_name, shared_full_name
+from topicberg.iceberg.names import shared_full_name
 from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
-from topicberg.logins.catalog import LOCATIONS
+from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import note_identity
 from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
@@ -55,19 +41,15 @@ from topicberg.tableflow.waiting import (
     start_again,
     unapplied,
 )
-from topicberg.topics.spec import HEADERS, PartitionField, TopicSpec
+from topicberg.topics.spec import HEADERS, TopicSpec
 
 logger = logging.getLogger(__name__)
 
-_METRICS = "write.metadata.metrics.column."
 _PROPERTIES = {
-    "write.parquet.compression-codec": "zstd",
     "write.target-file-size-bytes": str(128 * 1024 * 1024),
     # No shuffle before the write: a Kafka partition's records are nearly in order of time.
     "write.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
     # Copy-on-write: Snowflake does not read equality deletes.
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",
@@ -84,41 +66,6 @@ _UPSERT_PROPERTIES = {
 }
 
 
-def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> PartitionSpec:
-    """Return Iceberg's partition spec for the topic spec's partition fields.
-
-    :raises TableflowError: a column does not exist, or cannot be partitioned so
-    """
-    partition_fields = list[iceberg.PartitionField]()
-    for number, field in enumerate(fields):
-        if field.column not in schema.column_names:
-            raise TableflowError(
-                f"table.partitioning: {field}: the table has no column {field.column}",
-                hint="correct `table.partitioning` in the spec",
-            )
-        width = "" if field.width is None else f"[{field.width}]"
-        source = schema.find_field(field.column)
-        transform = parse_transform(f"{field.transform}{width}")
-        if not transform.can_transform(source.field_type):
-            raise TableflowError(
-                f"table.partitioning: {field}: {field.transform} of a {source.field_type} is not "
-                "possible",
-                hint="correct `table.partitioning` in the spec",
-            )
-        suffix = "" if field.transform == "identity" else field.transform
-        taken = [name for name in schema.column_names if suffix or name != field.column]
-        taken += [other.name for other in partition_fields]
-        partition_fields.append(
-            iceberg.PartitionField(
-                source_id=source.field_id,
-                field_id=1000 + number,
-                transform=transform,
-                name=partition_field_name(field.column, suffix, taken),
-            )
-        )
-    return PartitionSpec(*partition_fields)
-
-
 def ensure_table(
     catalog: Catalog,
     spec: TopicSpec,
@@ -128,9 +75,6 @@ def ensure_table(
     older: Iterable[StructType] = (),
 ) -> Table:
     """Return the topic's table, created or evolved so that it has the columns of ``schema``.
-
-    Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
-    recreated never shares a location with the files of the old one.
 
     :param identity: the columns that identify rows, see :func:`.identity_columns`
     :param older: the columns of the older versions of the topic's schemas
@@ -176,24 +120,6 @@ def _warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-def bounds_kept(columns: Iterable[str]) -> dict[str, str]:
-    """Return the table properties by which Iceberg keeps bounds of columns.
-
-    Without them, Iceberg keeps no bounds of columns after the first 100 of a table.
-    https://iceberg.apache.org/docs/latest/configuration/#write-properties
-    """
-    return {f"{_METRICS}{column}": "truncate(16)" for column in columns}
-
-
-def keep_bounds(table: Table, columns: Iterable[str]) -> None:
-    """Let the writers of a table keep bounds of columns, unless its properties configure that.
-
-    Iceberg refuses properties of columns that a table does not have.
-    """
-    known = table.schema().column_names
-    set_optional(table, bounds_kept(column for column in columns if column in known))
-
-
 def _bounded_columns(spec: TopicSpec) -> list[str]:
     """Return the columns by which files are chosen: metadata, event time and partitions."""
     metadata = [spec.metadata_column(name) for name in METADATA_COLUMNS]
@@ -215,36 +141,22 @@ def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
 def _create(
     catalog: Catalog, identifier: tuple[str, str], schema: Schema, spec: TopicSpec, config: Settings
 ) -> Table:
-    from topicberg.clients.catalog import ensure_namespace
-
-    ensure_namespace(catalog, identifier[0])
-    location = None
-    if LOCATIONS not in catalog.properties:
-        location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
-    where = location or "a location of the catalog's choice"
-    logger.info("creating table %s at %s", ".".join(identifier), where)
-    try:
-        return create_table(
-            catalog,
-            identifier,
-            Schema(*shown(schema.as_struct(), StructType()).fields),
-            partition_spec(schema, spec.table.partition_fields),
-            location,
-            needed={
-                "format-version": str(spec.table.format_version),
-                WRITE_MODE: spec.write_mode,
-                KEYS_NAME_SCHEMAS: names_schemas(spec),
-                **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
-                **formats(spec),
-            },
-            optional={
-                **_PROPERTIES,
-                **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
-                **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
-            },
-        )
-    except TableAlreadyExistsError:  # another engine was faster
-        return catalog.load_table(identifier)
+    return create_table(
+        catalog,
+        identifier,
+        Schema(*shown(schema.as_struct(), StructType()).fields),
+        spec.table.partition_fields,
+        f"{config.warehouse}{config.cluster_id}",
+        needed={
+            "format-version": str(spec.table.format_version),
+            WRITE_MODE: spec.write_mode,
+            KEYS_NAME_SCHEMAS: names_schemas(spec),
+            **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
+            **formats(spec),
+        },
+        optional={**_PROPERTIES, **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {})},
+        bounded=_bounded_columns(spec),
+    )
 
 
 def _with_existing(spec: TopicSpec, schema: Schema, existing: Schema) -> Schema:
@@ -319,35 +231,3 @@ def _way_back(spec: TopicSpec) -> str:
     if sections:
         return f"change {' and '.join(str(section.file) for section in sections)} back"
     return "let the owner of the topic's schemas delete the versions that no table can follow"
-
-
-def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:
-    """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
-
-    Text and bytes are not converted into each other. A decimal keeps its scale, of which the values
-    in older files are.
-
-    :raises ValueError: the conversion is refused
-    """
-    if isinstance(existing, StructType) and isinstance(new, StructType):
-        by_name = {field.name: field for field in existing.fields}
-        for field in new.fields:
-            if column := by_name.get(field.name):
-                where = f"{path}.{field.name}" if path else field.name
-                check_types(column.field_type, field.field_type, where)
-    elif isinstance(existing, ListType) and isinstance(new, ListType):
-        check_types(existing.element_type, new.element_type, f"{path}.element")
-    elif isinstance(existing, MapType) and isinstance(new, MapType):
-        check_types(existing.key_type, new.key_type, f"{path}.key")
-        check_types(existing.value_type, new.value_type, f"{path}.value")
-    elif {type(existing), type(new)} == {StringType, BinaryType}:
-        raise ValueError(f"the column {path} is of type {existing}, the schema has {new}")
-    elif (
-        isinstance(existing, DecimalType)
-        and isinstance(new, DecimalType)
-        and existing.scale != new.scale
-    ):
-        raise ValueError(
-            f"the column {path} is a {existing}, the schema has a {new}, and the scale of a column "
-            "cannot change"
-        )

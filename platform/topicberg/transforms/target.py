@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import (
-    TableAlreadyExistsError,
-    ValidationError,
-)
-from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.transforms import parse_transform
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.creation import create_table
-from topicberg.iceberg.names import partition_field_name
 from topicberg.iceberg.summaries import FIRST_OFFSETS, SOURCE_SNAPSHOTS, summary
+from topicberg.iceberg.table import PROPERTIES, check_types, create_table, keep_bounds
 from topicberg.iceberg.tables import find_table
-from topicberg.logins.catalog import LOCATIONS
-from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
+from topicberg.topics.spec import PartitionField
 from topicberg.transforms.derivation import TableName
 
 _TRANSFORMS = ("hour", "day", "month", "year")
 """Iceberg's transforms of a time, the shortest first."""
-_PROPERTIES = {
-    "write.parquet.compression-codec": "zstd",
-    "write.merge.mode": "merge-on-read",
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
-}
+_PROPERTIES = {"write.merge.mode": "merge-on-read"}
 
 COMPUTED = "topicberg.computed"
 """Table property, ``true``: its rows are computed, and replaced. Tables of earlier versions get it
@@ -96,7 +83,7 @@ def _adopt(table: Table) -> None:
     )
     # Others may have expired these snapshots, but the table has what it was created with.
     is_topics = FIRST_OFFSETS in table.properties
-    is_ours |= not is_topics and _PROPERTIES.items() <= table.properties.items()
+    is_ours |= not is_topics and {**PROPERTIES, **_PROPERTIES}.items() <= table.properties.items()
     if has_rows(table) and not is_ours:
         name = ".".join(table.name())
         raise TopicbergError(
@@ -166,30 +153,19 @@ def _create(
     partition: tuple[str, str] | None,
     format_version: int,
 ) -> Table:
-    """Create the table with one request: AWS Glue refuses staged creation and requires a location.
+    from topicberg.clients.catalog import TABLES
 
-    https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable"
-    """
-    from topicberg.clients.catalog import TABLES, ensure_namespace
-
-    ensure_namespace(catalog, name[0])
-    schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
-    spec = PartitionSpec()
-    if partition:
-        column, transform = partition
-        source = schema.find_field(column).field_id
-        field_name = partition_field_name(column, transform, schema.column_names)
-        field = PartitionField(source, 1000, parse_transform(transform), field_name)
-        spec = PartitionSpec(field)
-    needed = {"format-version": str(format_version), COMPUTED: "true"}
-    optional = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
-    # Like a topic's table, it gets a location of its own, never that of a table that was dropped.
-    location = None
-    if LOCATIONS not in catalog.properties:
-        location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
-    with suppress(TableAlreadyExistsError):  # another run was faster
-        return create_table(catalog, name, schema, spec, location, needed, optional)
-    return catalog.load_table(name)
+    fields = [PartitionField(column=partition[0], transform=partition[1])] if partition else []
+    return create_table(
+        catalog,
+        name,
+        assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns)),
+        fields,
+        f"{catalog.properties[TABLES]}{name[0]}",
+        needed={"format-version": str(format_version), COMPUTED: "true"},
+        optional=_PROPERTIES,
+        bounded=[field.column for field in fields],
+    )
 
 
 def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) -> pa.Schema:

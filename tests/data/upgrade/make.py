@@ -28,6 +28,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -279,10 +280,10 @@ def forget() -> None:
 
     from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
-    from topicberg.tableflow import forgetting
     from topicberg.tableflow.control import enabled_topics
 
-    make_job: Any = forgetting.Forgetting  # as the version whose state this is has it
+    # As the version whose state this is has it.
+    make_job: Any = import_module("topicberg.tableflow.forgetting").Forgetting
     config = settings()
     spec = enabled_topics(config)["accounts_string_3"]
     for key in (FORGOTTEN, FORGETTING):

@@ -89,7 +89,6 @@ from topicberg.checks.topic import (
 )
 from topicberg.cli import app
 from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
-from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, FIRST_OFFSETS, ROWS_SKIPPED, TOPIC_ID
@@ -101,6 +100,8 @@ from topicberg.orchestration.checks.adapter import definition, result
 from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
+from topicberg.tableflow.erasure.matching import Rows
+from topicberg.tableflow.erasure.steps import Erasure
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed
 from topicberg.topics import Rules, TopicSpec, load_topic, load_topics
@@ -651,7 +652,7 @@ def test_freshness_whose_snapshots_expired_counts_from_the_oldest(
     rows = pa.Table.from_pylist([{"side": "buy"}, {"side": "sell"}], schema=SCHEMA.as_arrow())
     table.append(rows, snapshot_properties={END_OFFSETS: dump_offsets({0: 2})})
     assert "newest rows" in topic.freshness(table.refresh(), 5).what
-    erase(table, Rows(table.schema(), ({("side",): ("buy",)},)))
+    Erasure(table, Rows(table.schema(), ({("side",): ("buy",)},))).erase()
     assert last_commit(table.refresh()) is None
     assert topic.freshness(table, 5).passed
     assert "no record was produced" in topic.freshness(table, 90).what

@@ -13,8 +13,8 @@ from topicberg.errors import TableflowError
 from topicberg.formats import avro
 from topicberg.formats.avro.schema import parse
 from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.iceberg.table import partition_spec
 from topicberg.tableflow.layout import Layout, MessageField, table_schema
-from topicberg.tableflow.table import partition_spec
 from topicberg.topics import TopicSpec
 
 

@@ -17,9 +17,9 @@ from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType
 
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
-from topicberg.iceberg.erasure.matching import Rows
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.position_deletes import FileRows
+from topicberg.tableflow.erasure.matching import Rows
 
 INNER = StructType(
     NestedField(20, "user-id", LongType(), required=False),

@@ -39,7 +39,6 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import LEDGER
 from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
-from topicberg.iceberg.erasure.rewriting import check_rewritable
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
@@ -56,6 +55,7 @@ from topicberg.iceberg.maintenance.report import MaintenanceReport
 from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
 from topicberg.iceberg.maintenance.ttl import expired
 from topicberg.iceberg.summaries import END_OFFSETS, STAGING_PREFIX, ancestry
+from topicberg.tableflow.erasure.rewriting import check_rewritable
 from topicberg.topics import TopicSpec
 
 MB = 1024 * 1024

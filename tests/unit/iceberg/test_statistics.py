@@ -21,10 +21,10 @@ from pyiceberg.types import DoubleType, NestedField, StringType
 from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
-from topicberg.iceberg.erasure.rewriting import rewritten
 from topicberg.iceberg.files import entries
 from topicberg.iceberg.manifests import bounds_of
 from topicberg.iceberg.statistics import upper_bound
+from topicberg.tableflow.erasure.rewriting import rewritten
 
 LONG = "z" * 5000
 """A value of which Parquet's writer notes no minimum and maximum."""
@@ -69,7 +69,7 @@ def test_long_value_in_one_row_group_leaves_no_bounds(table: Table, groups: list
 def test_long_value_in_a_rewritten_file_leaves_no_bounds(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topicberg.iceberg.erasure.rewriting.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("topicberg.tableflow.erasure.rewriting.ROWS_AT_ONCE", 2)
     change = SnapshotChange(table, Operation.APPEND)
     change.add([written(table, ["a", "b", "x", LONG])])
     change.commit()

@@ -18,8 +18,8 @@ from pyiceberg.types import ListType, LongType, NestedField, StringType, StructT
 
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.tableflow.forgetting import Key, KeyRows
-from topicberg.tableflow.forgetting.targets import topic_targets
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.identity_columns import IDENTITY_COLUMNS, changed_identity, note_identity
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.waiting import check_table

@@ -33,8 +33,12 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import SpecError
-from topicberg.iceberg.erasure import Rows
-from topicberg.tableflow.forgetting import ErasureTarget, Forgetting, Key, KeyRecords, run
+from topicberg.tableflow.erasure import forgetting
+from topicberg.tableflow.erasure.forgetting import Forgetting
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.matching import Rows
+from topicberg.tableflow.erasure.records import KeyRecords
+from topicberg.tableflow.erasure.rows import ErasureTarget
 
 INSIDE = StructType(NestedField(9, "a", IntegerType()), NestedField(10, "b", StringType()))
 
@@ -145,11 +149,13 @@ def test_dead_letters_in_deleted_files_are_skipped(
     table.overwrite(pa.table({"key": [b"k"], "partition": pa.array([1], pa.int32())}))
     table.io.delete(replaced)
     monkeypatch.setattr(
-        run,
+        forgetting,
         "dead_letter_spec",
         lambda spec: SimpleNamespace(name="dead", metadata_column=lambda name: name),
     )
-    monkeypatch.setattr(run, "described_topic", lambda *_: KeyRecords("dead", compacted=True))
+    monkeypatch.setattr(
+        forgetting, "described_topic", lambda *_: KeyRecords("dead", compacted=True)
+    )
 
     target = ErasureTarget(("shop", "dead"), "dead letters", None, is_dead_letters=True)
     rows = Rows(table.schema(), ({("partition",): [0, 1]},))

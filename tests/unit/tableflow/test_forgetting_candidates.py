@@ -31,17 +31,13 @@ from pyiceberg.types import (
 
 from topicberg.cli import forget as command
 from topicberg.errors import SpecError
-from topicberg.iceberg import erasure
-from topicberg.iceberg.erasure import fields_in_structs, find_column, search
 from topicberg.settings import Settings
-from topicberg.tableflow.forgetting import (
-    ErasureTarget,
-    Forgetting,
-    Key,
-    KeyRows,
-    chosen_columns,
-    find_candidates,
-)
+from topicberg.tableflow.erasure.candidates import chosen_columns, find_candidates, search
+from topicberg.tableflow.erasure.forgetting import Forgetting
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.matching import Rows, fields_in_structs, find_column
+from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
+from topicberg.tableflow.erasure.steps import Erasure
 from topicberg.topics import TopicSpec
 
 PERSON = StructType(
@@ -124,7 +120,7 @@ def test_search_counts_as_a_scan_does(
     values = {path: key.as_found_in("id", kind) for path, kind in fields_in_structs(schema.fields)}
     arrow = pa.Table.from_pylist(rows, schema=schema_to_pyarrow(schema, include_field_ids=False))
     for path, each in values.items():
-        held = erasure.Rows(schema, ({path: each},)).among(arrow)
+        held = Rows(schema, ({path: each},)).among(arrow)
         expected = [str(row[path[0]]) == str(wanted) for row in rows]
         assert [*held] == expected
 
@@ -254,10 +250,10 @@ def test_chosen_columns_are_erased_and_proved_and_no_other(
     for target in found.targets:
         table_and_rows = key_rows.of_table(target)
         assert table_and_rows is not None
-        erasure.erase(*table_and_rows)
+        Erasure(*table_and_rows).erase()
         proof = job.prove(target)
         assert proof is not None
-        assert proof.holders == ()
+        assert proof.holders == 0
     table.refresh()
     assert [row["quantity"] for row in table.scan().to_arrow().to_pylist()] == [13, 3]
     # In the table below, the lineage carries on from what was chosen.
@@ -298,7 +294,7 @@ def test_value_of_a_column_is_forgotten_in_structs_too(catalog: SqlCatalog) -> N
     )
     table_and_rows = key_rows.of_table(target)
     assert table_and_rows is not None
-    erasure.erase(*table_and_rows)
+    Erasure(*table_and_rows).erase()
     assert [row["customer"] for row in table.refresh().scan().to_arrow().to_pylist()][-1] != "33"
     assert search(table, {("person", "name"): ["x3"]}) == {}
 

@@ -11,8 +11,8 @@ from pyiceberg.types import LongType, NestedField
 
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
-from topicberg.tableflow.forgetting import Key
-from topicberg.tableflow.forgetting.records import KafkaKey, Matching, matching_keys
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.records import KafkaKey, Matching, matching_keys
 from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField
 from topicberg.topics import TopicSpec
 

@@ -13,12 +13,12 @@ from pyiceberg.table import Table
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.iceberg import erasure
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.forgetting.targets import ErasureTarget
+from topicberg.tableflow.erasure.rows import ErasureTarget
+from topicberg.tableflow.erasure.steps import READERS_SECONDS
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.turns import wait_for_turns
 from topicberg.tableflow.wait import POLL_SECONDS, noted_offsets, wait_for
@@ -124,7 +124,7 @@ class CatchUp:
 
         :raises TopicbergError: one is still running
         """
-        patience = erasure.READERS_SECONDS
+        patience = READERS_SECONDS
         if target.topic is not None and not wait_for_turns(self.config, target.name, patience):
             raise TopicbergError(
                 f"table {target.name}: an engine has been writing a batch for {patience:.0f} s, "

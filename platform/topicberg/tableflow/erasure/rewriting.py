@@ -18,20 +18,37 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
 )
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import compression, described
-from topicberg.iceberg.erasure.matching import ROWS_AT_ONCE
-from topicberg.iceberg.erasure.proof import check_format
 from topicberg.iceberg.files import may_delete, names_by_id
 from topicberg.iceberg.manifests import first_row_id
 
+ROWS_AT_ONCE = 200_000
 _LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
 """Column → its reserved id."""
+
+
+def is_parquet(file: DataFile) -> bool:
+    """Return whether a data or delete file is Parquet; deletion vectors are not."""
+    return bool(file.file_format == FileFormat.PARQUET)
+
+
+def check_format(table: Table, file: DataFile) -> None:
+    """Check that the rows of a file can be read.
+
+    :raises TopicbergError: its format is not supported
+    """
+    if not is_parquet(file) and file.file_format != FileFormat.PUFFIN:
+        raise TopicbergError(
+            f"table {'.'.join(table.name())}: the file {file.file_path} is "
+            f"{file.file_format.value}, and rows can be erased from Parquet only",
+            hint="rewrite the table's files as Parquet, and run the command again",
+        )
 
 
 def check_rewritable(table: Table, files: Iterable[DataFile]) -> None:

@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, NestedField, StructType
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.file_columns import missing_column, with_names_of
-from topicberg.iceberg.files import names_in_file
-from topicberg.iceberg.position_deletes import has_deletes
+from topicberg.iceberg.file_columns import missing_column, read_columns
 
-ROWS_AT_ONCE = 200_000
 _NAN = object()
 ColumnPath = tuple[str, ...]
 """The name of a column, then the names of fields inside it."""
@@ -38,15 +35,18 @@ class Rows:
     """Of the table."""
     conditions: tuple[Condition, ...]
 
+    def columns(self) -> set[str]:
+        """Return the names of the columns that the conditions are about."""
+        return {path[0] for condition in self.conditions for path in condition}
+
     def in_file(self, io: FileIO, path: str) -> NDArray[np.int64] | None:
         """Return the positions of the rows of a Parquet file, ascending; None: it is deleted.
 
         :raises TopicbergError: it cannot be read
         """
-        wanted = {path[0] for condition in self.conditions for path in condition}
         positions = [np.empty(0, np.int64)]
         try:
-            for batch, first in columns(io, path, self.schema, wanted):
+            for batch, first in columns(io, path, self.schema, self.columns()):
                 positions.append(first + np.flatnonzero(self.among(batch)))
         except FileNotFoundError:
             return None
@@ -97,23 +97,8 @@ def columns(
     :raises TopicbergError: it cannot be read
     """
     try:
-        with io.new_input(path).open() as stream:
-            parquet = pq.ParquetFile(stream)
-            arrow = parquet.schema_arrow
-            if has_deletes(arrow):
-                return
-            names = names_in_file(arrow, {schema.find_field(n).field_id: n for n in wanted})
-            if not names:
-                yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
-                return
-            first = 0
-            for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
-                arrays = {
-                    names[name]: with_names_of(schema, batch.column(name), arrow.field(name))
-                    for name in batch.schema.names
-                }
-                yield pa.record_batch(arrays), first
-                first += batch.num_rows
+        for arrays, rows, first in read_columns(io, path, schema, wanted):
+            yield pa.record_batch(arrays or {"": pa.nulls(rows)}), first
     except pa.ArrowInvalid as error:
         raise TopicbergError(
             f"{path} cannot be read as Parquet: {error}",
@@ -150,3 +135,23 @@ def _comparable(value: Any) -> Any:
         case float() if math.isnan(value):
             return _NAN
     return value
+
+
+def fields_in_structs(
+    fields: Sequence[NestedField], path: ColumnPath = ()
+) -> Iterator[tuple[ColumnPath, IcebergType]]:
+    """Yield columns and the fields in their structs, but not those in lists and maps."""
+    for field in fields:
+        where = (*path, field.name)
+        yield where, field.field_type
+        if isinstance(field.field_type, StructType):
+            yield from fields_in_structs(field.field_type.fields, where)
+
+
+def find_column(schema: Schema, name: str) -> tuple[ColumnPath, IcebergType] | None:
+    """Return the path and the type of a column, or of a field in a struct by ``a.b``.
+
+    Iceberg does not allow a column ``a.b`` beside such a field.
+    """
+    found = (each for each in fields_in_structs(schema.fields) if ".".join(each[0]) == name)
+    return next(found, None)

@@ -10,7 +10,6 @@ import pytest
 from clocks import Clock
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import BadRequestError, ServerError
-from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -18,15 +17,12 @@ from pyiceberg.types import LongType, NestedField
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.creation import SKIPPED, create_table, set_optional
+from topicberg.iceberg.table import PROPERTIES, SKIPPED, create_table, set_optional
+from topicberg.logins.catalog import LOCATIONS
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 NEEDED = {"format-version": "2", "topicberg.write-mode": "upsert"}
-OPTIONAL = {
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
-    "write.delete.mode": "merge-on-read",
-}
+OPTIONAL = {"write.delete.mode": "merge-on-read"}
 
 
 class Strict(SqlCatalog):
@@ -65,14 +61,16 @@ def strict(tmp_path: Any) -> Strict:
 
 def create(catalog: Strict, location: str | None = None) -> Table:
     name = "shop", f"orders{time.time_ns()}"
-    return create_table(catalog, name, SCHEMA, PartitionSpec(), location, NEEDED, OPTIONAL)
+    if location is None:
+        catalog.properties[LOCATIONS] = "catalog"
+    return create_table(catalog, name, SCHEMA, [], location or "", needed=NEEDED, optional=OPTIONAL)
 
 
 @pytest.mark.parametrize(
     ("refused", "texts"),
     [
-        (2, {name: f"Forbidden property: {name}" for name in list(OPTIONAL)[:2]}),
-        (3, {"write.delete.mode": "table properties are managed by the catalog"}),
+        (2, {name: f"Forbidden property: {name}" for name in [*PROPERTIES][1:]}),
+        (4, {"write.delete.mode": "table properties are managed by the catalog"}),
     ],
 )
 def test_create_table_optional_property_that_is_refused_is_left_out(

@@ -18,12 +18,12 @@ from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import HEADERS, header_of
 from topicberg.formats.reasons import MalformedError
-from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
 from topicberg.tableflow.columns import decode_raw
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.matching import Condition, Rows
 from topicberg.tableflow.foreign import foreign_schemas
-from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import KEY, Layout
 from topicberg.tableflow.plan import message_decoder

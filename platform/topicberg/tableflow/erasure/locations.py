@@ -6,38 +6,40 @@ snapshot is tainted if its manifests name such a file, and has to expire.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 
-from topicberg.iceberg.erasure.elsewhere import holders_elsewhere
-from topicberg.iceberg.erasure.matching import Rows, is_data
-from topicberg.iceberg.erasure.proof import all_files
-from topicberg.iceberg.erasure.rewriting import check_rewritable
+from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import (
     entries_by_manifest,
     in_parallel,
     live_files,
     manifests,
-    place_of,
     without,
 )
 from topicberg.iceberg.maintenance.expiry import Expirable
 from topicberg.iceberg.maintenance.orphans import known_files, listing
 from topicberg.iceberg.position_deletes import Deletes, deleted_positions
 from topicberg.iceberg.summaries import MAIN
+from topicberg.tableflow.erasure.elsewhere import data_folder, holders_elsewhere
+from topicberg.tableflow.erasure.matching import Rows, columns, is_data
+from topicberg.tableflow.erasure.rewriting import check_format, check_rewritable, is_parquet
+from topicberg.wording import count
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class RowsToErase:
-    """Where the rows to erase are."""
+class Found:
+    """Which files of a table were read, and where the rows to erase are."""
 
     rows: int = 0
     """Rows of the head."""
@@ -45,28 +47,69 @@ class RowsToErase:
     """Data files of the head that have such rows, deleted ones included."""
     history: int = 0
     """Data files that only other snapshots have."""
-    unreachable: int = 0
-    """Files in the folder, or where the table's data files are written, that no snapshot has."""
-    snapshots: int = 0
+    outside: tuple[str, ...] = ()
+    """Files in the table's folder that no snapshot has."""
+    elsewhere: tuple[str, ...] = ()
+    """The same, in another folder where the table's data files are written."""
+    expired: int = 0
     """Snapshots that have to expire."""
     refs: tuple[str, ...] = ()
     """Branches and tags that have to be removed."""
+    files: int = 0
+    """Files that were read, of all snapshots and of the folder."""
+    unreachable: int = 0
+    """Of these files: those that only the folder has."""
+    snapshots: int = 0
+    """Snapshots whose files were read."""
 
-    def __bool__(self) -> bool:
-        return bool(self.live or self.history or self.unreachable)
+    @property
+    def holders(self) -> int:
+        """The number of files with such rows."""
+        return self.live + self.history + len(self.outside) + len(self.elsewhere)
 
 
-def find(table: Table, rows: Rows) -> RowsToErase:
-    """Return where the rows are; nothing is changed."""
+def find(table: Table, rows: Rows) -> Found:
+    """Load a table again, read all of its files and return where the rows are."""
     return RowLocations(table, rows).find()
 
 
-def data_files(table: Table) -> list[str]:
-    """Return the paths of all files with rows: those of all snapshots, and others in the folder."""
-    manifest_files = manifests(table.refresh().io, table.metadata.snapshots).values()
-    named = {place_of(file.file_path): file.file_path for file in all_files(table, manifest_files)}
-    listed = {place_of(path): path for path, _ in listing(table)}
-    return [path for path in (named | listed).values() if is_data(path)]
+def prove(table: Table, rows: Rows) -> Found:
+    """Do :func:`find`, which starts from nothing that the erasure found.
+
+    :raises TopicbergError: a file cannot be read, or has such rows
+    """
+    found, name = find(table, rows), ".".join(table.name())
+    if found.elsewhere:
+        names = ", ".join(path.rpartition("/")[2] for path in found.elsewhere[:_MAX_SHOWN])
+        more = ", …" if len(found.elsewhere) > _MAX_SHOWN else ""
+        raise TopicbergError(
+            f"table {name}: no snapshot has {count(len(found.elsewhere), 'file')} of its data "
+            f"folder {data_folder(table)}, in which rows are left: {names}{more}",
+            hint="delete these files if no other table has them, and run the command again",
+        )
+    if found.holders:
+        raise TopicbergError(
+            f"table {name}: {found.holders} of {found.files} files hold the key, which another "
+            "writer wrote meanwhile",
+            hint="run the command again",
+        )
+    return found
+
+
+def file_batches(table: Table, wanted: Collection[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield columns of all files with rows, by path: of all snapshots, and others in the folder.
+
+    A column that a file does not have is left out.
+    """
+    locations = RowLocations(table.refresh(), Rows(table.schema(), ()))
+    listed = [path for path, _ in listing(table) if is_data(path)]
+    named = locations.named_files()
+    for path in (*named, *without(listed, named)):
+        try:
+            for batch, _ in columns(table.io, path, table.schema(), wanted):
+                yield path, batch
+        except FileNotFoundError:  # manifests also name files that are deleted
+            continue
 
 
 class RowLocations:
@@ -80,37 +123,47 @@ class RowLocations:
         self._positions: dict[str, NDArray[np.int64] | None] = {}
         """Path of a file that was read → positions; None: it is deleted. Files never change."""
         self._named_files: dict[str, list[str]] = {}
-        """Path of a manifest → the files that it names. Manifests never change."""
+        """Path of a manifest → the files with rows that it names. Manifests never change."""
 
-    def find(self) -> RowsToErase:
+    def find(self) -> Found:
         """Load the table again, read all of its files and return where the rows are."""
         self._table.refresh()
         head = list(live_files(self._table))
         check_rewritable(self._table, head)
-        manifest_files = manifests(self._table.io, self._table.metadata.snapshots)
-        named = dict.fromkeys(chain.from_iterable(self._paths_by_manifest(manifest_files).values()))
+        named = self.named_files()
         self.read(named)
         live = [file.file_path for file in head if self.has_rows(file.file_path)]
-        history = [path for path in named.keys() - set(live) if self.has_rows(path)]
-        outside = [path for path in self.unreachable() if self.has_rows(path)]
-        outside += holders_elsewhere(self._table, self._rows)
-        if not (live or history or outside):
-            return RowsToErase()
-        deleted, expired = self.deleted(head), self.expirable()
-        return RowsToErase(
-            rows=sum(len(np.setdiff1d(self.positions(path), deleted[path])) for path in live),
+        # A file that was removed is in no snapshot, but a manifest may still name it.
+        outside = without(filter(is_data, self.unreachable()), named)
+        found = Found(
             live=len(live),
-            history=len(history),
+            history=sum(map(self.has_rows, named.keys() - set(live))),
+            outside=tuple(filter(self.has_rows, outside)),
+            elsewhere=tuple(holders_elsewhere(self._table, self._rows)),
+            files=len(named) + len(outside),
             unreachable=len(outside),
-            snapshots=len(expired.snapshots) + self.is_head_tainted(),
+            snapshots=len(self._table.metadata.snapshots),
+        )
+        if not found.holders:
+            return found
+        deleted, expired = self.deleted(head), self.expirable()
+        return replace(
+            found,
+            rows=sum(len(np.setdiff1d(self.positions(path), deleted[path])) for path in live),
+            expired=len(expired.snapshots) + self.is_head_tainted(),
             refs=tuple(sorted(expired.refs)),
         )
 
     # --- files ---
 
+    def named_files(self) -> dict[str, None]:
+        """Return the paths of the files that all snapshots name, also of removed ones."""
+        manifest_files = manifests(self._table.io, self._table.metadata.snapshots)
+        return dict.fromkeys(chain.from_iterable(self._named_by(manifest_files).values()))
+
     def read(self, paths: Iterable[str]) -> None:
         """Read the files that are not known yet."""
-        unknown = [p for p in dict.fromkeys(paths) if p not in self._positions and is_data(p)]
+        unknown = [path for path in dict.fromkeys(paths) if path not in self._positions]
         positions = in_parallel(lambda path: self._rows.in_file(self._table.io, path), unknown)
         self._positions |= zip(unknown, positions, strict=True)
 
@@ -146,7 +199,7 @@ class RowLocations:
         # List first: files that are committed later are in the metadata that is read next.
         listed = [path for path, _ in listing(self._table)]
         unreachable = without(listed, known_files(self._table.refresh()))
-        self.read(unreachable)
+        self.read(filter(is_data, unreachable))
         return unreachable
 
     # --- snapshots ---
@@ -161,7 +214,7 @@ class RowLocations:
         tainted = set()
         for snapshot in self._table.metadata.snapshots:
             manifest_files = {m.manifest_path: m for m in snapshot.manifests(self._table.io)}
-            for manifest, paths in self._paths_by_manifest(manifest_files).items():
+            for manifest, paths in self._named_by(manifest_files).items():
                 if manifest not in tainted_by_manifest:
                     self.read(paths)
                     tainted_by_manifest[manifest] = any(map(self.is_tainted, paths))
@@ -177,13 +230,17 @@ class RowLocations:
         head = self._table.metadata.current_snapshot_id
         return Expirable(frozenset(tainted - {head}), frozenset(gone))
 
-    def _paths_by_manifest(
-        self, manifest_files: Mapping[str, ManifestFile]
-    ) -> dict[str, list[str]]:
-        """Return manifest → path of each file that it names, also of removed ones."""
+    def _named_by(self, manifest_files: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
+        """Return manifest → path of each file that it names, also of removed ones.
+
+        :raises TopicbergError: the rows of one cannot be read
+        """
         new = [
             manifest for path, manifest in manifest_files.items() if path not in self._named_files
         ]
         for path, entries in entries_by_manifest(self._table.io, new, discard_deleted=False):
-            self._named_files[path] = [entry.data_file.file_path for entry in entries]
+            files = [entry.data_file for entry in entries]
+            for file in files:
+                check_format(self._table, file)
+            self._named_files[path] = [each.file_path for each in files if is_parquet(each)]
         return {path: self._named_files[path] for path in manifest_files}

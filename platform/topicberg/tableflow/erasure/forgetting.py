@@ -1,7 +1,7 @@
 """Forget a key of a topic: find its rows in every table, write tombstones, erase, prove.
 
 What is still to be read from Kafka is read first, by the running engine or by one in this process
-(:mod:`topicberg.tableflow.forgetting.catch_up`), and so are the tombstones: no later batch brings a
+(:mod:`topicberg.tableflow.erasure.catch_up`), and so are the tombstones: no later batch brings a
 row back. Every step starts from the state of Kafka and of the tables, so a run that was killed is
 completed by the next one.
 """
@@ -18,22 +18,20 @@ from pyiceberg.table import Table
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError
-from topicberg.iceberg import delta, erasure
-from topicberg.iceberg.erasure import Erased, Proof, RowsToErase
-from topicberg.iceberg.erasure.matching import columns
+from topicberg.iceberg import delta
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.tableflow import keys
-from topicberg.tableflow.foreign_commits import ForeignWatch
-from topicberg.tableflow.forgetting.records import (
+from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
+from topicberg.tableflow.erasure.records import (
     KafkaKey,
     KeyRecords,
     described_topic,
     records_of,
 )
-from topicberg.tableflow.forgetting.rows import KeyRows
-from topicberg.tableflow.forgetting.targets import ErasureTarget
+from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
+from topicberg.tableflow.erasure.steps import Erased, Erasure
+from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.layout import KEY
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert_key import held_key
@@ -136,25 +134,21 @@ class Forgetting:
         partition, schema = spec.metadata_column(PARTITION), table.schema()
         if not records.compacted or not {KEY, partition} <= set(schema.column_names):
             return records
-        for path in erasure.data_files(table):
-            positions = rows.in_file(table.io, path)  # None: the file is deleted
-            numbers = set() if positions is None else set(positions.tolist())
-            for batch, first in (
-                columns(table.io, path, schema, [KEY, partition]) if numbers else ()
-            ):
-                dead, where = (batch.column(name).to_pylist() for name in (KEY, partition))
-                for number in numbers & set(range(first, first + batch.num_rows)):
-                    if (raw := dead[number - first]) is not None:
-                        records.newest[bytes(raw), where[number - first]] = False
+        names = [KEY, partition]
+        for _, batch in file_batches(table, {*names, *rows.columns()}):
+            if set(names) <= set(batch.schema.names):
+                some = batch.filter(pa.array(rows.among(batch)))
+                dead = zip(*(some.column(name).to_pylist() for name in names), strict=True)
+                records.newest |= {(bytes(raw), p): False for raw, p in dead if raw is not None}
         records.count = len(records.newest)
         return records
 
     # --- tables ---
 
-    def find(self, target: ErasureTarget) -> RowsToErase:
+    def find(self, target: ErasureTarget) -> Found:
         """Return where a table holds rows of the key."""
         table_and_rows = self.key_rows.of_table(target)
-        return RowsToErase() if table_and_rows is None else erasure.find(*table_and_rows)
+        return Found() if table_and_rows is None else find(*table_and_rows)
 
     def erase(self, target: ErasureTarget) -> Erased:
         """Erase the rows of the key from a table; what is not there is left as it is.
@@ -173,32 +167,21 @@ class Forgetting:
             if spec is not None:
                 delta.rebuild(table.refresh(), spec)
 
-        done = erasure.erase(
-            table,
-            rows,
-            time_column=target.time,
-            note=lambda number: self._note(table, number),
-            before_expiry=rebuild_delta,
-        )
+        def note(number: int) -> dict[str, str]:
+            return self._note(table, number)
+
+        done = Erasure(table, rows, target.time, note, rebuild_delta).erase()
         if spec is not None:
             keys.forget_files(self.config, spec.name, table, done.replaced)
         return done
 
-    def prove(self, target: ErasureTarget) -> Proof | None:
+    def prove(self, target: ErasureTarget) -> Found | None:
         """Read every file of a table; None: it does not exist, or cannot hold the key.
 
         :raises TopicbergError: a file holds a row of the key
         """
-        if (table_and_rows := self.key_rows.of_table(target)) is None:
-            return None
-        proof = erasure.prove(*table_and_rows)
-        if proof.holders:
-            raise TopicbergError(
-                f"table {target.name}: {len(proof.holders)} of {proof.files} files hold the key, "
-                "which another writer wrote meanwhile",
-                hint="run the command again",
-            )
-        return proof
+        table_and_rows = self.key_rows.of_table(target)
+        return None if table_and_rows is None else prove(*table_and_rows)
 
     def _note(self, table: Table, rows: int) -> dict[str, str]:
         name = FORGOTTEN + self.key_rows.key.digest(table.metadata.table_uuid)

@@ -40,12 +40,15 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.erasure import Condition, PinnedError, Rows, erase, find, prove, run
-from topicberg.iceberg.erasure.rewriting import rewritten
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows
 from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, summary
+from topicberg.tableflow.erasure import steps
+from topicberg.tableflow.erasure.locations import find, prove
+from topicberg.tableflow.erasure.matching import Condition, Rows
+from topicberg.tableflow.erasure.rewriting import rewritten
+from topicberg.tableflow.erasure.steps import Erasure, PinnedError
 
 SECRET = "alice@example.org"
 SCHEMA = Schema(
@@ -129,12 +132,12 @@ def test_erase_version_3_with_vectors_leaves_no_file(
     assert holders(table)
     lineage = "email, _row_id, _last_updated_sequence_number"
     before = format_versions.duckdb_rows(table, lineage)
-    done = erase(table, secret(table))
+    done = Erasure(table, secret(table)).erase()
     kept = [each for each in before if each[0] != SECRET]
     assert sorted(format_versions.duckdb_rows(table.refresh(), lineage)) == sorted(kept)
     assert (done.rows, done.files_rewritten) == (2, 2)
     assert holders(table) == []
-    assert prove(table, secret(table)).holders == ()
+    assert prove(table, secret(table)).files
     left = sorted(table.refresh().scan().to_arrow()["email"].to_pylist())
     assert left == ["dave", "eve", "frank"]
     assert sorted(format_versions.duckdb_rows(table, "email")) == [(name,) for name in left]
@@ -161,7 +164,7 @@ def test_erase_after_a_rollback_to_unknown_offsets_changes_nothing(make: Make) -
     table.refresh().maintenance.expire_snapshots().by_ids([line[0]]).commit()
     before = table.refresh().metadata
     with pytest.raises(TopicbergError, match="rolled back to a state whose offsets are not known"):
-        erase(table, secret(table))
+        Erasure(table, secret(table)).erase()
     assert table.refresh().metadata == before
 
 
@@ -180,11 +183,11 @@ def test_erase_history_and_deleted_rows_leaves_no_file(make: Make) -> None:
     assert (found.rows, found.live, found.history) == (1, 2, 0)
     assert found.refs == ("audit", CHECKPOINT_TAG)
     assert holders(table)
-    done = erase(table, secret(table), time_column="$$at", note=lambda rows: {"note": str(rows)})
+    done = Erasure(table, secret(table), "$$at", lambda rows: {"note": str(rows)}).erase()
     assert (done.rows, done.files_rewritten, done.refs) == (1, 2, ["audit"])
     assert holders(table) == []
-    assert prove(table, secret(table)).holders == ()
-    assert not find(table, secret(table))
+    assert prove(table, secret(table)).files
+    assert not find(table, secret(table)).holders
     assert sorted(table.refresh().scan().to_arrow()["email"].to_pylist()) == [
         "bob",
         "carol",
@@ -207,7 +210,7 @@ def test_erase_keeps_snapshots_that_never_had_the_row(make: Make) -> None:
     assert clean is not None
     table.manage_snapshots().create_tag(clean.snapshot_id, "month-end").commit()
     append(table, SECRET)
-    erase(table, secret(table))
+    Erasure(table, secret(table)).erase()
     assert "month-end" in table.refresh().refs()
     assert table.scan(snapshot_id=clean.snapshot_id).to_arrow()["email"].to_pylist() == ["bob"]
     assert holders(table) == []
@@ -222,9 +225,10 @@ def test_erase_columns_named_as_position_deletes(make: Make) -> None:
     (file, _) = live_files(table.refresh())
     delete_rows(table, [FileRows(file, np.array([0], np.uint32))], {}, [])
     assert find(table, secret(table)).live == 1
-    assert prove(table, secret(table)).holders
-    erase(table, secret(table))
-    assert not prove(table, secret(table)).holders
+    with pytest.raises(TopicbergError, match="1 of 3 files hold the key"):
+        prove(table, secret(table))
+    Erasure(table, secret(table)).erase()
+    prove(table, secret(table))
     assert holders(table) == []
 
 
@@ -233,7 +237,7 @@ def test_erase_partitioned_by_the_key_leaves_no_path(make: Make) -> None:
     table = make(partition_spec=spec)
     append(table, SECRET, "bob")
     append(table.refresh(), SECRET)
-    erase(table, secret(table))
+    Erasure(table, secret(table)).erase()
     assert holders(table) == []
     assert table.refresh().scan().to_arrow()["email"].to_pylist() == ["bob"]
     files = [p for p in Path(table.location().removeprefix("file://")).rglob("*") if p.is_file()]
@@ -270,13 +274,12 @@ def test_erase_killed_at_any_step_is_completed_by_the_next(make: Make, step: int
         patch.object(io, "delete", counted(io.delete, step % 2 == 0)),
     ):
         try:
-            erase(table, secret(table))
+            Erasure(table, secret(table)).erase()
         except Killed:
             pass
         else:
             pytest.skip("the erasure has fewer steps")
-    assert prove(table, secret(table)).holders == () or find(table, secret(table))
-    erase(table, secret(table))
+    Erasure(table, secret(table)).erase()
     assert holders(table) == []
     assert sorted(table.refresh().scan().to_arrow()["email"].to_pylist()) == ["bob", "carol"]
 
@@ -287,9 +290,10 @@ def test_erase_deletes_files_of_a_killed_writer(make: Make) -> None:
     arrow = pa.Table.from_pylist([row(SECRET, 1)], schema=table.schema().as_arrow())
     path = Path(table.location().removeprefix("file://")) / "data" / "orphan.parquet"
     pq.write_table(arrow, path)
-    assert find(table, secret(table)).unreachable == 1
-    assert prove(table, secret(table)).holders == (f"file://{path}",)
-    assert erase(table, secret(table)).files_deleted == 1
+    found = find(table, secret(table))
+    assert found.unreachable == 1
+    assert found.outside == (f"file://{path}",)
+    assert Erasure(table, secret(table)).erase().files_deleted == 1
     assert not path.exists()
 
 
@@ -311,8 +315,8 @@ def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
     other = pa.table([pa.array([7])], schema=pa.schema([other_type]))
     pq.write_table(other, elsewhere / "other.parquet")
     (elsewhere / "notes.txt").write_text(SECRET)
-    assert find(table, rows).unreachable == 1
-    erase(table, rows)
+    assert find(table, rows).elsewhere == (f"file://{left}",)
+    Erasure(table, rows).erase()
     with pytest.raises(TopicbergError, match=r"no snapshot has 1 file .* left: left\.parquet"):
         prove(table, rows)
     left.unlink()
@@ -323,8 +327,8 @@ def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
         properties={"write.data.path": f"file://{elsewhere}"},
     )
     append(beside, SECRET)
-    assert find(table, rows).unreachable == 0, "another table of the catalog has the file"
-    assert prove(table, rows).holders == ()
+    assert find(table, rows).elsewhere == (), "another table of the catalog has the file"
+    assert prove(table, rows).files
     assert table.refresh().scan().to_arrow()["email"].to_pylist() == ["bob"]
 
 
@@ -340,8 +344,8 @@ def test_erase_beside_a_commit_retries_on_the_new_head(make: Make) -> None:
             append(other.refresh(), "carol", SECRET)
         return rewritten(*given)
 
-    with patch.object(run, "rewritten", rewriting):
-        done = erase(table, secret(table), patience=0)
+    with patch.object(steps, "rewritten", rewriting):
+        done = Erasure(table, secret(table), patience=0).erase()
     assert done.rows == 2
     assert sorted(table.refresh().scan().to_arrow()["email"].to_pylist()) == ["bob", "carol"]
     assert holders(table) == []
@@ -356,13 +360,13 @@ def test_erase_names_a_reader_that_does_not_end(make: Make) -> None:
     assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, f"{PREFIX}{begun}-killed-1").commit()
     with reading([table], "compaction"):
-        done = erase(table, secret(table), patience=0)
+        done = Erasure(table, secret(table), patience=0).erase()
     (reader,) = done.readers
     assert "-compaction-" in reader
     assert holders(table) == []
     with reading([table.refresh()], "compaction"):  # of a snapshot without the rows
         append(table, SECRET)
-        assert erase(table, secret(table), patience=60).readers == []
+        assert Erasure(table, secret(table), patience=60).erase().readers == []
 
 
 def test_erase_what_is_published_asks_to_publish_first(make: Make) -> None:
@@ -372,10 +376,10 @@ def test_erase_what_is_published_asks_to_publish_first(make: Make) -> None:
     assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, "published-orders").commit()
     with pytest.raises(PinnedError, match="orders"):
-        erase(table, secret(table))
+        Erasure(table, secret(table)).erase()
     assert not find(table, secret(table)).live
     table.refresh().manage_snapshots().remove_tag("published-orders").commit()
-    erase(table, secret(table))
+    Erasure(table, secret(table)).erase()
     assert holders(table) == []
 
 

@@ -6,15 +6,19 @@ named, and erased only if the user says that they hold the key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
+import numpy as np
 from pyiceberg.table import Table
 
 from topicberg.errors import SpecError
-from topicberg.iceberg import erasure
-from topicberg.tableflow.forgetting.key import Key
+from topicberg.tableflow.erasure.key import Key
+from topicberg.tableflow.erasure.locations import file_batches
+from topicberg.tableflow.erasure.matching import ColumnPath, Rows, fields_in_structs
 from topicberg.wording import suggestion
 
 
@@ -41,20 +45,37 @@ def find_candidates(
     """
     columns = [
         (path, kind)
-        for path, kind in erasure.fields_in_structs(table.schema().fields)
+        for path, kind in fields_in_structs(table.schema().fields)
         if kind.is_primitive and is_searched(path[0])
     ]
     candidates = []
     for field in key.fields:
         values = {path: key.as_found_in(field.name, kind) for path, kind in columns}
-        counts = erasure.search(table, {path: each for path, each in values.items() if each})
+        counts = search(table, {path: each for path, each in values.items() if each})
         if not counts:
             return ()
-        for path, count in counts.items():
+        for path, (rows, files) in counts.items():
             column = ".".join(path)
             option = f"{name}.{column}" + (f"={field.name}" if len(key.fields) > 1 else "")
-            candidates.append(Candidate(name, column, option, count.rows, count.files))
+            candidates.append(Candidate(name, column, option, rows, files))
     return tuple(candidates)
+
+
+def search(
+    table: Table, values: Mapping[ColumnPath, Sequence[Any]]
+) -> dict[ColumnPath, tuple[int, int]]:
+    """Return the columns that hold one of their values → in how many rows and files of the table.
+
+    :param values: column → what to look for in it
+    :raises TopicbergError: a file cannot be read
+    """
+    wanted = {path: Rows(table.schema(), ({path: each},)) for path, each in values.items()}
+    in_files: dict[ColumnPath, Counter[str]] = {path: Counter() for path in wanted}
+    for file, batch in file_batches(table, {path[0] for path in wanted}) if wanted else ():
+        for path, rows in wanted.items():
+            in_files[path][file] += int(np.count_nonzero(rows.among(batch)))
+    totals = {path: (files.total(), len(+files)) for path, files in in_files.items()}
+    return {path: total for path, total in totals.items() if total[0]}
 
 
 def chosen_columns(

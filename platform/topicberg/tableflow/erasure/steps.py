@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import fastavro
@@ -33,9 +34,6 @@ from topicberg.iceberg import read_tags
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.commits import set_ref
-from topicberg.iceberg.erasure.locations import RowLocations
-from topicberg.iceberg.erasure.matching import Rows
-from topicberg.iceberg.erasure.rewriting import check_rewritable, rewritten
 from topicberg.iceberg.files import delete_files, entries
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
@@ -53,6 +51,9 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 from topicberg.retry import conflicts, retry_conflicts
+from topicberg.tableflow.erasure.locations import RowLocations
+from topicberg.tableflow.erasure.matching import Rows, is_data
+from topicberg.tableflow.erasure.rewriting import check_rewritable, is_parquet, rewritten
 
 ATTEMPTS = 20
 ROUNDS = 10
@@ -63,8 +64,6 @@ READERS_SECONDS = 120.0
 """How long readers of a snapshot that has to expire are waited for."""
 PUBLISHED = ("published-", "publishing-")
 """Prefixes of the tags on what a published topic holds: without them it cannot continue."""
-
-Note = Callable[[int], Mapping[str, str]]
 
 
 class PinnedError(TopicbergError):
@@ -88,44 +87,36 @@ class Erased:
     """Hours of event time in which rows were erased."""
 
 
-def erase(
-    table: Table,
-    rows: Rows,
-    *,
-    time_column: str | None = None,
-    note: Note = lambda rows: {},
-    before_expiry: Callable[[], None] = lambda: None,
-    patience: float = READERS_SECONDS,
-) -> Erased:
-    """Erase the rows.
-
-    :param time_column: by whose hours other tables are derived from this one
-    :param note: the table properties to set, given the rows that are erased
-    :param before_expiry: called when the head is without the rows, and files of history still exist
-    :param patience: seconds to wait for readers of snapshots that have to expire
-    :raises PinnedError: the head is without the rows; a topic has to be published first
-    :raises CommitConflictError: others kept committing to the table
-    :raises TableflowError: the table was rolled back to a state whose offsets are not known
-    :raises TopicbergError: a file cannot be read or rewritten
-    """
-    return _Erasure(table, rows, time_column, note, patience).erase(before_expiry)
-
-
-class _Erasure:
+@dataclass
+class Erasure:
     """The four steps, each of which is repeated when another writer's commit came first."""
 
-    def __init__(
-        self, table: Table, rows: Rows, time_column: str | None, note: Note, patience: float
-    ) -> None:
-        self.table, self.locations = table, RowLocations(table, rows)
-        self.time_column, self.note, self.patience = time_column, note, patience
-        self.name = ".".join(table.name())
-        self.done = Erased()
+    table: Table
+    rows: Rows
+    time_column: str | None = None
+    """By whose hours other tables are derived from this one."""
+    note: Callable[[int], Mapping[str, str]] = lambda rows: {}
+    """Returns the table properties to set, given the number of rows that are erased."""
+    before_expiry: Callable[[], None] = lambda: None
+    """Called when the head is without the rows, and files of history still exist."""
+    patience: float = READERS_SECONDS
+    """Seconds to wait for readers of snapshots that have to expire."""
+
+    def __post_init__(self) -> None:
+        self.locations = RowLocations(self.table, self.rows)
+        self.name, self.done = ".".join(self.table.name()), Erased()
         self._written: dict[tuple[str, bytes], DataFile | None] = {}
         """Path of a replaced file and the positions that were dropped → the new file."""
 
-    def erase(self, before_expiry: Callable[[], None]) -> Erased:
-        if not self.locations.find():
+    def erase(self) -> Erased:
+        """Erase the rows.
+
+        :raises PinnedError: the head is without the rows; a topic has to be published first
+        :raises CommitConflictError: others kept committing to the table
+        :raises TableflowError: the table was rolled back to a state whose offsets are not known
+        :raises TopicbergError: a file cannot be read or rewritten
+        """
+        if not self.locations.find().holders:
             return self.done
         self._carried()  # may raise an error, before anything changes
         for _ in range(ROUNDS):
@@ -133,7 +124,7 @@ class _Erasure:
                 pass
             self._retried(lambda: trim_deletes(self.table.refresh()))
             self._retried(self._clean)
-            before_expiry()
+            self.before_expiry()
             if self._retried(self._expire):
                 break
         else:
@@ -159,7 +150,7 @@ class _Erasure:
         head_entries = list(entries(self.table.io, manifest_files))
         head = [entry.data_file for entry in head_entries]
         check_rewritable(self.table, head)
-        self.locations.read(file.file_path for file in head)
+        self.locations.read(file.file_path for file in head if is_parquet(file))
         files = {
             entry.data_file.file_path: entry
             for entry in head_entries
@@ -268,7 +259,7 @@ class _Erasure:
             for path, records in content.items()
             if records and "data_file" in records[0]
         }
-        self.locations.read(each for files in named.values() for each in files)
+        self.locations.read(filter(is_data, chain.from_iterable(named.values())))
         bad = {path for path, files in named.items() if any(map(self.locations.is_tainted, files))}
         lists = {
             path

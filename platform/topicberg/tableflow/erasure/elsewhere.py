@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.table import Table
 
-from topicberg.iceberg.erasure.matching import Rows
 from topicberg.iceberg.files import in_parallel, listed_files, place_of, without
 from topicberg.iceberg.maintenance.orphans import known_files
+from topicberg.tableflow.erasure.matching import Rows
 
 _PROPERTIES = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
 

@@ -1,4 +1,4 @@
-"""The rows of a key: how to recognize them in each table that may hold some."""
+"""The rows of a key: which tables may hold some, and how to recognize them in each."""
 
 from __future__ import annotations
 
@@ -15,23 +15,46 @@ from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import header_of
-from topicberg.iceberg import erasure
-from topicberg.iceberg.erasure import Condition, Rows
-from topicberg.iceberg.erasure.matching import ColumnPath, columns
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
-from topicberg.tableflow.forgetting.key import Key, described
-from topicberg.tableflow.forgetting.records import KafkaKey, Matching, matching_keys
-from topicberg.tableflow.forgetting.targets import ErasureTarget
+from topicberg.tableflow.erasure.key import Key, described
+from topicberg.tableflow.erasure.locations import file_batches
+from topicberg.tableflow.erasure.matching import ColumnPath, Condition, Rows, find_column
+from topicberg.tableflow.erasure.records import KafkaKey, Matching, matching_keys
+from topicberg.tableflow.history import history_table
 from topicberg.tableflow.identity_columns import changed_identity
 from topicberg.tableflow.layout import KEY, read_layout, table_schema
 from topicberg.tableflow.upsert_key import held_key
 from topicberg.topics import TopicSpec
+from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.topics.spec import RAW_KEY
 from topicberg.wording import suggestion
 
 _SOURCE = "source_record"
 _DEAD_TOPIC, _DEAD_KEY = (_SOURCE, "topic"), (_SOURCE, KEY)
+
+
+@dataclass(frozen=True)
+class ErasureTarget:
+    """A table that may hold rows of the key."""
+
+    identifier: tuple[str, str]
+    description: str
+    time: str | None
+    """The event time, by whose hours other tables are derived from this one."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Column of the key → column of this table, ``a.b`` in a struct."""
+    chosen: tuple[Mapping[str, str], ...] = ()
+    """The same, for other columns that the user says hold the key."""
+    spec: TopicSpec | None = None
+    """The topic's own table, which the engine writes."""
+    is_dead_letters: bool = False
+    topic: str | None = None
+    """The topic that is read into it."""
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.identifier)
 
 
 @dataclass
@@ -105,7 +128,7 @@ class KeyRows:
         """
         condition: dict[ColumnPath, tuple[Any]] = {}
         for name, text in names.items():
-            if (column := erasure.find_column(schema, text)) is None:
+            if (column := find_column(schema, text)) is None:
                 return None
             path, kind = column
             condition[path] = (self.key.value(name, kind),)
@@ -135,24 +158,57 @@ class KeyRows:
         if not _has(fields.get(_SOURCE), KEY):
             return ()  # another writer's table
         known: set[KafkaKey] = set()
-        for path in erasure.data_files(table):
-            try:
-                for batch, _ in columns(table.io, path, table.schema(), [_SOURCE]):
-                    if _SOURCE in batch.schema.names:
-                        known |= {
-                            KafkaKey(bytes(source[KEY]), header_of(KEY, source["headers"] or ()))
-                            for source in batch.column(_SOURCE).to_pylist()
-                            if source
-                            and source["topic"] == self.spec.name
-                            and source[KEY] is not None
-                        }
-            except FileNotFoundError:
-                continue
+        for _, batch in file_batches(table, [_SOURCE]):
+            if _SOURCE in batch.schema.names:
+                known |= {
+                    KafkaKey(bytes(source[KEY]), header_of(KEY, source["headers"] or ()))
+                    for source in batch.column(_SOURCE).to_pylist()
+                    if source and source["topic"] == self.spec.name and source[KEY] is not None
+                }
         # They are kept: the proof looks for them after the erasure.
         self.raw_keys |= {key.raw for key in self.matching(known)}
         if not self.raw_keys:
             return ()
         return ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(self.raw_keys)},)
+
+
+def topic_targets(
+    spec: TopicSpec, config: Settings, key: Key, where: str | None = None
+) -> list[ErasureTarget]:
+    """Return the tables of a topic, its own first; one that does not exist may read the key later.
+
+    :param where: the column whose value ``key`` is: dead letters do not have it
+    """
+    dead, own = dead_letter_spec(spec), {field.name: field.name for field in key.fields}
+    targets = [
+        ErasureTarget(
+            spec.table_identifier(config),
+            "the topic's table",
+            spec.event_time,
+            own,
+            spec=spec,
+            topic=spec.name,
+        ),
+        ErasureTarget(
+            history_table(spec),
+            "its history",
+            spec.event_time,
+            own,
+            topic=spec.name if spec.history else None,
+        ),
+    ]
+    if dead.name != spec.name and where is None:
+        logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
+        targets.append(
+            ErasureTarget(
+                dead.table_identifier(config),
+                "dead letters",
+                dead.event_time,
+                is_dead_letters=True,
+                topic=logs,
+            )
+        )
+    return targets
 
 
 def _check_columns(table: Table, target: ErasureTarget, raw_key: str) -> None:
@@ -169,7 +225,7 @@ def _check_columns(table: Table, target: ErasureTarget, raw_key: str) -> None:
 
 def _value_of(column: str, spec: TopicSpec, schema: Schema, text: str) -> Key:
     """Return the value of a column of the topic's table, as a key of one column."""
-    path_and_type = erasure.find_column(schema, column)
+    path_and_type = find_column(schema, column)
     if path_and_type is None:
         raise SpecError(
             f"the table of topic {spec.name} has no column {column}"
