@@ -300,20 +300,17 @@ def raw_columns(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return which of ``key`` and ``value`` are columns as they are, and which of these are text.
 
-    The column ``key`` holds no keys if it is a field of the value with another type. Keys that are
-    text stay raw bytes in the table of an earlier version.
+    The column ``key`` holds no keys if it is a field of the value with another type.
 
     :param fields: of the table
     """
     types = {field.name: field.field_type for field in fields}
     raw = {VALUE} if layout.value.subject is None else set[str]()
-    own = (BinaryType, StringType) if layout.key.is_text else BinaryType
+    own = StringType if layout.key.is_text else BinaryType
     if layout.key.subject is None and isinstance(types.get(KEY), own):
         raw.add(KEY)
     texts = {half.column for half in (layout.key, layout.value) if half.is_text}
-    return frozenset(raw), frozenset(
-        name for name in raw & texts if isinstance(types.get(name), StringType)
-    )
+    return frozenset(raw), frozenset(raw & texts)
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:

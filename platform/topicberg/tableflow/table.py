@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -21,7 +21,6 @@ from pyiceberg.types import (
     IcebergType,
     ListType,
     MapType,
-    NestedField,
     StringType,
     StructType,
 )
@@ -35,7 +34,7 @@ from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import note_identity
-from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
+from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
 from topicberg.tableflow.meanings import (
     followed,
     noted,
@@ -155,20 +154,12 @@ def ensure_table(
         return table
     require_spark(table)
     check_table(table, spec, identity)
-    _evolve(table, spec, _with_held_key(spec, schema, table.schema()), older)
+    _evolve(table, spec, schema, older)
     keep_bounds(table, _bounded_columns(spec))
-    _set_missing(table, formats(spec))  # of a table that an earlier version created
     note_identity(table, identity)
     for change in unapplied(table, spec):
         _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
-
-
-def _set_missing(table: Table, properties: Mapping[str, str]) -> None:
-    """Set the properties that a table does not have."""
-    if missing := {k: v for k, v in properties.items() if k not in table.properties}:
-        with table.transaction() as transaction:
-            transaction.set_properties(missing)
 
 
 @cache
@@ -247,23 +238,10 @@ def _create(
         return catalog.load_table(identifier)
 
 
-def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
-    """Return the columns with those raw bytes of keys that a table of an earlier version has."""
-    if spec.key.format != "string" or KEY not in held.column_names:
-        return schema
-    if not isinstance(held.find_field(KEY).field_type, BinaryType):
-        return schema
-    raw = NestedField(schema.find_field(KEY).field_id, KEY, BinaryType(), required=False)
-    return Schema(*(raw if field.name == KEY else field for field in schema.fields))
-
-
 def _evolve(
     table: Table, spec: TopicSpec, schema: Schema, older: Iterable[StructType] = ()
 ) -> None:
     """Add new columns, widen types; a dropped field keeps its column.
-
-    A table that does not note what its columns mean, as those of earlier versions, continues unless
-    versions of the schema differ in that, or it is empty; then it notes it.
 
     :raises TableflowError: the table cannot follow the schema; it stays as it is
     """
@@ -283,14 +261,10 @@ def _evolve(
                 "dot in its name, the other inside of another column"
             )
         check_types(existing.as_struct(), schema.as_struct())
-        before, versions = noted(table), [*older]
-        is_empty = table.current_snapshot() is None
-        columns_now = followed(
-            with_noted(existing.as_struct(), before),
-            with_older(schema.as_struct(), versions),
-            [] if is_empty else versions,
-            last_id=before.last_id,
-        )
+        before = noted(table)
+        is_new = table.current_snapshot() is None and not before.last_id
+        described = StructType() if is_new else with_noted(existing.as_struct(), before)
+        columns_now = followed(described, with_older(schema.as_struct(), [*older]))
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(Schema(*shown(columns_now, existing.as_struct()).fields))

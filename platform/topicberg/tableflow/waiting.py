@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import BinaryType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
@@ -21,7 +20,6 @@ from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import changed_identity
-from topicberg.tableflow.layout import KEY
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import PARTITION, partition_field_text
 
@@ -144,8 +142,8 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
             f"set `table.partitioning: [{', '.join(partitioning)}]`, or {start_again(spec.name)}",
         )
     for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
-        before, now = table.properties.get(key), formats(spec)[key]
-        if before not in (None, now) and _column(before, table) != _column(now):
+        before, now = table.properties.get(key), formats(spec)[key]  # bytes are raw, as none is
+        if before not in (None, now) and {before, now} != {"bytes", "none"}:
             yield WaitingChange(
                 spec.name,
                 f"its table was created with {field} {before}, the spec says {now}: rows before "
@@ -175,17 +173,6 @@ def _partitioning(table: Table) -> list[str]:
 
 def _listed(fields: Sequence[str]) -> str:
     return ", ".join(fields) or "nothing"
-
-
-def _column(kind: str, table: Table | None = None) -> str:
-    """Return a format; those of raw bytes are the same column.
-
-    :param table: with that format; keys that are text are raw bytes in one of an earlier version
-    """
-    is_bytes = kind == "bytes"
-    if kind == "string" and table is not None and KEY in table.schema().column_names:
-        is_bytes = isinstance(table.schema().find_field(KEY).field_type, BinaryType)
-    return "none" if is_bytes else kind
 
 
 def find_waiting(

@@ -118,7 +118,6 @@ class _Write:
 
     windows: list[Hours]
     read: Mapping[str, Read]
-    snapshots: Mapping[str, int | None]
 
 
 def unread(
@@ -160,8 +159,8 @@ def unread(
         return read
 
     reads: dict[str, Read] = {}
-    for name, source in sources.items():
-        read = since(_read(writes[0], name, source.table) if writes else None, name)
+    for name in sources:
+        read = since(writes[0].read.get(name) if writes else None, name)
         if read.unread and known and name in known.read and known.holds(target):
             other = since(known.read[name], name)
             hours = union(Hours(each.start, each.stop) for each in read.unread)
@@ -227,7 +226,7 @@ def late_rows(source: SourceTable, late: Sequence[Unread]) -> int:
 
 def _writes(target: Table) -> Iterator[_Write]:
     """Yield the computed windows, the newest one first."""
-    for snapshot, snapshots in computations(target):
+    for snapshot, _ in computations(target):
         facts = summary(snapshot)
         if windows := facts.get(WINDOW):
             read = {
@@ -235,16 +234,7 @@ def _writes(target: Table) -> Iterator[_Write]:
                 for name, each in json.loads(facts.get(READ, "{}")).items()
             }
             computed = union(window.hours for window in Window.parse_all(windows))
-            yield _Write(computed, read, snapshots)
-
-
-def _read(newest: _Write, name: str, source: Table) -> Read | None:
-    """Return how far the newest write read a source, or None if its summary does not have it."""
-    if name in newest.read or name not in newest.snapshots:
-        return newest.read.get(name)
-    number = newest.snapshots[name]  # a write of an older version, which names only snapshots
-    snapshot = source.snapshot_by_id(number) if number is not None else None
-    return Read(mark=Mark.of(source, snapshot)) if snapshot or number is None else None
+            yield _Write(computed, read)
 
 
 def _unread(

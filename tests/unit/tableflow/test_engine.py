@@ -14,7 +14,7 @@ from pyiceberg.types import IntegerType, NestedField
 
 from topicberg import kafka
 from topicberg.errors import TableflowError
-from topicberg.iceberg.summaries import END_OFFSETS, FIRST_TOPIC_ID, TOPIC_ID
+from topicberg.iceberg.summaries import END_OFFSETS, TOPIC_ID
 from topicberg.kafka import TopicLog
 from topicberg.kafka.offsets import Offsets, dump_offsets
 from topicberg.settings import Settings
@@ -39,16 +39,12 @@ def ingestor_of(catalog: SqlCatalog, folder: Path, **tableflow: Any) -> Ingestor
     return Ingestor(spec, cast(Any, endpoints), config)
 
 
-@pytest.mark.parametrize("has_id", [True, False])
 def test_start_at_the_latest_is_that_of_the_first_attempt(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingestor = ingestor_of(catalog, tmp_path, start_position="latest")
     monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 3}, {0: 7}))
     assert ingestor.step().end_offsets == {0: 7}
-    if not has_id:  # as earlier versions left it
-        with ingestor.table().transaction() as transaction:
-            transaction.remove_properties(FIRST_TOPIC_ID)
     log = TopicLog("id", {0: 3}, {0: 9})
     given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), log
     assert first_offsets(*given) == {0: 7}

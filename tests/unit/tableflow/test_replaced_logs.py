@@ -338,7 +338,7 @@ def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit
 
 
 def forget_last_records(one: Site) -> None:
-    """Leave the table as earlier versions of topicberg did."""
+    """Leave the table as a batch does whose records Kafka has deleted since."""
     table = one.topic.ingestor().table()
     head = table.current_snapshot()
     assert head is not None
