@@ -456,9 +456,7 @@ def twins(
     for field in new:
         where = f"{path}{field.name}"
         twin = by_lower.setdefault(name_in_files(field.name).lower(), field)
-        # A table that already has two names which Iceberg escapes equally goes on.
-        is_held = field.name in by_name and twin.name.lower() != field.name.lower()
-        if twin.name != field.name and not is_held:
+        if twin.name != field.name:
             yield where, f"{path}{twin.name}"
         same = by_name.get(field.name, field)
         held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)

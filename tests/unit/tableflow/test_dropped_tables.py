@@ -11,6 +11,9 @@ from memory_topic import MemoryTopic, memory_topic, text_topic
 from topicberg import kafka
 from topicberg.tableflow import control
 from topicberg.tableflow.ingestion import Ingestion
+from topicberg.topics.discovery import FoundSchema, FoundTopic
+
+FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
 
 @pytest.fixture
@@ -92,11 +95,11 @@ def test_table_that_topicberg_dropped_begins_again(
     topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = started(topic)
-    control.enable(topic.config, topic.spec.name, command=True)
+    control.enable(topic.config, topic.spec.name, discovered=FOUND, command=True)
     control.disable(topic.config, topic.spec.name)
     drop(topic)
     control.table_dropped(topic.config, topic.spec.name)
-    control.enable(topic.config, topic.spec.name, command=True)
+    control.enable(topic.config, topic.spec.name, discovered=FOUND, command=True)
     delete_records(topic, monkeypatch, 1)
     one.turn()  # the engine did not notice
     one.turn()

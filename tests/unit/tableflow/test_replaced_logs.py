@@ -29,6 +29,9 @@ from topicberg.tableflow import control
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.log_check import OTHER_LOG, LogCheck
+from topicberg.topics.discovery import FoundSchema, FoundTopic
+
+FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
 Log = list[Message]
 records = st.builds(
@@ -67,7 +70,7 @@ class Site:
     def __post_init__(self) -> None:
         self.topic.partitions = {0: [], 1: []}
         self.copies.append({0: [], 1: []})
-        control.enable(self.topic.config, self.topic.spec.name)
+        control.enable(self.topic.config, self.topic.spec.name, discovered=FOUND)
         self.restart()
 
     def restart(self) -> None:
@@ -176,7 +179,7 @@ def test_log_that_was_put_back_suspends_its_topic_until_its_table_is_dropped(
         control.disable(one.topic.config, one.topic.spec.name)
         one.topic.catalog.drop_table(one.topic.spec.table_identifier(one.topic.config))
         control.table_dropped(one.topic.config, one.topic.spec.name)
-        control.enable(one.topic.config, one.topic.spec.name, command=True)
+        control.enable(one.topic.config, one.topic.spec.name, discovered=FOUND)
         one.restart()
         assert one.turn() == "RUNNING"
         one.verify()
@@ -229,7 +232,7 @@ def test_record_that_was_sent_again_is_another_one() -> None:
         assert one.turn() == "SUSPENDED"
 
 
-def test_table_of_an_earlier_version_holds_records_from_its_next_commit_on() -> None:
+def test_table_without_last_records_has_them_from_its_next_commit_on() -> None:
     with site() as one:
         one.produce(0, 3)
         one.turn()

@@ -25,7 +25,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow import table as tables
 from topicberg.tableflow import waiting
 from topicberg.tableflow.table import ensure_table
-from topicberg.tableflow.waiting import KEY_FORMAT, VALUE_FORMAT, find_waiting, unapplied
+from topicberg.tableflow.waiting import find_waiting, unapplied
 from topicberg.topics import TopicSpec
 
 COLUMNS = Schema(
@@ -129,18 +129,6 @@ def test_change_of_an_existing_table_is_reported_with_what_to_do(
         for _ in range(3):
             ensure_table(held.catalog, spec(**fields), config, COLUMNS)
     assert caplog.messages == [f"topic orders: {change}"]
-
-
-def test_table_of_an_earlier_version_takes_the_formats_of_its_spec(
-    held: Table, config: Settings
-) -> None:
-    with held.transaction() as transaction:
-        transaction.remove_properties(VALUE_FORMAT, KEY_FORMAT)
-    changed = {"key": {"format": "avro", "file": "k.avsc"}}
-    assert changes(held, **changed) == []
-    ensure_table(held.catalog, spec(**changed), config, COLUMNS)
-    assert changes(held.refresh(), **changed) == []
-    assert len(changes(held)) == 1
 
 
 @pytest.mark.parametrize(
