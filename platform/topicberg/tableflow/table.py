@@ -45,12 +45,12 @@ from topicberg.tableflow.meanings import (
 )
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
-    KEYS_NAME_SCHEMAS,
+    KEY_FRAMING,
     WRITE_MODE,
     check_table,
     event_time_rule,
     formats,
-    names_schemas,
+    key_framing,
     start_again,
     unapplied,
 )
@@ -224,7 +224,7 @@ def _create(
             needed={
                 "format-version": str(spec.table.format_version),
                 WRITE_MODE: spec.write_mode,
-                KEYS_NAME_SCHEMAS: names_schemas(spec),
+                KEY_FRAMING: key_framing(spec),
                 **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
                 **formats(spec),
             },

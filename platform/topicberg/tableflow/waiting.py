@@ -26,10 +26,8 @@ from topicberg.topics.spec import PARTITION, partition_field_text
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
 """Properties of a table: the formats in the spec when it was created."""
-KEYS_NAME_SCHEMAS = "topicberg.keys-name-schemas"
-"""Property of an upsert table: ``false`` if its keys have a schema and do not name it, ``glue`` if
-it is one of AWS Glue."""
-_FRAMINGS = {"true": "confluent", "false": "none"}
+KEY_FRAMING = "topicberg.key-framing"
+"""Property of a table: see :func:`key_framing`."""
 EVENT_TIME_RULE = "topicberg.event-time"
 """Property of a table: the field and the format of event times that are read from a field."""
 _THREADS = 8
@@ -70,8 +68,7 @@ def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None 
             f"{spec.write_mode}",
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
-    if (table_value := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
-        before, now = _FRAMINGS.get(table_value, table_value), spec.key.framing
+    if (before := table.properties.get(KEY_FRAMING, "confluent")) != (now := key_framing(spec)):
         raise TableflowError(
             f"topic {spec.name}: the keys of its table have key.framing {before}, the spec says "
             f"{now}",
@@ -120,11 +117,10 @@ def event_time_rule(spec: TopicSpec) -> str:
     return f"{rule.field}, {rule.format}" + (f", {rule.timezone}" if rule.timezone else "")
 
 
-def names_schemas(spec: TopicSpec) -> str:
-    """Return what :data:`KEYS_NAME_SCHEMAS` is for a spec."""
-    if spec.write_mode != "upsert" or not spec.key.has_schema:
-        return "true"
-    return {"none": "false", "glue": "glue"}.get(spec.key.framing, "true")
+def key_framing(spec: TopicSpec) -> str:
+    """Return how the keys of an upsert table name their schemas; else ``confluent``."""
+    is_decoded = spec.write_mode == "upsert" and spec.key.has_schema
+    return spec.key.framing if is_decoded and spec.key.framing != "header" else "confluent"
 
 
 def formats(spec: TopicSpec) -> dict[str, str]:

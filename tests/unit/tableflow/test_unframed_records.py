@@ -29,9 +29,9 @@ from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.table import ensure_table
 from topicberg.tableflow.waiting import (
-    KEYS_NAME_SCHEMAS,
+    KEY_FRAMING,
     check_table,
-    names_schemas,
+    key_framing,
     unapplied,
 )
 from topicberg.topics import TopicSpec, check_topics
@@ -252,13 +252,13 @@ def test_framing_of_an_upsert_tables_keys_cannot_change(project: Project) -> Non
     topic = Topic(
         project, key=bare("json", "order.json"), schema={"format": "bytes"}, write_mode="upsert"
     )
-    assert names_schemas(topic.spec) == "false"
+    assert key_framing(topic.spec) == "none"
     with pytest.raises(
         TableflowError, match=r"key\.framing confluent, the spec says none"
     ) as found:
         check_table(_written_as(topic, "upsert"), topic.spec)
     assert "set `key.framing: confluent`" in str(found.value.hint)
-    check_table(_written_as(topic, "upsert", **{KEYS_NAME_SCHEMAS: "false"}), topic.spec)
+    check_table(_written_as(topic, "upsert", **{KEY_FRAMING: "none"}), topic.spec)
 
 
 def _written_as(topic: Topic, mode: str, **properties: str) -> Any:
