@@ -146,7 +146,7 @@ def test_keys_of_glue_are_upserted_reread_and_forgotten(make_topic: Make) -> Non
     topic.send_raw([None], key=lambda _: packed(old[3]), partition=0)
     topic.ingest()
     assert [(row["k"], row["id"]) for row in topic.rows("k", "id")] == [(0, 4), (1, 5), (2, 2)]
-    assert topic.table().properties["topicberg.keys-name-schemas"] == "glue"
+    assert topic.table().properties["topicberg.key-framing"] == "glue"
     assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0
 
     layout = read_layout(topic.spec, schema_readers(topic.endpoints, topic.config))

@@ -125,7 +125,7 @@ def test_a_new_version_of_the_key_is_the_same_key(
 def test_keys_that_were_compared_by_bytes_become_one(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version wrote the newest batch: its summary does not say which keys are equal."""
+    """The summary of the newest batch does not say which keys are equal."""
     topic = make_topic(write_mode="upsert", key={"format": "avro", "file": "key.avsc"})
     keyed = Keyed(topic, shared=False)
     keyed.register(0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from topicberg.alerts.decisions import Acknowledgement, Decisions
 from topicberg.checks.finding import Severity, moment
@@ -17,10 +17,8 @@ Line = Annotated[str, AfterValidator(lambda text: one_line(redact(text)))]
 """One line without secrets, whoever wrote what it quotes: a record cannot add one of its own."""
 
 
-class Alert(BaseModel):
+class Alert(BaseModel, frozen=True):
     """One fault."""
-
-    model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     key: str
     """The same for the same fault: ``check iceberg/orders:tableflow``."""
@@ -30,8 +28,8 @@ class Alert(BaseModel):
     since: datetime
     link: str
     """The page of the UI that shows it."""
-    remediation: Line | None = Field(None, validation_alias=AliasChoices("remediation", "mend"))
-    """How to fix it. Its key was ``mend`` in cursors of earlier versions."""
+    remediation: Line | None = None
+    """How to fix it."""
     cause: str | None = None
     """Key of the fault that is the reason for this one, if that one exists."""
     assets: tuple[str, ...] = ()
@@ -44,17 +42,10 @@ class Alert(BaseModel):
     """Whether it may be that it only waits for a service that is away."""
 
 
-State = Annotated[
-    Literal["firing", "acknowledged", "resolved"],
-    # It was "recovered" in cursors of earlier versions.
-    BeforeValidator(lambda value: "resolved" if value == "recovered" else value),
-]
-
-
 class Notice(BaseModel, frozen=True):
     """What is sent: a fault began, someone works on it, or it is resolved."""
 
-    state: State
+    state: Literal["firing", "acknowledged", "resolved"]
     alert: Alert
     at: datetime
     by: Line | None = None
@@ -89,7 +80,7 @@ class Work(BaseModel, frozen=True):
     partitions: tuple[tuple[str, str], ...] = ()
     """First and last of each range of its partitions: keys that sort as text. Empty: none."""
     failed_at: datetime | None = None
-    """When its run failed; None: it has not failed, or an earlier version wrote it."""
+    """When its run failed; None: it has not failed."""
 
     def after(self, done: Work) -> Work | None:
         """Return what is left of it to do after another run; None: nothing."""
@@ -118,21 +109,19 @@ class Outage(BaseModel, frozen=True):
 class AlertState(BaseModel):
     """What the evaluation remembers: the sensor's cursor."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     alerts: dict[str, Alert] = {}
     """The faults that were reported and are not resolved yet, by key."""
     unsent: dict[str, Alert] = {}
     """The faults that exist and were not sent: consequences of others, and silenced ones."""
     sent_at: dict[str, datetime] = {}
-    """When the faults in ``alerts`` were sent; those of earlier versions lack it."""
+    """When the faults in ``alerts`` were sent."""
     acknowledged: dict[str, datetime] = {}
     """Key → time of its acknowledgement, of those that the channels know."""
     undelivered: list[tuple[str, Notice]] = []
     """Channel and notice, of notices that a channel did not accept."""
     runs_until: float | None = None
     """Runs that ended before this time (seconds since 1970) were evaluated."""
-    pending: list[Work] = Field([], validation_alias=AliasChoices("pending", "undone"))
+    pending: list[Work] = []
     """What failed runs had to do and no run has done since; the newest last."""
     silent: dict[str, int] = {}
     """Sensor → in how many evaluations in a row it has not ticked."""

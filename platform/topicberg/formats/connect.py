@@ -18,7 +18,7 @@ from typing import Any
 from topicberg.formats.bounds import MAX_PRECISION
 from topicberg.formats.subjects import RegisteredSchema
 
-_LOGICAL_TYPES = {
+LOGICAL_TYPES = {
     "io.debezium.time.Date": ("int", "date"),
     "io.debezium.time.Timestamp": ("long", "local-timestamp-millis"),
     "io.debezium.time.MicroTimestamp": ("long", "local-timestamp-micros"),
@@ -70,7 +70,7 @@ def _typed(schema: Any) -> Any:
         key: _typed(value) if key in ("type", "items", "values", "fields") else value
         for key, value in schema.items()
     }
-    kind, logical = _LOGICAL_TYPES.get(str(schema.get("connect.name")), (None, None))
+    kind, logical = LOGICAL_TYPES.get(str(schema.get("connect.name")), (None, None))
     if kind is not None and schema.get("type") == kind:
         typed["logicalType"] = logical
     elif schema.get("logicalType") == "decimal" and schema.get("type") == "bytes":

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from topicberg.formats.bounds import MICROS
 
-MAX_OFFSET = 24 * 60 - 1
-"""Minutes from UTC."""
 _RFC_3339 = re.compile(
     r"([0-9]{4})(-)([0-9]{2})-([0-9]{2})[Tt]"
     r"([0-9]{2})(:)([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
@@ -70,15 +68,11 @@ def moment(text: str, *, is_iso: bool) -> ZonedTime | None:
     return None if second == "60" and not _is_after_leap_second(parsed.utc_micros) else parsed
 
 
-def date_time_micros(text: str, most: int = MAX_OFFSET) -> int | None:
-    """Return the microseconds since 1970 of a time of RFC 3339; None: it is none.
-
-    :param most: minutes of an offset from UTC
-    """
+def date_time_micros(text: str) -> int | None:
+    """Return the microseconds since 1970 of a time of RFC 3339; None: it is none."""
     found = moment(text, is_iso=False)
-    if found is None or abs(found.offset or 0) > most:
-        return None
-    return found.utc_micros if MICROS[0] <= found.utc_micros <= MICROS[1] else None
+    is_held = found is not None and MICROS[0] <= found.utc_micros <= MICROS[1]
+    return found.utc_micros if found is not None and is_held else None
 
 
 def _is_after_leap_second(micros: int) -> bool:

@@ -103,7 +103,7 @@ def partition_field_name(column: str, suffix: str, taken: Iterable[str]) -> str:
 def find_unreadable_partition(specs: Iterable[PartitionSpec]) -> str | None:
     """Return a partition field whose name in manifests is not valid in Avro; None: there is none.
 
-    Tables that an older version of topicberg or another writer created may have such a field.
+    Tables that another writer created may have such a field.
     """
     names = (field.name for spec in specs for field in spec.fields)
     return next((name for name in names if not name_in_files(name).isascii()), None)

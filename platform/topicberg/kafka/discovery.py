@@ -147,7 +147,6 @@ def discover(
         now = time.time()
         named = {name: wanted.sources(name) for name in read}
         for name, topic in _read(sorted(read), there, named, endpoints, config).items():
-            _keep_rows(topic, known.get(name))
             if topic.problem is None or name not in known or known[name].problem is not None:
                 topics[name] = topic
             else:
@@ -163,15 +162,6 @@ def discover(
         if some:
             logger.info("%d topics %s, the first one is %s", len(some), state, some[0])
     return new, gone
-
-
-def _keep_rows(topic: FoundTopic, known: FoundTopic | None) -> None:
-    """Let the rows of a table stay what they are.
-
-    Envelopes in JSON Schema were not recognized in earlier versions.
-    """
-    if topic.value and known and known.value and known.value.format == topic.value.format == "json":
-        topic.value.is_envelope = known.value.is_envelope
 
 
 def _read(

@@ -110,9 +110,7 @@ def first_offsets(
     if position == "earliest" or committed.offsets:
         return {}
     known = table.properties.get(summaries.FIRST_OFFSETS)
-    # Earlier versions of topicberg noted no id.
-    known_id = table.properties.get(summaries.FIRST_TOPIC_ID, log.topic_id)
-    if known is not None and known_id == log.topic_id:
+    if known is not None and table.properties.get(summaries.FIRST_TOPIC_ID) == log.topic_id:
         first = parse_offsets(known)
         if summaries.FIRST_ADOPTED in table.properties:
             first = {p: max(o, log.beginning.get(p, o)) for p, o in first.items()}

@@ -44,7 +44,7 @@ class Committed:
     current_at_ms: int | None = None
     """See :data:`topicberg.iceberg.summaries.CURRENT_AT_MS`."""
     last_records: LastRecords = field(default_factory=dict)
-    """By which the log is recognized. Earlier versions of topicberg recorded none."""
+    """By which the log is recognized."""
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:

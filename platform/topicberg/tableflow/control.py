@@ -281,9 +281,12 @@ def as_requested(config: Settings, spec: TopicSpec) -> TopicSpec:
 def _without_spec(request: StoredRequest) -> dict[str, Any]:
     """:raises SpecError: the registry has no schema of the topic's values"""
     given = {} if request.write_mode is None else {"write_mode": request.write_mode}
-    if request.found is None:  # enabled by an earlier version, whose tables go on
-        fields: dict[str, Any] = {"schema": {"format": "avro"}, "write_mode": "append"}
-        return {"name": request.topic, "pipeline": PIPELINE, **fields, **given}
+    if request.found is None:
+        raise SpecError(
+            f"topic {request.topic} has no spec: it had one when it was enabled",
+            hint=f"restore the spec, or run `topicberg tableflow enable {request.topic}` to read "
+            "the topic as Kafka and the registry describe it",
+        )
     document = found_document(request.topic, request.found, PIPELINE, given, own_engine=True)
     if document is None:
         raise SpecError(

@@ -177,7 +177,7 @@ class FoldState(BaseModel):
     changes."""
 
     offsets: Offsets = {}
-    """Up to where the topic was read by then. Earlier versions of topicberg noted none."""
+    """Up to where the topic was read by then."""
 
     @classmethod
     def load(cls, properties: Mapping[str, str]) -> FoldState:
@@ -202,9 +202,7 @@ class FoldState(BaseModel):
             return latest
         if STATE in properties:
             return cls.load(properties).model_copy(update={"deletes": latest.deletes})
-        if any(offset > ends.get(partition, 0) for partition, offset in latest.offsets.items()):
-            return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
-        return latest
+        return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
 
     def _rolled_back(self, line: Set[int]) -> FoldState:
         """Return what of a state is still right at an earlier batch.

@@ -248,7 +248,7 @@ def key_texts(
         ]
         text = key_text(arrays, key.shapes)
         if key.raw in columns:
-            # The columns may have the value's fields. They are for keys that cannot be decoded any
-            # more: earlier versions of topicberg kept only the SHA-256 of a long key.
+            # The columns may have the value's fields. They are for keys that cannot be decoded, as
+            # rows of another writer have none.
             text = pc.coalesce(decode(columns[key.raw]), text)
         yield text, columns[key.partition], first

@@ -1,8 +1,8 @@
 """How the keys of an upsert table are compared: a table property, which its commits change.
 
 The summary of each batch says which keys it took as equal. If the newest batch of a table took
-others, or an earlier version of topicberg wrote it, which compares bytes, then the next batch
-rebuilds the index and deletes the rows whose keys newer rows have.
+others, or compared bytes, then the next batch rebuilds the index and deletes the rows whose keys
+newer rows have.
 """
 
 from __future__ import annotations

@@ -285,20 +285,17 @@ def raw_columns(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return which of ``key`` and ``value`` are columns as they are, and which of these are text.
 
-    The column ``key`` holds no keys if it is a field of the value with another type. Keys that are
-    text stay raw bytes in the table of an earlier version.
+    The column ``key`` holds no keys if it is a field of the value with another type.
 
     :param fields: of the table
     """
     types = {field.name: field.field_type for field in fields}
     raw = {VALUE} if layout.value.subject is None else set[str]()
-    own = (BinaryType, StringType) if layout.key.is_text else BinaryType
+    own = StringType if layout.key.is_text else BinaryType
     if layout.key.subject is None and isinstance(types.get(KEY), own):
         raw.add(KEY)
     texts = {half.column for half in (layout.key, layout.value) if half.is_text}
-    return frozenset(raw), frozenset(
-        name for name in raw & texts if isinstance(types.get(name), StringType)
-    )
+    return frozenset(raw), frozenset(raw & texts)
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
@@ -441,9 +438,7 @@ def twins(
     for field in new:
         where = f"{path}{field.name}"
         twin = by_lower.setdefault(name_in_files(field.name).lower(), field)
-        # A table that already has two names which Iceberg escapes equally goes on.
-        is_held = field.name in by_name and twin.name.lower() != field.name.lower()
-        if twin.name != field.name and not is_held:
+        if twin.name != field.name:
             yield where, f"{path}{twin.name}"
         same = by_name.get(field.name, field)
         held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)

@@ -39,7 +39,10 @@ class Noted(NamedTuple):
     last_id: int = 0
 
     def comment(self, field: NestedField) -> str | None:
-        return with_meaning(None, self.meanings.get(field.field_id, Meaning()))
+        """Return the meaning of a field; its comment has that of one that is not noted."""
+        if field.field_id <= self.last_id:
+            return with_meaning(None, self.meanings.get(field.field_id, Meaning()))
+        return with_meaning(None, meaning_of(field.doc))
 
 
 class _Place(NamedTuple):
@@ -51,10 +54,7 @@ class _Place(NamedTuple):
 
 
 def noted(table: Table) -> Noted:
-    """Return what is noted: nothing if someone made it unreadable.
-
-    Of columns that others add to the table, nothing is noted either.
-    """
+    """Return what is noted: nothing if someone made it unreadable."""
     try:
         contents = json.loads(table.properties[MEANINGS])
         last_id = int(contents["last_id"])
@@ -67,12 +67,12 @@ def noted(table: Table) -> Noted:
 
 
 def columns_of(table: Table) -> tuple[NestedField, ...]:
-    """Return the columns of a table, whose comments are the meanings that are noted."""
+    """Return the columns of a table, whose comments are their meanings."""
     return with_noted(table.schema().as_struct(), noted(table)).fields
 
 
 def with_noted(columns: StructType, own: Noted) -> StructType:
-    """Return the columns of a table, whose comments are the meanings that are noted."""
+    """Return the columns of a table with their meanings as comments."""
     return _with_comments(columns, [], lambda field, *_: own.comment(field))
 
 
@@ -87,9 +87,9 @@ def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted
 
     def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
-        return (
-            before.comment(field) if column is None else with_meaning(None, meaning_of(column.doc))
-        )
+        if column is not None:
+            return with_meaning(None, meaning_of(column.doc))
+        return before.comment(field)
 
     described = _with_comments(schema.as_struct(), [columns], comment)
     fields = index_by_id(Schema(*described.fields))
@@ -135,39 +135,31 @@ def with_older(new: StructType, older: Sequence[StructType]) -> StructType:
     return _with_comments(new, older, comment)
 
 
-def followed(
-    existing: StructType, new: StructType, older: Sequence[StructType] = (), *, last_id: int
-) -> StructType:
+def followed(existing: StructType, new: StructType) -> StructType:
     """Return the columns of a new schema, whose comments keep the meanings of the table's.
 
     :param existing: the columns of the table, see :func:`with_noted`
-    :param older: the columns of older versions of the schema: they say what the values of a column
-        mean that is not noted
-    :param last_id: the meanings of the columns with ids up to this one are noted
     :raises ValueError: a column would have values of different meanings
     """
 
     def comment(field: NestedField, versions: _Versions, path: str) -> str | None:
-        column, *rest = versions
+        (column,) = versions
         if column is None:
             return field.doc
-        others = [other for other in rest if other is not None]
-        is_documented = column.field_id <= last_id
         for suffix, place_of in (("", _values), (".key", _keys)):
             before, now = (place_of(each, path + suffix) for each in (column, field))
             if before is not None and now is not None:
-                places = [place for other in others if (place := place_of(other, "")) is not None]
-                _check(before, now, places, is_documented=is_documented)
+                _check(before, now)
         description, now_means = parts_of(field.doc)
         means = meaning_of(column.doc)
         values = now_means.values or means.values
-        if now_means.values == NULLS and (is_documented or means.values):
+        if now_means.values == NULLS:
             values = means.values
         elif means.values == NULLS:
             values = now_means.values
         return with_meaning(description, Meaning(values, now_means.keys or means.keys))
 
-    return _with_comments(new, [existing, *older], comment)
+    return _with_comments(new, [existing], comment)
 
 
 def without_comments(kind: IcebergType) -> IcebergType:
@@ -222,35 +214,19 @@ def _inside(
     return kind
 
 
-def _check(before: _Place, now: _Place, older: Sequence[_Place], *, is_documented: bool) -> None:
+def _check(before: _Place, now: _Place) -> None:
     """:raises ValueError: values would have another meaning than those that the column has"""
-    if NULLS in (before.meaning, now.meaning):
+    if before.meaning == now.meaning or NULLS in (before.meaning, now.meaning):
         return
-    older = [other for other in older if other.meaning != NULLS]
-    if before.meaning and now.meaning and before.meaning != now.meaning:
-        raise _differs(now.path, before, now)
-    if {type(before.kind), type(now.kind)} <= {IntegerType, LongType}:
-        widens = isinstance(before.kind, IntegerType) and isinstance(now.kind, LongType)
-        if widens and before.meaning != now.meaning:
-            raise _differs(now.path, before, now)
-        if before.meaning is None and now.meaning is not None and not is_documented:
-            for other in older:
-                if other.meaning not in (None, now.meaning):
-                    raise _differs(now.path, other, now)
-    elif isinstance(before.kind, StringType) and isinstance(now.kind, StringType):
-        if (is_documented or before.meaning) and before.meaning != now.meaning:
-            raise _differs(now.path, before, now)
-        for other in () if is_documented else older:
-            is_text = isinstance(other.kind, StringType) and before.meaning is None
-            if is_text and other.meaning != now.meaning:
-                raise _differs(now.path, other, now)
-
-
-def _differs(path: str, before: _Place, now: _Place) -> ValueError:
-    preposition = "in " if before.meaning and not isinstance(before.kind, StringType) else ""
-    return ValueError(
-        f"the column {path} is {preposition}{_described(before)}, the schema has {_described(now)}"
-    )
+    kinds = before.kind, now.kind
+    widens = isinstance(before.kind, IntegerType) and isinstance(now.kind, LongType)
+    are_texts = all(isinstance(kind, StringType) for kind in kinds)
+    if (before.meaning and now.meaning) or widens or are_texts:
+        preposition = "in " if before.meaning and not isinstance(before.kind, StringType) else ""
+        raise ValueError(
+            f"the column {now.path} is {preposition}{_described(before)}, the schema has "
+            f"{_described(now)}"
+        )
 
 
 def _described(place: _Place) -> str:

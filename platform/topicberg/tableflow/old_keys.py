@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     IcebergType,
-    IntegerType,
     LongType,
     NestedField,
-    StringType,
     StructType,
     TimestamptzType,
 )
@@ -45,33 +37,8 @@ from topicberg.tableflow.layout import MessageField
 
 if TYPE_CHECKING:
     from topicberg.formats.avro.schema import Type
-    from topicberg.formats.json.columns import Kind, Node
+    from topicberg.formats.json.columns import Node
 
-_BY_COLUMN: dict[type[IcebergType], Kind] = {
-    BooleanType: "boolean",
-    IntegerType: "int",
-    LongType: "long",
-    FloatType: "any-float",
-    DoubleType: "any-double",
-    StringType: "string",
-    BinaryType: "binary",
-    DateType: "date",
-    TimestamptzType: "timestamptz",
-}
-"""Of Protobuf, whose schemas do not name Debezium's types, and of Avro's types that have no more
-meaning than their column."""
-_BY_LOGICAL: dict[str, Kind] = {
-    "timestamp-millis": "timestamptz",
-    "local-timestamp-millis": "timestamp",
-    "local-timestamp-micros": "timestamp-micros",
-    "topicberg.nano-timestamp": "timestamp-nanos",
-    "topicberg.zoned-timestamp": "zoned-timestamp",
-    "topicberg.iso-timestamp": "iso-timestamp",
-    "topicberg.iso-date": "iso-date",
-    "topicberg.iso-time": "iso-time",
-    "topicberg.decimal": "decimal-text",
-    "topicberg.variable-decimal": "variable-decimal",
-}
 _EXACT = Context(prec=100)
 
 
@@ -179,6 +146,7 @@ def _nodes(schema: RegisteredSchema, fields: Sequence[NestedField]) -> dict[str,
     """
     from topicberg.formats.json.columns import read_node
     from topicberg.formats.json.conversions import with_conversions
+    from topicberg.formats.json.plan import scalar_node
 
     match schema.schema_type:
         case "JSON":
@@ -192,37 +160,27 @@ def _nodes(schema: RegisteredSchema, fields: Sequence[NestedField]) -> dict[str,
             columns = {field.name: field.field_type for field in fields if field.name in types}
             avro = {name: _avro_node(types[name], kind) for name, kind in columns.items()}
             return {name: node for name, node in avro.items() if node is not None}
-    by_column = {field.name: _column_node(field.field_type) for field in fields}
+    by_column = {field.name: scalar_node(field.field_type) for field in fields}
     return {name: node for name, node in by_column.items() if node is not None}
 
 
 def _avro_node(kind: Type, column: IcebergType) -> Node | None:
     """Return the type of an Avro value in JSON; None: no connector has it in a key."""
-    from topicberg.formats.json.columns import Node
+    from topicberg.formats.json.columns import LOGICAL_KINDS, Node
+    from topicberg.formats.json.plan import scalar_node
 
     if len(kind.members) != 1:
         return None
     (member,) = kind.members
     if member.is_decimal:
         return Node("decimal", precision=member.precision, scale=member.scale)
-    if (json_kind := _BY_LOGICAL.get(member.logical or "")) is not None:
+    if (json_kind := LOGICAL_KINDS.get(member.logical or "")) is not None:
         scale = member.scale if json_kind == "decimal-text" else 0
         return Node(json_kind, scale=scale, unit=member.unit)
     if isinstance(column, TimestamptzType):  # in microseconds, which Connect does not have
         return None
-    whole: dict[str, Kind] = {"int": "int", "long": "long"}
-    if member.kind in whole and not isinstance(column, DateType):
-        return Node(whole[member.kind], unit=member.unit)
-    return _column_node(column)
-
-
-def _column_node(column: IcebergType) -> Node | None:
-    from topicberg.formats.json.columns import Node
-
-    if isinstance(column, DecimalType):
-        return Node("decimal", precision=column.precision, scale=column.scale)
-    kind = _BY_COLUMN.get(type(column))
-    return None if kind is None else Node(kind)
+    node = scalar_node(column)
+    return node and replace(node, unit=member.unit)
 
 
 def _is_alike(node: Node | None, other: Node) -> bool:

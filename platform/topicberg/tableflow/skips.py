@@ -29,9 +29,8 @@ from topicberg.tableflow.commit import committed as held_by
 
 SKIP_PREFIX = "topicberg.skip."
 """Prefix of the table property of each requested skip, followed by partition, dot, offset."""
-FAILING = "topicberg.failing-record"
-"""Prefix of the table property of each record that the engine found to fail by itself, followed by
-dot, partition, dot, offset. Earlier versions noted one record, without a place in the name."""
+FAILING = "topicberg.failing-record."
+"""The same, of each record that the engine found to fail by itself."""
 ATTEMPTS = 10
 
 
@@ -67,28 +66,25 @@ def places(skips: Iterable[Skip], start: Mapping[int, int]) -> dict[PartitionOff
 
 def requested(table: Table) -> dict[PartitionOffset, Skip]:
     """Return the skips that users have requested since the table was created, oldest first."""
-    found = (
-        _parsed(value) for key, value in table.properties.items() if key.startswith(SKIP_PREFIX)
-    )
-    ordered = sorted((skip for skip in found if skip), key=lambda skip: skip.at_ms)
-    return {skip.place: skip for skip in ordered}
+    skips = _noted(table, SKIP_PREFIX).values()
+    return {skip.place: skip for skip in sorted(skips, key=lambda skip: skip.at_ms)}
 
 
 def failing(table: Table) -> list[Skip]:
     """Return what fails by itself and the table has not passed yet."""
-    return [*_failing(table).values()]
+    return [*_noted(table, FAILING).values()]
 
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
     """Return the table properties that are obsolete after a commit up to these offsets."""
-    known = _failing(table).items()
+    known = _noted(table, FAILING).items()
     return [key for key, skip in known if skip.records[-1] < ends.get(skip.partition, 0)]
 
 
-def _failing(table: Table) -> dict[str, Skip]:
-    """Return the records that fail by themselves, by the names of their properties."""
-    texts = {key: text for key, text in table.properties.items() if key.startswith(FAILING)}
-    return {key: skip for key, text in texts.items() if (skip := _parsed(text))}
+def _noted(table: Table, prefix: str) -> dict[str, Skip]:
+    """Return the skips by the names of their properties, which begin with a prefix."""
+    texts = {key: text for key, text in table.properties.items() if key.startswith(prefix)}
+    return {key: _parsed(text) for key, text in texts.items()}
 
 
 def note_failing(table: Table, place: PartitionOffset, reason: str, end: int | None = None) -> None:
@@ -98,7 +94,7 @@ def note_failing(table: Table, place: PartitionOffset, reason: str, end: int | N
     """
     skip = _skip(place, "the engine", reason, end)
     with table.transaction() as transaction:
-        transaction.set_properties({f"{FAILING}.{place[0]}.{place[1]}": skip.model_dump_json()})
+        transaction.set_properties({f"{FAILING}{place[0]}.{place[1]}": skip.model_dump_json()})
 
 
 def request(
@@ -210,9 +206,9 @@ def current_user() -> str:
         return socket.gethostname()
 
 
-def _parsed(text: str) -> Skip | None:
+def _parsed(text: str) -> Skip:
     try:
-        return Skip.model_validate_json(text) if text else None
+        return Skip.model_validate_json(text)
     except ValidationError as error:
         raise TopicbergError(
             f"the table property {text!r} is damaged", hint="remove the property from the table"

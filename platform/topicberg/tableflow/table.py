@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -11,7 +11,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError, ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import BinaryType, NestedField, StructType
+from pyiceberg.types import StructType
 
 from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.limits import MAX_FIELDS
@@ -21,7 +21,7 @@ from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import note_identity
-from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
+from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
 from topicberg.tableflow.meanings import (
     followed,
     noted,
@@ -32,12 +32,12 @@ from topicberg.tableflow.meanings import (
 )
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
-    KEYS_NAME_SCHEMAS,
+    KEY_FRAMING,
     WRITE_MODE,
     check_table,
     event_time_rule,
     formats,
-    names_schemas,
+    key_framing,
     start_again,
     unapplied,
 )
@@ -101,18 +101,10 @@ def ensure_table(
     check_table(table, spec, identity)
     _evolve(table, spec, _with_existing(spec, schema, table.schema()), older)
     keep_bounds(table, _bounded_columns(spec))
-    _set_missing(table, formats(spec))  # of a table that an earlier version created
     note_identity(table, identity)
     for change in unapplied(table, spec):
         _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
-
-
-def _set_missing(table: Table, properties: Mapping[str, str]) -> None:
-    """Set the properties that a table does not have."""
-    if missing := {k: v for k, v in properties.items() if k not in table.properties}:
-        with table.transaction() as transaction:
-            transaction.set_properties(missing)
 
 
 @cache
@@ -150,7 +142,7 @@ def _create(
         needed={
             "format-version": str(spec.table.format_version),
             WRITE_MODE: spec.write_mode,
-            KEYS_NAME_SCHEMAS: names_schemas(spec),
+            KEY_FRAMING: key_framing(spec),
             **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
             **formats(spec),
         },
@@ -160,27 +152,16 @@ def _create(
 
 
 def _with_existing(spec: TopicSpec, schema: Schema, existing: Schema) -> Schema:
-    """Return the columns with those raw bytes of keys that a table of an earlier version has.
-
-    Without the headers, which stay the map or the list of the table.
-    """
-    if (headers := spec.metadata_column(HEADERS)) in existing.column_names:
-        schema = Schema(*(field for field in schema.fields if field.name != headers))
-    if spec.key.format != "string" or KEY not in existing.column_names:
+    """Return the columns without the headers, which stay the map or the list of the table."""
+    if (headers := spec.metadata_column(HEADERS)) not in existing.column_names:
         return schema
-    if not isinstance(existing.find_field(KEY).field_type, BinaryType):
-        return schema
-    raw = NestedField(schema.find_field(KEY).field_id, KEY, BinaryType(), required=False)
-    return Schema(*(raw if field.name == KEY else field for field in schema.fields))
+    return Schema(*(field for field in schema.fields if field.name != headers))
 
 
 def _evolve(
     table: Table, spec: TopicSpec, schema: Schema, older: Iterable[StructType] = ()
 ) -> None:
     """Add new columns, widen types; a dropped field keeps its column.
-
-    A table that does not note what its columns mean, as those of earlier versions, continues unless
-    versions of the schema differ in that, or it is empty; then it notes it.
 
     :raises TableflowError: the table cannot follow the schema; it stays as it is
     """
@@ -200,14 +181,10 @@ def _evolve(
                 "dot in its name, the other inside of another column"
             )
         check_types(existing.as_struct(), schema.as_struct())
-        before, versions = noted(table), [*older]
-        is_empty = table.current_snapshot() is None
-        columns_now = followed(
-            with_noted(existing.as_struct(), before),
-            with_older(schema.as_struct(), versions),
-            [] if is_empty else versions,
-            last_id=before.last_id,
-        )
+        before = noted(table)
+        is_new = table.current_snapshot() is None and not before.last_id
+        described = StructType() if is_new else with_noted(existing.as_struct(), before)
+        columns_now = followed(described, with_older(schema.as_struct(), [*older]))
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(Schema(*shown(columns_now, existing.as_struct()).fields))

@@ -55,7 +55,6 @@ def _current_ms(properties: Mapping[str, str], committed: Committed) -> int | No
     After a rollback of ``main``, the properties are those of a later state.
     """
     noted = properties.get(CURRENT_AT_MS)
-    # Earlier versions of topicberg noted no offsets.
     reached = parse_offsets(properties.get(CURRENT_OFFSETS, "{}"))
     is_behind = any(committed.offsets.get(p, 0) < offset for p, offset in reached.items())
     if noted is not None and not is_behind:

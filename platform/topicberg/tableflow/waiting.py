@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import BinaryType, MapType
+from pyiceberg.types import MapType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
@@ -21,17 +21,14 @@ from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import changed_identity
-from topicberg.tableflow.layout import KEY
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import HEADERS, PARTITION, partition_field_text
 
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
 """Properties of a table: the formats in the spec when it was created."""
-KEYS_NAME_SCHEMAS = "topicberg.keys-name-schemas"
-"""Property of an upsert table: ``false`` if its keys have a schema and do not name it, ``glue`` if
-it is one of AWS Glue."""
-_FRAMINGS = {"true": "confluent", "false": "none"}
+KEY_FRAMING = "topicberg.key-framing"
+"""Property of a table: see :func:`key_framing`."""
 EVENT_TIME_RULE = "topicberg.event-time"
 """Property of a table: the field and the format of event times that are read from a field."""
 _THREADS = 8
@@ -72,8 +69,7 @@ def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None 
             f"{spec.write_mode}",
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
-    if (table_value := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
-        before, now = _FRAMINGS.get(table_value, table_value), spec.key.framing
+    if (before := table.properties.get(KEY_FRAMING, "confluent")) != (now := key_framing(spec)):
         raise TableflowError(
             f"topic {spec.name}: the keys of its table have key.framing {before}, the spec says "
             f"{now}",
@@ -122,11 +118,10 @@ def event_time_rule(spec: TopicSpec) -> str:
     return f"{rule.field}, {rule.format}" + (f", {rule.timezone}" if rule.timezone else "")
 
 
-def names_schemas(spec: TopicSpec) -> str:
-    """Return what :data:`KEYS_NAME_SCHEMAS` is for a spec."""
-    if spec.write_mode != "upsert" or not spec.key.has_schema:
-        return "true"
-    return {"none": "false", "glue": "glue"}.get(spec.key.framing, "true")
+def key_framing(spec: TopicSpec) -> str:
+    """Return how the keys of an upsert table name their schemas; else ``confluent``."""
+    is_decoded = spec.write_mode == "upsert" and spec.key.has_schema
+    return spec.key.framing if is_decoded and spec.key.framing != "header" else "confluent"
 
 
 def formats(spec: TopicSpec) -> dict[str, str]:
@@ -144,8 +139,8 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
             f"set `table.partitioning: [{', '.join(partitioning)}]`, or {start_again(spec.name)}",
         )
     for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
-        before, now = table.properties.get(key), formats(spec)[key]
-        if before not in (None, now) and _column(before, table) != _column(now):
+        before, now = table.properties.get(key), formats(spec)[key]  # bytes are raw, as none is
+        if before not in (None, now) and {before, now} != {"bytes", "none"}:
             yield WaitingChange(
                 spec.name,
                 f"its table was created with {field} {before}, the spec says {now}: rows before "
@@ -184,17 +179,6 @@ def _partitioning(table: Table) -> list[str]:
 
 def _listed(fields: Sequence[str]) -> str:
     return ", ".join(fields) or "nothing"
-
-
-def _column(kind: str, table: Table | None = None) -> str:
-    """Return a format; those of raw bytes are the same column.
-
-    :param table: with that format; keys that are text are raw bytes in one of an earlier version
-    """
-    is_bytes = kind == "bytes"
-    if kind == "string" and table is not None and KEY in table.schema().column_names:
-        is_bytes = isinstance(table.schema().find_field(KEY).field_type, BinaryType)
-    return "none" if is_bytes else kind
 
 
 def find_waiting(

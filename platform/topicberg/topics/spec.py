@@ -311,7 +311,7 @@ class KeySpec(SchemaSection):
 
     format: KeyFormat = "none"
     """``string``: UTF-8 in the column ``key``, which is text; ``bytes``: raw bytes; ``none``: no
-    keys. A table that an earlier version created keeps its column of raw bytes."""
+    keys."""
     field: str | None = None
     """The value's field that the generator writes as the key (format string)."""
 

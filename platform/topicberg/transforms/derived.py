@@ -488,7 +488,7 @@ def _overwrite(
 ) -> None:
     """:param computed: the rows of the windows"""
     time, target = derivation.target_time, spark_name(derivation.target)
-    # Other columns are of an earlier version of the function.
+    # What the function no longer returns is null.
     names = [field.name for field in table.schema().fields]
     earlier = set(names) - set(computed.columns)
     columns = spark.table(target).schema if earlier else StructType()

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -112,8 +111,6 @@ class PublishProgress(BaseModel):
     """… in this encoding …"""
     until: int | None = None
     """… all records up to this event time, in ms. None: no record."""
-    sent: int = 0
-    """Of an attempt of an older version: so many records instead."""
 
 
 @dataclass(frozen=True)
@@ -468,7 +465,7 @@ def _send(
 ) -> tuple[int, int]:
     """Send what is not sent yet; return the number of records and of tombstones."""
     sent = tombstones = 0
-    records = islice(_records(spec, changes), progress.sent, None)
+    records = _records(spec, changes)
     following = next(records, None)
     while True:
         producer.begin_transaction()
@@ -480,7 +477,7 @@ def _send(
             tombstones += value is None
             following = next(records, None)
         sent += some
-        reached = progress.model_copy(update={"until": time_ms, "sent": 0})
+        reached = progress.model_copy(update={"until": time_ms})
         if following is None:
             reached = _finished(progress)
         state = reached.model_dump_json().encode()

@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.summaries import FIRST_OFFSETS, SOURCE_SNAPSHOTS, summary
-from topicberg.iceberg.table import PROPERTIES, check_types, create_table, keep_bounds
+from topicberg.iceberg.summaries import summary
+from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.iceberg.tables import find_table
 from topicberg.topics.spec import PartitionField
 from topicberg.transforms.derivation import TableName
@@ -27,8 +27,7 @@ _TRANSFORMS = ("hour", "day", "month", "year")
 _PROPERTIES = {"write.merge.mode": "merge-on-read"}
 
 COMPUTED = "topicberg.computed"
-"""Table property, ``true``: its rows are computed, and replaced. Tables of earlier versions get it
-from the first run."""
+"""Table property, ``true``: its rows are computed, and replaced."""
 WRITE_ID = "topicberg.write-id"
 """Snapshot summary: of the attempt that computed it."""
 
@@ -73,18 +72,11 @@ def ensure_table(
 def _adopt(table: Table) -> None:
     """Mark a table as computed.
 
-    :raises TopicbergError: it has rows, and nothing shows that topicberg created it
+    :raises TopicbergError: it has rows, and topicberg did not create it
     """
     if COMPUTED in table.properties:
         return
-    is_ours = any(
-        not summary(snapshot).keys().isdisjoint((SOURCE_SNAPSHOTS, WRITE_ID))
-        for snapshot in table.snapshots()
-    )
-    # Others may have expired these snapshots, but the table has what it was created with.
-    is_topics = FIRST_OFFSETS in table.properties
-    is_ours |= not is_topics and {**PROPERTIES, **_PROPERTIES}.items() <= table.properties.items()
-    if has_rows(table) and not is_ours:
+    if has_rows(table):
         name = ".".join(table.name())
         raise TopicbergError(
             f"table {name} exists and has rows that topicberg did not compute: they would be "

@@ -146,7 +146,6 @@ class _Write:
     windows: list[Hours]
     read: Mapping[str, Any]
     """Source → JSON of :class:`Read`."""
-    snapshots: Mapping[str, int | None]
 
 
 def unread(
@@ -191,8 +190,8 @@ def unread(
         return read
 
     reads: dict[str, Read] = {}
-    for name, source in sources.items():
-        read = since(_read(writes[0], name, source.table) if writes else None, name)
+    for name in sources:
+        read = since(_read(writes[0], name) if writes else None, name)
         if read.unread and known and name in known.read and known.holds(target):
             other = since(known.read[name], name)
             hours = union(Hours(each.start, each.stop) for each in read.unread)
@@ -258,20 +257,16 @@ def late_rows(source: SourceTable, late: Sequence[Unread]) -> int:
 
 def _writes(target: Table) -> Iterator[_Write]:
     """Yield the computed windows, the newest one first."""
-    for snapshot, snapshots in computations(target):
+    for snapshot, _ in computations(target):
         facts = summary(snapshot)
         if windows := facts.get(WINDOW):
             computed = union(window.hours for window in Window.parse_all(windows))
-            yield _Write(computed, json.loads(facts.get(READ, "{}")), snapshots)
+            yield _Write(computed, json.loads(facts.get(READ, "{}")))
 
 
-def _read(newest: _Write, name: str, source: Table) -> Read | None:
+def _read(newest: _Write, name: str) -> Read | None:
     """Return how far the newest write read a source, or None if its summary does not have it."""
-    if name in newest.read or name not in newest.snapshots:
-        return Read.model_validate(newest.read[name]) if name in newest.read else None
-    number = newest.snapshots[name]  # a write of an older version, which names only snapshots
-    snapshot = source.snapshot_by_id(number) if number is not None else None
-    return Read(mark=Mark.of(source, snapshot)) if snapshot or number is None else None
+    return Read.model_validate(newest.read[name]) if name in newest.read else None
 
 
 def _unread(

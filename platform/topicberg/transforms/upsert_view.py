@@ -112,13 +112,9 @@ def merged(target: Table, source: tuple[str, ...]) -> int | None:
 
 
 def defined_alike(target: Table, view: UpsertView) -> bool:
-    """Return whether a table was computed by the keys and the order of a view.
-
-    Earlier versions of topicberg did not record them: such a table counts as computed by them.
-    """
-    for snapshot, _ in computations(target):
-        return summary(snapshot).get(DEFINITION, view.definition) == view.definition
-    return True
+    """Return whether a table was computed by the keys and the order of a view."""
+    newest = next(computations(target), None)
+    return newest is None or summary(newest[0]).get(DEFINITION) == view.definition
 
 
 def _new_records(

@@ -1,13 +1,11 @@
 """Which version of its function computed the hours of a derived table.
 
 Every snapshot that was computed records the version that computed its window, and those of all
-hours (:data:`COMPUTED_BY`), so that it does not matter which snapshots expire. What was written
-before versions were recorded counts as computed by the first version that is.
+hours (:data:`COMPUTED_BY`), so that it does not matter which snapshots expire.
 
-A version is that of the code, a point, and a digest of what else decides which rows are read.
-Earlier versions of topicberg recorded the first part only, which is compared alone then. Of hours
-that were computed as a part of the first partition, ``@`` and its first hour follow: where the
-partitions begin earlier since, these hours are in partitions of their own.
+A version is that of the code, a point, and a digest of what else decides which rows are read. Of
+hours that were computed as a part of the first partition, ``@`` and its first hour follow: where
+the partitions begin earlier since, these hours are in partitions of their own.
 """
 
 from __future__ import annotations
@@ -65,10 +63,8 @@ def outdated(versions: Versions, version: str | None, first: Hours | None = None
 
 
 def _is_computed_by(computed: str, version: str, first: Hours | None) -> bool:
-    code, _, began = computed.partition("@")
-    if began and first and int(began) > first.start:
-        return False
-    return code in (version, version.partition(".")[0])
+    own, _, began = computed.partition("@")
+    return own == version and not (began and first and int(began) > first.start)
 
 
 def unused_columns(table: Table | None) -> list[str]:
@@ -96,7 +92,7 @@ def recorded(
     versions = base
     for hours, name in _parts(windows, version, first):
         versions = _overlaid(versions, hours, name)
-    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions, version))}
+    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions))}
     if first and windows[0].start is None:
         properties[FIRST_PARTITION] = json.dumps([first.start, first.stop])
     return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
@@ -146,15 +142,8 @@ def _joined(versions: Versions) -> Versions:
     return found
 
 
-def _coarse(versions: Versions, version: str) -> Versions:
-    """Return at most :data:`MAX_RANGES`; the versions of the shortest ones become unknown.
-
-    Before that, hours of a version beside those of its code alone become hours of the code.
-
-    :param version: the one that computes now
-    """
-    if len(versions) > MAX_RANGES:
-        versions = _joined(_without_digests(versions, version))
+def _coarse(versions: Versions) -> Versions:
+    """Return at most :data:`MAX_RANGES`; the versions of the shortest ones become unknown."""
     while len(versions) > MAX_RANGES:
         inner = range(1, len(versions) - 1)
         shortest = min(inner, key=lambda n: versions[n + 1][0] - versions[n][0])
@@ -165,13 +154,3 @@ def _coarse(versions: Versions, version: str) -> Versions:
             ]
         )
     return versions
-
-
-def _without_digests(versions: Versions, version: str) -> Versions:
-    """Return the versions, with the code of one instead of it where the code is beside it."""
-    code = version.partition(".")[0]
-    names = [UNKNOWN, *(name for _, name in versions), UNKNOWN]
-    return [
-        (start, code if name == version and code in (names[n], names[n + 2]) else name)
-        for n, (start, name) in enumerate(versions)
-    ]

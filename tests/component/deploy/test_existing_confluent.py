@@ -199,21 +199,17 @@ def opened_keys(server: Stackless) -> tuple[DeployContext, list[Resource]]:
     return context, engine.with_needs(rotating, graph)
 
 
-@pytest.mark.parametrize("is_earlier_version", [False, True])
 def test_keys_of_the_same_prefix_in_another_aws_account_stay(
-    server: Stackless, monkeypatch: pytest.MonkeyPatch, is_earlier_version: bool
+    server: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     age_keys(monkeypatch)
-    with monkeypatch.context() as patch:
-        if is_earlier_version:
-            patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
-        context, graph = opened_keys(server)
-        engine.create(graph, context, quiet)
-        theirs = {
-            context.live[resource.key].facts["key"].id
-            for resource in graph
-            if isinstance(resource, RotatingKey)
-        }
+    context, graph = opened_keys(server)
+    engine.create(graph, context, quiet)
+    theirs = {
+        context.live[resource.key].facts["key"].id
+        for resource in graph
+        if isinstance(resource, RotatingKey)
+    }
     assert theirs <= key_ids(context)
     empty_aws_account(context)
 
@@ -231,22 +227,3 @@ def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     rotated = rotate(graph, context, lambda _: None, force=True)
     assert rotated == len(theirs)
     assert theirs < key_ids(context)
-
-
-def test_keys_with_the_display_name_of_earlier_versions_are_ours(
-    server: Stackless, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    age_keys(monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
-        context, graph = opened_keys(server)
-        engine.create(graph, context, quiet)
-    before = key_ids(context)
-    context, graph = opened_keys(server)
-    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
-    engine.create(graph, context, quiet)
-    assert key_ids(context) == before
-    context, graph = opened_keys(server)
-    existing = engine.existing(graph, context, quiet)
-    assert engine.delete(existing, context, quiet) == {}
-    assert key_ids(context).isdisjoint(before)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from topicberg.alerts.alert import Alert, AlertState, Notice
+from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.evaluation import (
     HANGING_EVALUATIONS,
     MAX_PENDING,
@@ -236,26 +235,6 @@ def test_wrong_spec_is_a_fault_that_quotes_it() -> None:
     assert "orders.yaml: partitions" in alert.what
     (alert,) = faults(replace(QUIET, spec_errors_at_load="orders.yaml: partitions"))
     assert "reload" in (alert.remediation or "")
-
-
-def test_state_of_an_older_version_is_read() -> None:
-    """Its cursor has other names; a daemon that is updated reports nothing twice."""
-    alert = faults(replace(QUIET, runs=[run("a.B: one\n  → `fix it`")]))[0]
-    stored = json.loads(alert.model_dump_json())
-    stored["mend"] = stored.pop("remediation")
-    notice = {"state": "recovered", "alert": stored, "at": NOW.isoformat()}
-    state = AlertState.parse(
-        json.dumps(
-            {
-                "alerts": {"run shop": stored},
-                "undelivered": [["slack", notice]],
-                "undone": [{"kind": "run shop", "assets": ["iceberg/orders"]}],
-            }
-        )
-    )
-    assert state.alerts == {"run shop": alert}
-    assert state.undelivered == [("slack", Notice(state="resolved", alert=alert, at=NOW))]
-    assert len(faults(QUIET, state)) == 1
 
 
 @pytest.mark.parametrize("hint", [None, "`fix it`"])

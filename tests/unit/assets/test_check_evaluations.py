@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import dagster as dg
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from security.corpus import TEXTS
@@ -53,16 +52,14 @@ def test_finding_through_an_event_stays_as_it_is(
     assert (found.passed, found.severity, found.facts) == (False, "warning", finding.facts)
 
 
-@pytest.mark.parametrize("key", ["remediation", "mend"])
-def test_finding_of_a_users_check_has_its_metadata(key: str) -> None:
-    """The key `mend` is that of events of an older version."""
+def test_finding_of_a_users_check_has_its_metadata() -> None:
     event = dg.AssetCheckEvaluation(
         asset_key=KEY,
         check_name="accounts",
         passed=False,
         description="3 trades have no account",
         metadata={
-            key: dg.MetadataValue.md("ask the desk"),
+            "remediation": dg.MetadataValue.md("ask the desk"),
             "since": dg.MetadataValue.timestamp(NOW),
             "caused by": "iceberg/orders:tableflow",
         },

@@ -556,14 +556,6 @@ def test_an_upsert_view(pair: Pair) -> None:
         )
 
 
-def test_upsert_view_of_an_earlier_version_counts_as_computed_by_its_keys(pair: Pair) -> None:
-    view = pair.catalog.create_table(f"shop.view{pair.number}", SCHEMA)
-    note = {SOURCE_SNAPSHOTS: json.dumps({".".join(pair.source.name()): None})}
-    view.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
-    definition = UpsertView(("shop", pair.source.name()[-1]), ("shop", "view"), ("id",), ("at",))
-    assert defined_alike(view, definition)
-
-
 def test_refresh_of_a_view_with_other_keys_replaces_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -560,7 +560,7 @@ def test_what_the_login_does_not_see_is_no_creation(
     context: DeployContext, before: str | None
 ) -> None:
     _there(context)["a"] = {"size": 1, "color": "blue"}
-    if before is not None:  # an earlier version left it
+    if before is not None:  # a run that was killed left it
         context.record.put("a", before)
     cast(Any, context).is_visible = False
     graph = [HiddenAndTaken("a", "A")]

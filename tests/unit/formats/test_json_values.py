@@ -420,7 +420,7 @@ FAR_TIMES = {
     "2026-01-31T12:00:00+18:01": datetime(2026, 1, 30, 17, 59, tzinfo=UTC),
     "2026-01-31T12:00:00-23:59": datetime(2026, 2, 1, 11, 59, tzinfo=UTC),
 }
-"""Times with an offset of more than 18 hours, which a union does not take for times."""
+"""Times with an offset of more than 18 hours."""
 BAD_TIMES = (
     *("", "now", "2026-01-31", "2026-01-31T12:00:00", "2026-01-31 12:00:00Z", "12:00:00Z"),
     *("2026-02-29T00:00:00Z", "2026-13-01T00:00:00Z", "2026-01-31T24:00:00Z"),
@@ -461,7 +461,7 @@ def test_date_times_are_times_at_every_depth() -> None:
     for name, (make, get) in shapes.items():
         found = decoders.decoded([json.dumps({name: make(text)}).encode() for text in texts])
         for text, row in zip(texts, found, strict=True):
-            if name == "union" and text not in GOOD_TIMES:  # it is the string then
+            if name == "union" and text not in times:  # it is the string then
                 assert row is not None
                 assert row["union"]["connect_union_field_2"] == text
             elif text in times:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,11 +19,8 @@ from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
 from topicberg.topics import check_topics, load_topic
 from topicberg.topics.discovery import (
-    Discovery,
     FoundSchema,
-    FoundTopic,
     read_discovery,
-    write_discovery,
 )
 from topicberg.topics.new import new_external_topic, new_topics
 
@@ -218,22 +214,6 @@ def test_schema_of_an_external_spec_with_a_subject_of_its_own_is_read(
     assert load_topic("shipments", config).unknown_schemas(config) == ["S"]
     discover(cast(Any, services), config)
     assert load_topic("shipments", config).columns(config)["a"] == "int"
-
-
-def test_envelope_in_json_is_recognized_only_in_a_new_topic(
-    config: Settings, services: Services
-) -> None:
-    """A table of an earlier version keeps its rows: it has the envelope's fields."""
-    fields = {name: {"type": "object"} for name in ("before", "after", "source", "op")}
-    envelope = json.dumps({"type": "object", "properties": fields})
-    services.others = {f"{name}-value": ("JSON", envelope) for name in services.configs}
-    services.schemas = {}
-    old = FoundTopic(partitions=1, value=FoundSchema(format="json", version=1))
-    write_discovery(config, Discovery(topics={"web.a": old}))
-    discover(cast(Any, services), config)
-    found = read_discovery(config).topics
-    values = [found[name].value for name in ("web.a", "web.b")]
-    assert [value and value.is_envelope for value in values] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,6 @@ import pytest
 from repository import PROJECT_ROOT
 
 PLATFORM = PROJECT_ROOT / "platform"
-STORED = (
-    "topicberg/alerts/alert.py",
-    "topicberg/orchestration/checks/evaluations.py",
-    "local/topicberg_local/emulators/snowflake/account.py",
-)
-"""Modules that read what earlier versions stored under a glossary word."""
 IN_NAMES = {
     "anew": "again, recreate",
     "asked": "requested",
@@ -99,9 +93,7 @@ def vague(source: str) -> Iterator[str]:
 
 
 def modules() -> list[Path]:
-    stored = {PLATFORM / path for path in STORED}
-    assert all(path.exists() for path in stored)
-    return sorted(set(PLATFORM.rglob("*.py")) - stored)
+    return sorted(PLATFORM.rglob("*.py"))
 
 
 def test_language_of_the_library_and_the_stack_has_no_glossary_words() -> None:

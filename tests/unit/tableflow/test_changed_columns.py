@@ -122,7 +122,7 @@ def test_step_after_an_identity_column_changed_suspends_the_topic(
 def test_step_on_a_table_without_noted_columns_notes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is one that an earlier version created."""
+    """Someone removed the property."""
     topic = upserts(tmp_path, monkeypatch)
     started(topic)
     noted = table_of(topic).properties[IDENTITY_COLUMNS]

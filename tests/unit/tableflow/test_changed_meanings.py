@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyiceberg.types import (
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+)
 
 from topicberg.errors import TableflowError
 from topicberg.formats.connect import with_connect_types
@@ -81,8 +89,6 @@ _WRAPPED["structs"] = {
     kind: lambda one, kind=kind: _WRAPPED["list"][kind](_WRAPPED["struct"][kind](one))
     for kind in ("AVRO", "JSON")
 }
-_ALL = 1_000_000
-"""An id: what is noted is of all fields."""
 MIXED_UNITS = [
     (kind, before, now)
     for kind in ("AVRO", "JSON")
@@ -128,17 +134,6 @@ class Topic:
     def columns(self) -> StructType:
         return table_schema(self.spec, self.layout).as_struct()
 
-    def as_earlier_version(self, comment: str | None = None, *, has_rows: bool = True) -> None:
-        """Create the table as versions did that do not note what columns mean."""
-        schema = Schema(*_without_comments(self.columns()).fields)
-        identifier = self.spec.table_identifier(self.config)
-        self.catalog.create_namespace_if_not_exists(identifier[0])
-        table = self.catalog.create_table(identifier, schema)
-        if comment is not None:
-            self.comment(comment)
-        if has_rows:
-            table.refresh().append(schema_to_pyarrow(table.schema()).empty_table())
-
     def meaning(self) -> str | None:
         """Return what is noted of the column, in the evolved table."""
         (column,) = (column for column in columns_of(self.ensure()) if column.name == "a")
@@ -158,22 +153,6 @@ class Topic:
 
 def noted_meanings(table: Table) -> dict[int, str | None]:
     return {number: meaning.values for number, meaning in noted(table).meanings.items()}
-
-
-def _without_comments(kind: IcebergType) -> Any:
-    match kind:
-        case StructType():
-            fields = [
-                NestedField(one.field_id, one.name, _without_comments(one.field_type), False)
-                for one in kind.fields
-            ]
-            return StructType(*fields)
-        case ListType():
-            return ListType(kind.element_id, _without_comments(kind.element_type), False)
-        case MapType():
-            value = _without_comments(kind.value_type)
-            return MapType(kind.key_id, kind.key_type, kind.value_id, value, False)
-    return kind
 
 
 @pytest.fixture
@@ -205,7 +184,7 @@ def test_column_whose_unit_changes_is_refused(
     if wrap == "union" and now == "iso":  # a text is another member, which its records go to
         return
     with pytest.raises(ValueError, match=r"the column a.* is .*, the schema has"):
-        followed(columns, new, last_id=_ALL)
+        followed(columns, new)
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON"])
@@ -234,7 +213,7 @@ def test_column_that_changes_between_text_and_json_text_is_refused(
     if wrap == "map" and "json" in (before, now):  # such a map is JSON text itself
         return
     with pytest.raises(ValueError, match=f"text.*{JSON_TEXT}|{JSON_TEXT}.* text"):
-        followed(columns, new, last_id=_ALL)
+        followed(columns, new)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +231,7 @@ def test_column_whose_meaning_does_not_change_goes_on(
 ) -> None:
     topic = make_topic(kind)
     columns = topic.register(_FIELDS[kind][before]).columns()
-    followed(columns, topic.register(_FIELDS[kind][now]).columns(), last_id=_ALL)
+    followed(columns, topic.register(_FIELDS[kind][now]).columns())
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON"])
@@ -311,30 +290,6 @@ def test_edited_comment_changes_no_decoded_value(make_topic: Any) -> None:
         foreign = ForeignSchemas(cast("Any", None))
         decoders = message_decoders(topic.spec, topic.layout, topic.ensure(), {"value": foreign})
         assert f"in {NANOS}, its column in {MICROS}" in decoders["value"].refused[1]
-
-
-def test_comment_that_an_earlier_version_wrote_changes_no_meaning(make_topic: Any) -> None:
-    """Upgrade, downgrade and upgrade: the earlier version writes comments without meanings."""
-    topic = make_topic("JSON").register(_JSON["json"], "d")
-    topic.ensure()
-    topic.comment("d")
-    assert topic.meaning() == JSON_TEXT
-    assert topic.ensure().schema().find_field("a").doc == f"d; {JSON_TEXT}"
-
-
-@pytest.mark.parametrize("name", ["json", "us"])
-def test_column_that_an_earlier_version_added_goes_on(make_topic: Any, name: str) -> None:
-    """Upgrade, downgrade and upgrade: the earlier version notes nothing of its new columns."""
-    topic = make_topic("JSON").register(_JSON["int"])
-    table = topic.ensure()
-    schema = {"type": "object", "properties": {"a": _JSON["int"], "b": _JSON[name]}}
-    topic.versions.append(with_connect_types(RegisteredSchema(2, "JSON", json.dumps(schema))))
-    columns = topic.columns()
-    with table.update_schema() as update:
-        update.union_by_name(Schema(*_without_comments(columns).fields))
-    column = topic.ensure().schema().find_field("b")
-    meaning = JSON_TEXT if name == "json" else MICROS
-    assert noted_meanings(topic.ensure()) == {column.field_id: meaning}
 
 
 def test_renamed_column_keeps_its_meaning(make_topic: Any) -> None:
@@ -420,102 +375,22 @@ def test_nulls_of_a_table_have_the_meaning_of_a_version_that_was_not_the_newest(
         topic.ensure()
 
 
-@pytest.mark.parametrize("name", ["text", "json"])
-@pytest.mark.parametrize("is_newest", [False, True])
-@pytest.mark.parametrize("has_rows", [False, True])
-def test_earlier_table_with_a_version_of_nulls_goes_on(
-    make_topic: Any, name: str, is_newest: bool, has_rows: bool
+@pytest.mark.parametrize(("name", "is_followed"), [("text", True), ("json", False)])
+def test_column_of_another_writer_means_what_its_comment_says(
+    make_topic: Any, name: str, is_followed: bool
 ) -> None:
-    topic = make_topic("JSON")
-    for each in (name, "null") if is_newest else ("null", name):
-        topic.register(_JSON[each])
-    topic.as_earlier_version(has_rows=has_rows)
-    assert topic.meaning() == (JSON_TEXT if name == "json" else None)
-
-
-def test_earlier_table_with_text_json_text_and_nulls_is_refused(make_topic: Any) -> None:
-    topic = make_topic("JSON")
-    for each in ("text", "json", "null"):
-        topic.register(_JSON[each])
-    topic.as_earlier_version(has_rows=True)
-    with pytest.raises(TableflowError, match=f"a is text, .* {JSON_TEXT}|{JSON_TEXT}.* text"):
-        topic.ensure()
-
-
-# --- tables of earlier versions ---
-
-
-@pytest.mark.parametrize("wrap", list(_WRAPPED))
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, fields in _FIELDS.items() for name in fields]
-)
-def test_earlier_columns_of_one_version_go_on_and_get_their_meaning(
-    make_topic: Any, kind: SchemaType, name: str, wrap: str
-) -> None:
-    new = make_topic(kind).register(_WRAPPED[wrap][kind](_FIELDS[kind][name])).columns()
-    assert followed(_without_comments(new), new, last_id=0) == new
-    assert followed(_without_comments(new), new, [new], last_id=0) == new
-
-
-@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
-def test_earlier_table_goes_on_and_gets_its_meaning(make_topic: Any, kind: SchemaType) -> None:
-    topic = make_topic(kind).register(_WRAPPED["structs"][kind](_FIELDS[kind]["ns"]))
-    topic.as_earlier_version()
+    topic = make_topic("JSON").register(_JSON["int"])
     table = topic.ensure()
-    field = table.schema().find_field("a.element.x")
-    assert field.doc == NANOS
-    assert noted_meanings(table) == {field.field_id: NANOS}
-
-
-@pytest.mark.parametrize(
-    ("kind", "before", "now"),
-    [one for one in MIXED_UNITS if one[1:] not in (("int", "us"), ("ms", "long"))]
-    + [("JSON", *pair) for pair in (("text", "json"), ("json", "text"), ("mixed", "text"))],
-)
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_earlier_table_whose_versions_differ_is_refused(
-    make_topic: Any, kind: SchemaType, before: str, now: str, is_mixed: bool
-) -> None:
-    """:param is_mixed: whether the earlier version had followed the newest version"""
-    topic, fields = make_topic(kind), _FIELDS[kind]
-    held = topic.register(fields[before]).columns()
-    new = topic.register(fields[now]).columns()
-    older = [*topic.layout.older_columns()]
-    with pytest.raises(ValueError, match=r"the column a is .*, the schema has"):
-        followed(_without_comments(new if is_mixed else held), new, older, last_id=0)
-
-
-def test_earlier_table_with_an_older_version_without_a_unit_goes_on(make_topic: Any) -> None:
-    topic = make_topic("JSON").register(_JSON["long"]).register(_JSON["us"])
-    topic.as_earlier_version()
-    assert topic.meaning() == MICROS
-
-
-def test_earlier_table_whose_column_widens_to_a_unit_is_refused(make_topic: Any) -> None:
-    topic = make_topic("JSON").register(_JSON["ms"])
-    topic.as_earlier_version()
-    topic.versions.clear()  # the registry does not have it any more
-    topic.register(_JSON["us"])
-    with pytest.raises(
-        TableflowError, match=f"a is a number without a unit, the schema has {MICROS}"
-    ):
+    table.append(schema_to_pyarrow(table.schema()).empty_table())
+    with table.update_schema() as update:
+        update.add_column("b", StringType())
+    schema = {"type": "object", "properties": {"a": _JSON["int"], "b": _JSON[name]}}
+    topic.versions.append(with_connect_types(RegisteredSchema(2, "JSON", json.dumps(schema))))
+    if is_followed:
+        assert noted_meanings(topic.ensure()) == {}
+        return
+    with pytest.raises(TableflowError, match=f"the column b is text, .* {JSON_TEXT}"):
         topic.ensure()
-
-
-@pytest.mark.parametrize("comment", [MICROS, f"start; {MICROS}", f"The {MICROS}"])
-def test_earlier_table_whose_description_names_a_unit_notes_none(
-    make_topic: Any, comment: str
-) -> None:
-    topic = make_topic("AVRO").register(_AVRO["long"], comment)
-    topic.as_earlier_version(comment)
-    assert topic.meaning() is None
-    assert topic.register(_AVRO["ns"], "corrected").meaning() == NANOS
-
-
-def test_earlier_table_with_json_text_in_its_comment_goes_on(make_topic: Any) -> None:
-    topic = make_topic("JSON").register(_JSON["text"])
-    topic.as_earlier_version(JSON_TEXT)
-    assert topic.meaning() is None
 
 
 # --- any columns ---
@@ -531,8 +406,6 @@ def _structs(draw: st.DrawFn, depth: int = 2) -> StructType:
 
 @st.composite
 def _fields(draw: st.DrawFn, name: str, depth: int) -> NestedField:
-    from pyiceberg.types import IntegerType, LongType, StringType
-
     kind: IcebergType = draw(st.sampled_from([IntegerType(), LongType(), StringType()]))
     if depth:
         match draw(st.sampled_from(["plain", "struct", "list", "map"])):
@@ -547,24 +420,18 @@ def _fields(draw: st.DrawFn, name: str, depth: int) -> NestedField:
 
 @given(_structs())
 def test_followed_by_the_same_columns_is_unchanged(columns: StructType) -> None:
-    for older in ([], [columns], [columns, columns]):
-        for is_documented in (False, True):
-            assert (
-                followed(columns, columns, older, last_id=_ALL if is_documented else 0) == columns
-            )
+    assert followed(columns, columns) == columns
 
 
-@given(_structs(), _structs(), st.booleans())
-def test_followed_keeps_every_unit_of_the_table(
-    existing: StructType, new: StructType, is_documented: bool
-) -> None:
+@given(_structs(), _structs())
+def test_followed_keeps_every_unit_of_the_table(existing: StructType, new: StructType) -> None:
     try:
-        result = followed(existing, new, last_id=_ALL if is_documented else 0)
+        result = followed(existing, new)
     except ValueError:
         return
     by_name = {field.name: field for field in existing.fields}
     assert [field.name for field in result.fields] == [field.name for field in new.fields]
     for field in result.fields:
         if field.doc is not None and (held := by_name.get(field.name)) is not None:
-            unit = meaning_of(held.doc).values if is_documented else None
+            unit = meaning_of(held.doc).values
             assert unit is None or meaning_of(field.doc).values is not None

@@ -56,7 +56,7 @@ def test_files_of_mysqls_log_are_ordered_by_their_numbers() -> None:
     ]
     found = positions(events)
     assert found == sorted(found)
-    assert found[0].startswith("mysql-bin.0"), "as in the tables of earlier versions"
+    assert found[0].startswith("mysql-bin.0")
     assert (
         positions([{"file": None, "pos": 4, "row": 0}, {"file": "7", "pos": 4, "row": 0}])[0]
         is None

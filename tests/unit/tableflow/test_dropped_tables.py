@@ -10,6 +10,9 @@ from memory_topic import MemoryTopic, memory_topic, text_topic
 
 from topicberg.tableflow import control
 from topicberg.tableflow.ingestion import Ingestion
+from topicberg.topics.discovery import FoundSchema, FoundTopic
+
+FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
 
 @pytest.fixture
@@ -87,11 +90,11 @@ def test_table_is_made_again_while_kafka_has_everything(topic: MemoryTopic) -> N
 
 def test_table_that_topicberg_dropped_begins_again(topic: MemoryTopic) -> None:
     one = started(topic)
-    control.enable(topic.config, topic.spec.name, command=True)
+    control.enable(topic.config, topic.spec.name, discovered=FOUND, command=True)
     control.disable(topic.config, topic.spec.name)
     drop(topic)
     control.table_dropped(topic.config, topic.spec.name)
-    control.enable(topic.config, topic.spec.name, command=True)
+    control.enable(topic.config, topic.spec.name, discovered=FOUND, command=True)
     delete_records(topic, 1)
     one.turn()  # the engine did not notice
     one.turn()

@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.iceberg.summaries import END_OFFSETS, FIRST_TOPIC_ID, TOPIC_ID
+from topicberg.iceberg.summaries import END_OFFSETS, TOPIC_ID
 from topicberg.kafka import TopicLog
 from topicberg.kafka.offsets import Offsets, dump_offsets
 from topicberg.tableflow.batch_start import adopt_start, first_offsets
@@ -30,16 +30,12 @@ def topic_at(
     return topic
 
 
-@pytest.mark.parametrize("has_id", [True, False])
 def test_start_at_the_latest_is_that_of_the_first_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topic_at(tmp_path, monkeypatch, "latest", 7)
     ingestor = topic.ingestor()
     assert ingestor.step().end_offsets == {0: 7}
-    if not has_id:  # as earlier versions left it
-        with ingestor.table().transaction() as transaction:
-            transaction.remove_properties(FIRST_TOPIC_ID)
     topic.produce(0, None, b"7")
     topic.produce(0, None, b"8")
     topic.beginning = {0: 8}

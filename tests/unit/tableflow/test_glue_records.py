@@ -35,7 +35,7 @@ from topicberg.tableflow.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.key_hashing import times_of
 from topicberg.tableflow.layout import KEY, Layout, read_layout, table_schema
 from topicberg.tableflow.raw_keys import RawKeys
-from topicberg.tableflow.waiting import KEYS_NAME_SCHEMAS, check_table
+from topicberg.tableflow.waiting import KEY_FRAMING, check_table
 from topicberg.tableflow.writers import MessageDecoder
 from topicberg.topics import TopicSpec
 
@@ -362,7 +362,7 @@ def test_newer_version_of_a_key_is_newer_within_a_millisecond(
 def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -> None:
     topic, _ = upserts(registry, name)
     with topic.table.transaction() as change:
-        change.set_properties({"topicberg.write-mode": "upsert", KEYS_NAME_SCHEMAS: "glue"})
+        change.set_properties({"topicberg.write-mode": "upsert", KEY_FRAMING: "glue"})
     check_table(topic.table, topic.spec)
     document = topic.spec.model_dump(by_alias=True, mode="json")
     document["key"] = {"format": "avro", "subject": "k"}

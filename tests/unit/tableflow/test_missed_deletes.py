@@ -62,12 +62,6 @@ def test_gap_after_a_rollback_may_have_had_deletes(table: Table, noted: str) -> 
     assert properties == current({0: 9}, 5 * DAY + 1)
 
 
-def test_time_without_offsets_is_of_the_head(table: Table) -> None:
-    """Earlier versions noted none."""
-    commit(table, 2, {CURRENT_AT_MS: str(5 * DAY)}, **{COMMITTED_AT_MS: "0"})
-    assert MISSED not in changed(table, 5 * DAY + 1, records=0)
-
-
 def test_snapshot_notes_when_its_table_was_current(table: Table) -> None:
     commit(table, 2, current({0: 2}, 3 * DAY))
     watch = DeleteWatch(SPEC, BROKER.endpoints, table, committed(table), 4 * DAY)

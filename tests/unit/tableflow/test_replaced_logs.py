@@ -30,6 +30,9 @@ from topicberg.tableflow import control
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.log_check import OTHER_LOG, LogCheck
+from topicberg.topics.discovery import FoundSchema, FoundTopic
+
+FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
 Log = list[Message]
 records = st.builds(
@@ -68,7 +71,7 @@ class Site:
     def __post_init__(self) -> None:
         self.topic.partitions = {0: [], 1: []}
         self.copies.append({0: [], 1: []})
-        control.enable(self.topic.config, self.topic.spec.name)
+        control.enable(self.topic.config, self.topic.spec.name, discovered=FOUND)
         self.restart()
 
     def restart(self) -> None:
@@ -177,7 +180,7 @@ def test_log_that_was_put_back_suspends_its_topic_until_its_table_is_dropped(
         control.disable(one.topic.config, one.topic.spec.name)
         one.topic.catalog.drop_table(one.topic.spec.table_identifier(one.topic.config))
         control.table_dropped(one.topic.config, one.topic.spec.name)
-        control.enable(one.topic.config, one.topic.spec.name, command=True)
+        control.enable(one.topic.config, one.topic.spec.name, discovered=FOUND)
         one.restart()
         assert one.turn() == "RUNNING"
         one.verify()
@@ -230,7 +233,7 @@ def test_record_that_was_sent_again_is_another_one() -> None:
         assert one.turn() == "SUSPENDED"
 
 
-def test_table_of_an_earlier_version_holds_records_from_its_next_commit_on() -> None:
+def test_table_without_last_records_has_them_from_its_next_commit_on() -> None:
     with site() as one:
         one.produce(0, 3)
         one.turn()
@@ -376,7 +379,7 @@ def test_engine_compares_the_log_after_commits_of_another_engine_only() -> None:
 
 
 def forget_last_records(one: Site) -> None:
-    """Leave the table as earlier versions of topicberg did."""
+    """Leave the table as a batch does whose records Kafka has deleted since."""
     table = one.topic.ingestor().table()
     head = table.current_snapshot()
     assert head is not None

@@ -111,15 +111,6 @@ def test_committed_after_a_rollback_to_before_the_first_batch_is_nothing(table: 
     assert committed(table.refresh()) == Committed()
 
 
-def test_fold_state_of_an_earlier_version_is_the_property(table: Table) -> None:
-    state = FoldState(reached={0: (7, 7)}, partitions=3)
-    assert FoldState.of(table, None) == FoldState()
-    commit_batch(table, 2)
-    with table.transaction() as transaction:
-        transaction.set_properties({STATE: state.model_dump_json(exclude={"offsets"})})
-    assert FoldState.of(table, table.current_snapshot()) == state
-
-
 def test_fold_state_of_a_later_batch_lacks_what_the_head_does_not_have(table: Table) -> None:
     first, second = commit_batch(table, 2), commit_batch(table, 5)
     moves = [Move(micros=1, position=1, key="k", snapshot=s) for s in (first, second, None)]

@@ -29,6 +29,9 @@ from topicberg.tableflow.status import (
 )
 from topicberg.tableflow.tombstones import Missed
 from topicberg.topics import load_topic, requests
+from topicberg.topics.discovery import FoundSchema, FoundTopic
+
+FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
 SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
 
@@ -80,7 +83,7 @@ def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> No
 
 def test_query_of_a_deleted_topic_prints_a_note(config: Settings) -> None:
     """The table outlives its topic, and a query of it still counts rows."""
-    control.enable(config, "web.clicks")
+    control.enable(config, "web.clicks", discovered=FOUND)
     assert not list(deleted_topics("SELECT count(*) FROM web_clicks", config))
     requests.topic_deleted(config, "web.clicks")
     for sql in ("SELECT count(*) FROM WEB_CLICKS", 'SELECT 1 FROM "lkc-local"."web.clicks"'):
@@ -110,12 +113,20 @@ def test_command_after_a_new_deployment_wins(config: Settings) -> None:
 
 
 def test_a_topic_without_a_spec(config: Settings) -> None:
-    control.enable(config, "clicks", {"retention_ms": 86_400_000}, "upsert")
+    control.enable(config, "clicks", {"retention_ms": 86_400_000}, "upsert", discovered=FOUND)
     spec = control.enabled_topics(config)["clicks"]
     assert (spec.write_mode, spec.tableflow.retention_ms) == ("upsert", 86_400_000)
     assert control.find_topic(config, "clicks") == spec
     control.disable(config, "clicks")
     assert "clicks" not in control.enabled_topics(config)
+
+
+def test_topic_whose_spec_is_deleted_is_refused_until_it_is_enabled_again(config: Settings) -> None:
+    control.enable(config, "orders")
+    (config.topics_dir / "orders.yaml").unlink()
+    assert "has no spec" in control.usable_topics(config)[1]["orders"]
+    control.enable(config, "orders", discovered=FOUND)
+    assert control.enabled_topics(config)["orders"].value_schema.format == "avro"
 
 
 def test_invalid_settings_are_refused_and_not_written(config: Settings) -> None:
@@ -185,7 +196,7 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
 
 
 def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
-    control.enable(config, "views")
+    control.enable(config, "views", discovered=FOUND)
     requested = control.Requested(config)
     first = requested.topics()
     assert set(first[0]) == {"orders", "views"}
@@ -214,8 +225,9 @@ def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Setting
 
 def test_a_topic_is_not_its_own_dead_letter_topic(config: Settings) -> None:
     for name, target in (("orders", "orders"), ("error_log", None)):
+        options = {"error_handling": {"mode": "LOG", "target": target}}
         with pytest.raises(SpecError, match="cannot be its own dead-letter topic"):
-            control.enable(config, name, {"error_handling": {"mode": "LOG", "target": target}})
+            control.enable(config, name, options, discovered=FOUND)
 
 
 def test_status_is_read_back_and_half_of_one_is_none(config: Settings) -> None:
@@ -314,7 +326,8 @@ def test_status_of_long_names_fits_80_columns(
     name = "orders.of.the.web.shop.with.a.very.long.name"
     status = TopicStatus(topic=name, phase="FAILED", suspended=suspended, rows_committed=10**11)
     write_status(config, status)
-    control.enable(config, name, {"error_handling": {"mode": "LOG"}}, command=True)
+    options = {"error_handling": {"mode": "LOG"}}
+    control.enable(config, name, options, discovered=FOUND, command=True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")  # without colours
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

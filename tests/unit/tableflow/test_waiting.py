@@ -36,7 +36,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow import table as tables
 from topicberg.tableflow import waiting
 from topicberg.tableflow.table import ensure_table
-from topicberg.tableflow.waiting import KEY_FORMAT, VALUE_FORMAT, find_waiting, unapplied
+from topicberg.tableflow.waiting import find_waiting, unapplied
 from topicberg.topics import TopicSpec
 
 Serve = Callable[[object], None]
@@ -169,18 +169,6 @@ def test_headers_of_a_table_stay_what_they_are(config: Settings, tmp_path: Path,
     assert after.schema() == before.schema()
     assert len([*unapplied(after, spec(table=table | {"headers": changed}))]) == 1
     assert not [*unapplied(after, spec(table=table | {"headers": kind}))]
-
-
-def test_table_of_an_earlier_version_takes_the_formats_of_its_spec(
-    held: Table, config: Settings
-) -> None:
-    with held.transaction() as transaction:
-        transaction.remove_properties(VALUE_FORMAT, KEY_FORMAT)
-    changed = {"key": {"format": "avro", "file": "k.avsc"}}
-    assert changes(held, **changed) == []
-    ensure_table(held.catalog, spec(**changed), config, COLUMNS)
-    assert changes(held.refresh(), **changed) == []
-    assert len(changes(held)) == 1
 
 
 @pytest.mark.parametrize(

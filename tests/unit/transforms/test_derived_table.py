@@ -26,15 +26,13 @@ from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
-from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
-from topicberg.iceberg.table import PROPERTIES
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
 from topicberg.transforms import derived
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.publish import PublishProgress, _target
-from topicberg.transforms.target import _PROPERTIES, COMPUTED, ensure_table
+from topicberg.transforms.target import COMPUTED, ensure_table
 from topicberg.transforms.unread import SourceTable, unread
 from topicberg.transforms.upsert_view import UpsertView
 from topicberg.transforms.windows import Window, computations
@@ -105,22 +103,11 @@ def test_ensure_table_of_a_user_with_rows_is_refused(glue: GlueCatalog) -> None:
     assert glue.load_table(NAME).metadata_location == theirs.metadata_location
 
 
-@pytest.mark.parametrize(
-    ("summary", "properties"),
-    [
-        ({SOURCE_SNAPSHOTS: "{}"}, {}),
-        ({}, {**PROPERTIES, **_PROPERTIES}),  # others expired the snapshots of its computations
-        ({}, {COMPUTED: "true"}),
-    ],
-)
-def test_ensure_table_of_an_earlier_version_goes_on(
-    glue: GlueCatalog, summary: dict[str, str], properties: dict[str, str]
-) -> None:
-    location = f"{glue.properties[TABLES]}earlier"
+def test_ensure_table_of_a_user_that_may_be_replaced_goes_on(glue: GlueCatalog) -> None:
+    location = f"{glue.properties[TABLES]}theirs"
     glue.create_namespace_if_not_exists(NAME[0])
-    earlier = glue.create_table(NAME, COLUMNS, location=location, properties=properties)
-    rows = pa.Table.from_pylist([{"at": NOW, "id": 1}], schema=COLUMNS)
-    earlier.append(rows, snapshot_properties=summary)
+    theirs = glue.create_table(NAME, COLUMNS, location=location, properties={COMPUTED: "true"})
+    theirs.append(pa.Table.from_pylist([{"at": NOW, "id": 1}], schema=COLUMNS))
     for _ in range(2):
         table = ensure_table(glue, NAME, COLUMNS, None, before=glue.load_table(NAME))
         assert table.properties[COMPUTED] == "true"

@@ -76,21 +76,9 @@ def test_recorded_versions_of_very_many_ranges_are_never_called_newer() -> None:
     assert all(version_at(versions, hour) in (name, UNKNOWN) for hour, name in expected.items())
 
 
-def test_late_rows_in_hours_of_an_earlier_version_of_topicberg_leave_nothing_outdated() -> None:
-    versions: Versions = [(BEFORE_EVERYTHING, "code")]
-    for number in range(400):
-        late = window(number * 3 + 1, number * 3 + 2)
-        text = recorded(versions, "code.digest", [late], [])[COMPUTED_BY]
-        versions = [(start, name) for start, name in json.loads(text)]
-    assert len(versions) <= MAX_RANGES
-    assert outdated(versions, "code.digest") == []
-    assert outdated(versions, "changed.digest")[0].start == BEFORE_EVERYTHING
-    assert {name for _, name in versions} == {"code", "code.digest"}
-
-
 @pytest.fixture
 def tables(catalog: SqlCatalog) -> tuple[Table, Table]:
-    """A source with a row in each of four hours, and the table of another version of topicberg."""
+    """A source with a row in each of four hours, and a table with rows of others."""
     source = catalog.create_table("shop.orders", COLUMNS)
     target = catalog.create_table("shop.totals", COLUMNS)
     rows = [{"at": START + timedelta(hours=n), "id": n, "old": n} for n in range(4)]
@@ -143,14 +131,14 @@ def test_versions_of_a_table_without_any_are_not_reported(tables: tuple[Table, T
     assert check(tables, "a").facts["outdated_partitions"] == 0
 
 
-def test_versions_of_an_older_table_count_as_the_first(tables: tuple[Table, Table]) -> None:
+def test_versions_of_a_table_with_rows_count_as_the_first(tables: tuple[Table, Table]) -> None:
     compute(tables, "a", 0, 1, id=1, old=1)
     assert computed_by(tables[1]) == [(BEFORE_EVERYTHING, f"a@{FIRST}"), (FIRST + 1, "a")]
     assert check(tables, "a").facts["outdated_partitions"] == 0
     assert check(tables, "b").facts["outdated_partitions"] == 4
 
 
-def test_versions_of_an_older_table_with_other_columns_are_unknown(
+def test_versions_of_a_table_with_other_columns_are_unknown(
     tables: tuple[Table, Table],
 ) -> None:
     compute(tables, "a", 0, 1, id=1)
@@ -202,12 +190,6 @@ def test_first_partition_that_begins_earlier_is_outdated(tables: tuple[Table, Ta
     begun = summary_of(plan("b"), tables[1], {"shop.orders": tables[0]}, [window(0, 4)], [])
     tables[1].append(COLUMNS.empty_table(), snapshot_properties=begun)
     assert version_at(computed_by(tables[1].refresh()), 0) == f"b@{FIRST}"
-
-
-def test_version_that_earlier_versions_recorded_is_that_of_the_code() -> None:
-    versions = [(BEFORE_EVERYTHING, "a"), (FIRST, "a.1"), (FIRST + 1, "a.2"), (FIRST + 2, UNKNOWN)]
-    assert [hours.start for hours in outdated(versions, "a.1")] == [FIRST + 1, FIRST + 2]
-    assert next(hours.start for hours in outdated(versions, "b.1")) == BEFORE_EVERYTHING
 
 
 def test_time_column_with_another_name_is_refused(catalog: SqlCatalog) -> None:

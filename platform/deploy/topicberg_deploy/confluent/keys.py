@@ -4,8 +4,7 @@ A key's own secret is only in the response that creates it, so it is stored befo
 done with it. A key that no version knows was created by a run that was killed in that moment, or
 whose response was lost: no client can use it, and it is deleted when it is older than
 :data:`YOUNG`. Its display name says in which AWS account and region its secret is: deployments of
-one prefix and organization may have theirs in several. Those of earlier versions do not say it, so
-only versions tell which of them are ours.
+one prefix and organization may have theirs in several.
 Lists lag behind, and have only the keys that who deploys may see: what this process created is
 remembered, and a key that a version knows but the list does not is looked up by its id, and tried.
 """
@@ -113,23 +112,13 @@ class RotatingKey(Resource):
         owner = context.live.get(self.account)
         if owner is None:
             return {}
-        ours, of_earlier_version = self._display_name(context), self._earlier_display_name(context)
-        labels = {version.label for version in stored}
-
-        def is_ours(api_key: dict[str, Any]) -> bool:
-            spec = api_key["spec"]
-            if (spec.get("owner") or {}).get("id", owner.id) != owner.id:
-                return False
-            if spec.get("display_name") == of_earlier_version:
-                return api_key["id"] in labels
-            return bool(spec.get("display_name") == ours)
-
         listed = {
             api_key["id"]: datetime.fromisoformat(api_key["metadata"]["created_at"])
             for api_key in context.confluent.cloud.pages(
                 "/iam/v2/api-keys", **{"spec.owner": owner.id}
             )
-            if is_ours(api_key)
+            if (api_key["spec"].get("owner") or {}).get("id", owner.id) == owner.id
+            and api_key["spec"].get("display_name") == self._display_name(context)
         }
         unlisted = {
             version.label: version.created
@@ -244,10 +233,6 @@ class RotatingKey(Resource):
     def _display_name(self, context: DeployContext) -> str:
         place = f"{context.aws.account} {context.config.aws_region}"
         return f"{context.names.prefix} {self.key.removeprefix('key/')} {place} (topicberg)"
-
-    def _earlier_display_name(self, context: DeployContext) -> str:
-        """Return that of earlier versions, which is the same in every account of AWS."""
-        return f"{context.names.prefix} {self.key.removeprefix('key/')} (topicberg)"
 
     def _public(self, context: DeployContext) -> dict[str, str]:
         """What consumers find beside the key."""

@@ -178,7 +178,7 @@ def _let_query(connection: SnowflakeConnection, config: Settings, path: TablePat
     """Let the role of queries read a table. `topicberg deploy` grants it those that it creates."""
     role = quote(config.snowflake_name(QUERY_ROLE))
     error = _refused(connection, f"GRANT SELECT ON ICEBERG TABLE {path.sql} TO ROLE {role}")
-    # Another role owns the table, or an earlier version deployed the platform.
+    # Another role owns the table, or `topicberg deploy` has not created that role.
     if error and error.errno not in (NOT_ALLOWED, *NOT_THERE):
         raise error
 

@@ -15,8 +15,6 @@ from topicberg.formats.columnar.memory import compiled, leading_zeros, load_byte
 
 MAX_DIGITS = 19
 """The digits that fit 64 bits, whichever they are."""
-_SHORT = 17
-"""Characters of a number with an exponent and 16 digits, less one."""
 _MAX_EXPONENT = 999
 _LEAST_POWER, _LARGEST_POWER = -342, 308
 _EXACT_POWERS = np.array([float(f"1e{n}") for n in range(23)])
@@ -133,17 +131,12 @@ def whole(position, end, low, high):  # type: ignore[no-untyped-def]
 @compiled
 def _converted(position, end):  # type: ignore[no-untyped-def]
     """Return a number of any notation as a whole one, and the address after it, or -1."""
-    start = position
     negative, digits, places, exponent, position = number(position, end)
     exponent -= places
     while digits and exponent < 0 and digits % _TEN == 0:
         digits //= _TEN
         exponent += 1
-    if (
-        position < 0
-        or (digits and (exponent < 0 or exponent > MAX_DIGITS))
-        or _is_long(start, position)
-    ):
+    if position < 0 or (digits and (exponent < 0 or exponent > MAX_DIGITS)):
         return np.int64(0), -1
     for _ in range(exponent if digits else 0):
         if digits > _MOST_TENTH:
@@ -153,19 +146,6 @@ def _converted(position, end):  # type: ignore[no-untyped-def]
         return np.int64(0), -1
     value = np.int64(digits)
     return -value if negative else value, position
-
-
-@compiled
-def _is_long(position, end):  # type: ignore[no-untyped-def]
-    """Return whether a number has an exponent and may have more than 15 digits.
-
-    In a union, the reference decoder leaves it to a member of doubles.
-    """
-    if end - position > _SHORT:
-        for place in range(position, end):
-            if (load_byte(place) | 32) == 101:
-                return True
-    return False
 
 
 @compiled
@@ -245,7 +225,6 @@ def scaled(position, end, scale):  # type: ignore[no-untyped-def]
     :returns: the upper and the lower half, and the address, or -1: it has more places, or is
         too large
     """
-    start = position
     negative, digits, places, exponent, position = number(position, end)
     missing = scale - places + exponent
     while missing < 0 and digits and digits % _TEN == 0:
@@ -253,7 +232,7 @@ def scaled(position, end, scale):  # type: ignore[no-untyped-def]
         missing += 1
     if digits == 0:
         missing = np.int64(0)
-    if position < 0 or missing < 0 or missing > MAX_DIGITS or _is_long(start, position):
+    if position < 0 or missing < 0 or missing > MAX_DIGITS:
         return np.int64(0), np.uint64(0), -1
     factor = np.uint64(1)
     for _ in range(missing):

@@ -22,11 +22,9 @@ class Moment(IntEnum):
     TIME = 3
     """A time of the day, in microseconds."""
     RFC_3339 = 4
-    """As ``ZONED``, with letters of any case, and at most 18 hours from UTC."""
+    """As ``ZONED``, with letters of any case."""
 
 
-_MAX_OFFSET = 18 * 60
-"""Minutes from UTC, of ``RFC_3339``."""
 _SMALL = 32
 """The bit of a letter that is small."""
 _FIRST, _LAST = MICROS
@@ -118,10 +116,7 @@ def moment(position, end, kind):  # type: ignore[no-untyped-def]
         sign, hours, minutes = load_byte(position), digits(position + 1, 2), digits(position + 4, 2)
         if not (0 <= hours < 24 and 0 <= minutes < 60) or (sign != _PLUS and sign != _DASH):
             return np.int64(0), -1
-        offset = hours * 60 + minutes
-        if kind == Moment.RFC_3339 and offset > _MAX_OFFSET:
-            return np.int64(0), -1
-        offset *= 60 * _MICROS_OF_SECOND
+        offset = (hours * 60 + minutes) * 60 * _MICROS_OF_SECOND
         micros += offset if sign == _DASH else -offset
         position += _ZONE_BYTES
     return micros, position if kind == Moment.TIME or _FIRST <= micros <= _LAST else -1

@@ -45,6 +45,7 @@ from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
+from topicberg.formats.connect import LOGICAL_TYPES
 from topicberg.formats.json.syntax import type_of
 from topicberg.formats.meanings import CONNECT_UNITS, JSON_TEXT, NULLS, Meaning
 from topicberg.formats.subjects import RegisteredSchema
@@ -135,7 +136,7 @@ _NUMBERS: dict[Any, Kind] = {
     **{"int8": "int", "int16": "int", "int32": "int", "int64": "long"},
     **{"float32": "float", "float64": "double"},
 }
-_ANY: dict[Kind, Kind] = {"float": "any-float", "double": "any-double"}
+ANY: dict[Kind, Kind] = {"float": "any-float", "double": "any-double"}
 _TITLES: dict[Any, Kind] = {
     f"{_CONNECT}Date": "date",
     f"{_CONNECT}Time": "int",
@@ -156,6 +157,12 @@ _DEBEZIUM: dict[Any, tuple[tuple[str, ...], Kind]] = {
     f"{_DATA}VariableScaleDecimal": (("object",), "variable-decimal"),
 }
 """Title → the JSON types that it is for, and the kind."""
+LOGICAL_KINDS: dict[str, Kind] = {
+    logical: kind
+    for name, (_, logical) in LOGICAL_TYPES.items()
+    if (kind := _TITLES.get(name) or _DEBEZIUM.get(name, ((), None))[1]) is not None
+} | {"topicberg.decimal": "decimal-text"}
+"""The kinds in JSON of what Avro has as a logical type of Connect or Debezium."""
 _CHOICES = ("oneOf", "anyOf")
 _NOT_KEYS = ("list", "map", "entries", "struct", "union")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
@@ -408,7 +415,7 @@ class _Reader:
                 default: Kind = "long" if kind == "integer" else "double"
                 number_kind = _TITLES.get(title) or _NUMBERS.get(connect, default)
                 return Node(
-                    _ANY.get(number_kind, number_kind) if self.has_connect_types else number_kind
+                    ANY.get(number_kind, number_kind) if self.has_connect_types else number_kind
                 )
             case "array":
                 return self.array(parts, where, connect)

@@ -17,7 +17,7 @@ from pyiceberg import types as T
 from topicberg.errors import TableflowError
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import TEXTS
-from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join, plain
+from topicberg.formats.json.columns import ANY, UNION_FIELD, Kind, Node, join, plain
 from topicberg.formats.meanings import JSON_TEXT, Meaning, meaning_of, with_meaning
 from topicberg.formats.reasons import place_at
 
@@ -156,6 +156,16 @@ def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
             second, value = next(ids), _type_of(node.children["value"], ids)
             return T.MapType(first, key, second, value, False)
     return SCALARS[node.kind].columns[0]()
+
+
+def scalar_node(column: T.IcebergType) -> Node | None:
+    """Return the type that Kafka Connect's values of a column have in JSON; None: no scalar."""
+    for kind, scalar in SCALARS.items():
+        if isinstance(column, scalar.columns[0]):
+            if isinstance(column, T.DecimalType):
+                return Node(kind, precision=column.precision, scale=column.scale)
+            return Node(ANY.get(kind, kind))
+    return None
 
 
 Part = tuple[T.IcebergType, Meaning]

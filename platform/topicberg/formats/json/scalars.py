@@ -25,7 +25,7 @@ from topicberg.formats.json.columns import Kind
 from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, JsonPlan
 from topicberg.formats.json.syntax import Number, abbreviated, plain
 from topicberg.formats.reasons import field_at
-from topicberg.formats.time_text import MAX_OFFSET, date_time_micros
+from topicberg.formats.time_text import date_time_micros
 
 Read = Callable[[Any], Any]
 """Returns the stored value of a JSON value that is not null.
@@ -44,9 +44,6 @@ _EXPECTED: dict[Kind, str] = {
 }
 _ROUNDED = 800
 """Digits that decide how a number is rounded to a float, and more."""
-_OLD_OFFSET, _OLD_BASE64, _OLD_DIGITS = 18 * 60, 24, 15
-"""Minutes, characters and digits of values that earlier versions read as a member of a union: with
-more, they read another member, whose column has such a value."""
 _MAX_BITS = 128
 """Of the unscaled value of a decimal, and more."""
 
@@ -84,18 +81,17 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
         case "binary":
             return _from_text(plan, _base64 if in_union else _mime_base64)
         case "date-time":
-            most = _OLD_OFFSET if in_union else MAX_OFFSET
-            return _from_text(plan, partial(date_time_micros, most=most))
+            return _from_text(plan, date_time_micros)
         case "float" | "double" | "any-float" | "any-double":
             return _floating(plan, in_union)
         case "decimal":
-            return _decimal(plan, in_union)
+            return _decimal(plan)
         case "decimal-text":
             return _decimal_text(plan)
         case "variable-decimal":
             return _variable_decimal(plan)
         case kind if kind in RANGES:
-            return _whole(plan, in_union)
+            return _whole(plan)
     return _from_text(plan, partial(parsed, TEXTS[plan.kind]))
 
 
@@ -148,16 +144,7 @@ def _base64(value: Any) -> bytes | None:
 # --- numbers ---
 
 
-def _was_inexact(number: Number) -> bool:
-    """Return whether a number has more digits than a double, and an exponent.
-
-    It was never a whole number or a decimal of a union, but another member: it stays that.
-    """
-    mantissa, exponent, _ = number.lower().partition("e")
-    return bool(exponent) and len(mantissa.lstrip("-").replace(".", "")) > _OLD_DIGITS
-
-
-def _whole(plan: JsonPlan, in_union: bool) -> Read:
+def _whole(plan: JsonPlan) -> Read:
     kind, column, unexpected = plan.kind, plan.column, unexpected_in(plan)
     low, high = RANGES[kind]
     is_moment = kind in ("date", "timestamp", "timestamptz", "timestamp-micros")
@@ -166,7 +153,7 @@ def _whole(plan: JsonPlan, in_union: bool) -> Read:
 
     def read(value: Any) -> Any:
         number = whole_number(value)
-        if number is None or (in_union and type(value) is Number and _was_inexact(value)):
+        if number is None:
             raise unexpected(value)
         if not low <= number <= high:
             raise ScalarMisfitError(column, "value ", value, outside)
@@ -274,7 +261,7 @@ def _fraction(number: Number) -> Fraction:
     return -found if number.startswith("-") else found
 
 
-def _decimal(plan: JsonPlan, in_union: bool) -> Read:
+def _decimal(plan: JsonPlan) -> Read:
     """Return what reads a number, or base64 of Connect's bytes: the unscaled value, big-endian."""
     own = T.DecimalType(plan.node.precision, plan.node.scale)
     column, unexpected = plan.column, unexpected_in(plan)
@@ -285,7 +272,7 @@ def _decimal(plan: JsonPlan, in_union: bool) -> Read:
         number = value
         if type(value) is str:
             unscaled = _base64(value)
-            if not unscaled or (in_union and len(value) > _OLD_BASE64):
+            if not unscaled:
                 raise unexpected(value)
             if int.from_bytes(unscaled, "big", signed=True).bit_length() > _MAX_BITS:
                 raise ScalarMisfitError(own, "value ", value, " exceeds the precision")
@@ -293,7 +280,7 @@ def _decimal(plan: JsonPlan, in_union: bool) -> Read:
             value = Number(plain(number))
         elif type(value) is int:
             number = Number(value)
-        elif type(value) is not Number or (in_union and _was_inexact(value)):
+        elif type(value) is not Number:
             raise unexpected(value)
         digits, exponent = number.parts()
         for kind in kinds:

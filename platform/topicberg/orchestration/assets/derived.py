@@ -418,10 +418,7 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
 
 
 def _read_version(derived: DerivedTable, lake: "Lake") -> str:
-    """Return a digest of the columns by which the sources' windows are read.
-
-    It is beside the version of the code: earlier versions of topicberg recorded only that.
-    """
+    """Return a digest of the columns by which the sources' windows are read."""
     times = repr([(name, lake.origin(name).time) for name in derived.sources])
     return hashlib.sha256(times.encode()).hexdigest()[:6]
 

@@ -16,9 +16,7 @@ FINDING = "finding"
 REMEDIATION, SINCE, CAUSE = "remediation", "since", "caused by"
 """The same for people, and what a check of a user may set: alerts read them if it has no
 :data:`FINDING`."""
-_OLD_REMEDIATION = "mend"
-"""The key of :data:`REMEDIATION` in events of earlier versions, and in checks of users."""
-_OWN = (FINDING, REMEDIATION, SINCE, CAUSE, _OLD_REMEDIATION)
+_OWN = (FINDING, REMEDIATION, SINCE, CAUSE)
 _ENDED = ("SUCCEEDED", "FAILED")
 """States in Dagster's storage of a check that has a result; it does not export their class."""
 _PLAIN = (
@@ -66,8 +64,8 @@ def last_evaluations(
 def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
     """Return the finding that an evaluation holds.
 
-    Of a check that is not topicberg's, or of an older version, it is put together from the
-    description and the metadata that docs/checks.md names.
+    Of a check that is not topicberg's, it is put together from the description and the metadata
+    that docs/checks.md names.
     """
     metadata = event.metadata or {}
     message, since, remediation, cause = event.description or "the check failed", None, None, None
@@ -76,9 +74,7 @@ def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
         message, remediation, cause = data["what"], data["remediation"], data["cause"]
         since = datetime.fromisoformat(data["since"]) if data["since"] else None
     else:
-        for key in (REMEDIATION, _OLD_REMEDIATION):
-            if remediation is None and key in metadata:
-                remediation = str(metadata[key].value)
+        remediation = str(metadata[REMEDIATION].value) if REMEDIATION in metadata else None
         cause = str(metadata[CAUSE].value) if CAUSE in metadata else None
         since = _time(metadata[SINCE].value) if SINCE in metadata else None
     return Finding(

@@ -18,9 +18,8 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.orchestration.jobs.snapshot_cursor import TableCursor
 
 SENSOR = "snapshots"
-_KEY = "topicberg/snapshots/{}"
-"""Of a table. Earlier versions stored it without the code location, which another project in the
-instance may have tables of the same names in."""
+_KEY = "topicberg/snapshots/{}/{}"
+"""Of a code location and one of its tables."""
 
 
 class Position(BaseModel):
@@ -59,19 +58,22 @@ def load(
     instance: dg.DagsterInstance,
     position: Position,
     names: Iterable[str],
-    location: str | None = None,
+    location: str | None,
 ) -> dict[str, TableCursor]:
     """Return the cursor of each table that has one, and store what the last tick changed.
 
-    :param location: the code location; None: it is not known, as in tests
+    :param location: the code location; None: no daemon evaluates the sensor
     """
     stored = _read(instance, names, location)
-    newer = _earlier(instance, position, set(names) - stored.keys()) if location else {}
-    newer |= {name: cursor.model_dump_json() for name, cursor in position.changed.items()}
+    newer = {name: cursor.model_dump_json() for name, cursor in position.changed.items()}
     newer = {name: text for name, text in newer.items() if stored.get(name) != text}
     # One statement inserts or updates, and never does both: Dagster's for SQLite.
     for known in (True, False):
-        values = {_key(name, location): newer[name] for name in newer if (name in stored) is known}
+        values = {
+            _KEY.format(location, name): text
+            for name, text in newer.items()
+            if (name in stored) is known
+        }
         if values:
             instance.daemon_cursor_storage.set_cursor_values(values)
     cursors = {name: TableCursor.parse(text) for name, text in (stored | newer).items()}
@@ -85,23 +87,9 @@ def known_names(
     return frozenset(_read(instance, names, location))
 
 
-def _earlier(
-    instance: dg.DagsterInstance, position: Position, names: Iterable[str]
-) -> dict[str, str]:
-    """Return the cursors of this sensor that an earlier version has stored."""
-    stored = _read(instance, names, None)
-    return {
-        name: text for name, text in stored.items() if TableCursor.parse(text).life == position.life
-    }
-
-
-def _key(name: str, location: str | None) -> str:
-    return _KEY.format(f"{location}/{name}" if location else name)
-
-
 def _read(
     instance: dg.DagsterInstance, names: Iterable[str], location: str | None
 ) -> dict[str, str]:
-    keys = {_key(name, location): name for name in names}
+    keys = {_KEY.format(location, name): name for name in names}
     found = instance.daemon_cursor_storage.get_cursor_values(set(keys))
     return {keys[key]: text for key, text in found.items()}

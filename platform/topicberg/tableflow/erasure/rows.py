@@ -139,7 +139,7 @@ class KeyRows:
         raws = self.raw_keys | ({self.key.raw()} if self.is_raw else set())
         raw_key = self.spec.metadata_column(RAW_KEY)
         if raws and raw_key in schema.column_names:
-            # Keys with a schema are held whole; earlier versions held the digest of a long one.
+            # Keys with a schema are held whole, of others long ones as their digest.
             stored_keys = {*raws, *map(held_key, raws)}
             conditions.append({(raw_key,): sorted(stored_keys)})
         if not self.is_shadowed:

@@ -38,7 +38,7 @@ DONE = "Statement executed successfully."
 NOTHING_DROPPED = "Drop statement executed successfully."
 """Answers that name no object."""
 
-IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-stand-in"
+IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-emulator"
 """Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
 
 
