@@ -91,11 +91,12 @@ def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: additio
     except Exception as error:  # whatever a stranger's module does
         if name == "topicberg":
             raise
-        is_own = isinstance(error, TopicbergError)
+        why, hint = f"{type(error).__name__}: {error}", None
+        if isinstance(error, TopicbergError):
+            why, hint = error.message, error.hint
         raise TopicbergError(
-            f"{name}: {point.value} ({point.group}) cannot be used: "
-            f"{error.message if is_own else f'{type(error).__name__}: {error}'}",
-            hint=(is_own and error.hint) or f"upgrade {name}, or uninstall it",
+            f"{name}: {point.value} ({point.group}) cannot be used: {why}",
+            hint=hint or f"upgrade {name}, or uninstall it",
         ) from error
 
 

@@ -102,7 +102,7 @@ def in_snowflake(topic: Topic) -> list[int]:
     return [row[0] for row in run_query(query, "snowflake", topic.endpoints, config).rows]
 
 
-def vectors(topic: Topic) -> list[str | None]:
+def vectors(topic: Topic) -> list[str]:
     """Return the data file of each deletion vector."""
     found = [referenced_file(file) for file in live_files(topic.table()) if is_vector(file)]
     assert len(found) == len(set(found)), "a data file has two deletion vectors"

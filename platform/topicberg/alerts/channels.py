@@ -146,9 +146,10 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     def is_routed(alert: Alert) -> bool:
         return any(owner in chosen.routes for owner in alert.owners)
 
-    own = ((name, partial(send, name)) for name, send in _senders(config, chosen, chosen))
-    for name, send in (*own, *_added(config)):
-        yield Channel(name, send, chosen.least, lambda alert: not is_routed(alert))
+    own = [(name, partial(send, name)) for name, send in _senders(config, chosen, chosen)]
+    to: Iterable[tuple[str, Callable[[Notice], None]]] = [*own, *_added(config)]
+    for name, deliver_to in to:
+        yield Channel(name, deliver_to, chosen.least, lambda alert: not is_routed(alert))
     for owner, addresses in chosen.routes.items():
         for name, send in _senders(config, chosen, addresses):
             routed = f"{name} of {owner}"

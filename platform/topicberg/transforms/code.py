@@ -130,7 +130,8 @@ class _Found(NamedTuple):
         if hasattr(value, "__dict__") and is_project(kind.__module__, self.package):
             return named + self.text(vars(value), around)
         is_lazy = kind.__name__ == "DataFrame"  # Spark's asks its server
-        shown = "" if is_lazy or kind.__repr__ in (object.__repr__,) else repr(value)
+        plain: Any = object.__repr__
+        shown = "" if is_lazy or kind.__repr__ is plain else repr(value)
         return named + ("" if " at 0x" in shown else shown)
 
     def captured(self, function: Any, around: tuple[int, ...]) -> Iterator[str]:

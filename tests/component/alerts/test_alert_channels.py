@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from security.corpus import TEXTS
 
-from topicberg.alerts.alert import Alert, AlertState, Notice, State
+from topicberg.alerts.alert import Alert, AlertState, Notice
 from topicberg.alerts.channels import channels, deliver
 from topicberg.alerts.payloads import pagerduty_event, slack_message, teams_message
 from topicberg.alerts.settings import AlertAddresses, AlertSettings
@@ -41,7 +41,7 @@ FAULT = Alert(
     assets=("iceberg/orders",),
     owners=("team:shop",),
 )
-STATES: list[Any] = list(get_args(get_args(State)[0]))
+STATES: list[Any] = list(get_args(Notice.model_fields["state"].annotation))
 texts = st.text(max_size=9_000) | st.sampled_from(TEXTS)
 alerts = st.builds(
     Alert,

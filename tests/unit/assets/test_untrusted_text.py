@@ -77,7 +77,7 @@ def test_query_of_any_text_does_nothing_on_a_terminal(
         def isatty(self) -> bool:
             return True
 
-    rows = [(text,) for text in TEXTS]
+    rows: list[tuple[str, ...]] = [(text,) for text in TEXTS]
     answer_queries(monkeypatch, ("a\x1b",), rows)
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
@@ -91,7 +91,7 @@ def test_query_of_any_text_does_nothing_on_a_terminal(
 def test_query_csv_in_a_pipe_has_the_values_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [("\x1b[1m",), ("=1+1",)]
+    rows: list[tuple[str, ...]] = [("\x1b[1m",), ("=1+1",)]
     answer_queries(monkeypatch, ("a",), rows)
     query("SELECT 1", "duckdb", "csv", None)
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], *map(list, rows)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from topicberg.cli.output import Yes, cell, complain, confirm, echo, exit_if, print_table, warn
@@ -22,7 +25,7 @@ def test_lines_of_a_command_go_to_their_streams(capsys: pytest.CaptureFixture[st
 def test_table_in_a_pipe_has_whole_cells_and_aligned_numbers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = [(cell("[red]" + "x" * 300), "5"), ("a", "12")]
+    rows: list[Sequence[str | Text]] = [(cell("[red]" + "x" * 300), "5"), ("a", "12")]
     print_table((cell("name"), "rows"), rows, right=[1])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert [line.split() for line in lines] == [

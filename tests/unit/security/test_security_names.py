@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from specs import Project, minimal
 from sqlglot import exp
 
-from topicberg import query, spark
+from topicberg import spark
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.statements import bootstrap, create_table, refresh_table
 from topicberg.errors import SpecError, TableflowError, TopicbergError
 from topicberg.formats.protobuf import protoc
 from topicberg.iceberg.maintenance.conflicts import literal
+from topicberg.logins.catalog import literal as duckdb_literal
 from topicberg.settings import Settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
@@ -93,7 +94,7 @@ def test_a_quoted_name_stays_one_name(
     [
         (text, "snowflake"),
         (literal, "spark"),
-        (query._literal, "duckdb"),
+        (duckdb_literal, "duckdb"),
     ],
 )
 @given(value=in_sql)
