@@ -338,11 +338,7 @@ Consume = Callable[[int, int, int], None]
 def _read(lab: Lab, name: str, consume: Consume = lambda *_: None) -> int:
     """Read a topic by librdkafka into arrays, in two threads; return the number of its records."""
     ends = kafka.end_offsets(lab.endpoints, name)
-    config = {
-        **lab.endpoints.kafka_tuning("consumer"),
-        **lab.endpoints.kafka_config(),
-        **CONSUMER,
-    }
+    config = {**lab.endpoints.kafka_tuning("consumer"), **lab.endpoints.kafka_config(), **CONSUMER}
 
     def read(half: int) -> int:
         ranges = {p: (0, end) for p, end in ends.items() if p % 2 == half}

@@ -243,12 +243,7 @@ def arrival(seconds: int) -> Iterator[Row]:
     ordered = sorted(waits)
     half, worst = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
     allowed = spec.tableflow.commit_interval_seconds + ARRIVAL_SECONDS
-    yield (
-        "Kafka to Snowflake, p50",
-        f"{half:.1f} s",
-        f"< {allowed:.0f} s",
-        half < allowed,
-    )
+    yield ("Kafka to Snowflake, p50", f"{half:.1f} s", f"< {allowed:.0f} s", half < allowed)
     yield "Kafka to Snowflake, p99", f"{worst:.1f} s", "", None
 
 

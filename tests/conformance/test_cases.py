@@ -259,12 +259,7 @@ def test_field_dropped_at_any_depth_keeps_its_value(outside: Outside) -> None:
             "named": {"k": full},
             "maybe": {"member0": full, "member1": None},
         },
-        {
-            "one": kept,
-            "many": [],
-            "named": {"k": kept},
-            "maybe": {"member0": None, "member1": 5},
-        },
+        {"one": kept, "many": [], "named": {"k": kept}, "maybe": {"member0": None, "member1": 5}},
     ]
 
 

@@ -70,12 +70,7 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     size = rng.choice((48, 400, 4_000))
     buffers = guards.guard(Buffers(decoder.shape, 4, size), slack=16)
     accepted: int = guards.fuzz(
-        decoder._programs,
-        buffers,
-        [PREFIX + text for text in texts],
-        WORDS,
-        count,
-        number,
+        decoder._programs, buffers, [PREFIX + text for text in texts], WORDS, count, number
     )
     return accepted
 

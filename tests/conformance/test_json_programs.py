@@ -247,14 +247,7 @@ def test_invalid_utf8_is_refused_anywhere(bad: bytes) -> None:
 @pytest.mark.parametrize(
     "rest",
     [
-        *(
-            '"f": 1',
-            '"f": null',
-            r'"\u0066": 1',
-            '"x": 01',
-            '"x": [1,]',
-            '"x": {1: 2}',
-        ),
+        *('"f": 1', '"f": null', r'"\u0066": 1', '"x": 01', '"x": [1,]', '"x": {1: 2}'),
         *('"x"', '"x": ', "x: 1", '"x": "\ud83d"', '"x": NaN', '"x": ' + "[" * 61 + "]" * 61),
     ],
 )

@@ -88,12 +88,7 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     both, payloads = _sample(rng, number)
     buffers = guards.guard(Buffers(both.shape, 4, rng.choice((16, 48, 400, 4_000))))
     accepted: int = guards.fuzz(
-        both._programs,
-        buffers,
-        [PREFIX + payload for payload in payloads],
-        WORDS,
-        count,
-        number,
+        both._programs, buffers, [PREFIX + payload for payload in payloads], WORDS, count, number
     )
     return accepted
 

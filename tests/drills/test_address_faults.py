@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_site import (
-    TABLE,
-    End,
-    Fault,
-    Site,
-    committing_site,
-    drill,
-    kill,
-)
+from fault_site import TABLE, End, Fault, Site, committing_site, drill, kill
 from real_servers import certificates
 
 from topicberg.connections import SERVICES

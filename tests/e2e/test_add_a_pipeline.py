@@ -14,12 +14,7 @@ from repository import PROJECT_ROOT
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DOCUMENT = PROJECT_ROOT / "docs" / "add-a-pipeline.md"
 FOLDERS = re.compile(r"^(topics|schemas)/")

@@ -25,12 +25,7 @@ from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg_local.datagen.producer import avro_encoder
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HOURS = 30 * 24
 RECORDS = 200

@@ -299,10 +299,7 @@ def break_it(day: Day) -> None:
 
 
 def derive_a_table(day: Day) -> None:
-    day.write(
-        PIPELINE,
-        FUNCTION.replace("from topicberg import", "from topicbreg import"),
-    )
+    day.write(PIPELINE, FUNCTION.replace("from topicberg import", "from topicbreg import"))
     day.fails("topicberg pipelines check", "assets/pipelines/post.py, line 6", "topicbreg")
     day.write(PIPELINE, FUNCTION.replace("source=", "lookback=5, source="))
     day.fails("topicberg pipelines check", "weight_by_city: lookback is 5", "use a timedelta")

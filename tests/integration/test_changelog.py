@@ -72,10 +72,7 @@ ORDERS = [{"region": "ap", "no": 1, "qty": 1, "note": None, "extra": Decimal("6.
 
 @pytest.mark.parametrize(
     "order",
-    [
-        (2, 1, 0),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2))),
-    ],
+    [(2, 1, 0), *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2)))],
 )
 def test_changelog_orders_partition_by_partition_give_rows(
     make_topic: Callable[..., Topic], order: tuple[int, ...]
@@ -255,10 +252,7 @@ def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., T
 
 @pytest.mark.parametrize(
     "order",
-    [
-        (2, 1, 0),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2))),
-    ],
+    [(2, 1, 0), *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2)))],
 )
 def test_changelog_mysql_order_is_file_position_and_row(
     make_topic: Callable[..., Topic], order: tuple[int, ...]
@@ -363,9 +357,7 @@ MONGODB = {
 """Source: Debezium's documentation of its MongoDB connector, "Change event values"."""
 
 
-def test_changelog_mongodb_envelope_suspends_with_reason(
-    make_topic: Callable[..., Topic],
-) -> None:
+def test_changelog_mongodb_envelope_suspends_with_reason(make_topic: Callable[..., Topic]) -> None:
     topic = change_topic(make_topic, write_mode="append", key={"format": "none"})
     row = {"before": None, "after": '{"_id": 1}', "op": "c", "source": {"ts_ms": 1}}
     topic.send(MONGODB, [row])
@@ -418,9 +410,7 @@ def test_changelog_append_has_a_row_for_each_change(
     assert all(row["$$source-transaction"] for row in topic.rows())
 
 
-def test_changelog_unknown_old_value_goes_to_dead_letters(
-    make_topic: Callable[..., Topic],
-) -> None:
+def test_changelog_unknown_old_value_goes_to_dead_letters(make_topic: Callable[..., Topic]) -> None:
     target = f"errors_{uuid.uuid4().hex[:8]}"
     handling = {"error_handling": {"mode": "LOG", "target": target}}
     topic = change_topic(make_topic, tableflow=handling)

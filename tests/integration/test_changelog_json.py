@@ -40,10 +40,7 @@ def register(topic: Topic, value: dict[str, Any], key: dict[str, Any]) -> tuple[
     registry = topic.endpoints.schema_registry_client()
     found = [
         registry.register_schema(subject, Schema(json.dumps(schema), "JSON"))
-        for subject, schema in (
-            (topic.spec.value_subject, value),
-            (topic.spec.key_subject, key),
-        )
+        for subject, schema in ((topic.spec.value_subject, value), (topic.spec.key_subject, key))
     ]
     return found[0], found[1]
 

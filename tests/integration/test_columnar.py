@@ -278,9 +278,7 @@ def test_malformed_record_among_others_is_treated_alone(
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(20))
 
 
-def test_versions_that_add_and_drop_fields(
-    make_topic: Callable[..., Topic],
-) -> None:
+def test_versions_that_add_and_drop_fields(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic()
     first = avro({"name": "id", "type": "int"}, {"name": "old", "type": "string"})
     second = avro({"name": "id", "type": "long"}, {"name": "new", "type": ["null", "string"]})

@@ -328,11 +328,7 @@ def test_many_random_tables_in_any_runs_equal_the_whole(
     ],
 )
 def test_rows_that_no_run_would_find_are_refused(
-    stack: Endpoints,
-    spark: SparkSession,
-    shape: Shape,
-    runs: list[tuple[int, int]],
-    named: str,
+    stack: Endpoints, spark: SparkSession, shape: Shape, runs: list[tuple[int, int]], named: str
 ) -> None:
     """Also where all of them are in the range of the run."""
     case = Case(spark, stack.catalog(settings()), Random(1), shape)

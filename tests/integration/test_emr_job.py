@@ -229,9 +229,7 @@ def materialized(lake: Lake) -> dict[str, dict[str, Any]]:
     asset = defs.resolve_assets_def(key)
     with dg.instance_for_test() as instance:
         result = dg.materialize(
-            [asset],
-            instance=instance,
-            tags={RANGE_START: HOURS[0], RANGE_END: HOURS[1]},
+            [asset], instance=instance, tags={RANGE_START: HOURS[0], RANGE_END: HOURS[1]}
         )
     return {
         str(event.partition): {name: value.value for name, value in event.metadata.items()}

@@ -317,9 +317,7 @@ def test_zstd_batch_beyond_the_memory_is_skipped_as_a_batch(
     """Beside other such batches and good ones, of which none is taken for one of them."""
     target = {"target": f"errors_{os.urandom(4).hex()}"} if mode == "LOG" else {}
     topic = make_topic(
-        {"compression.type": "zstd"},
-        schema={"format": "none"},
-        tableflow=handling(mode, **target),
+        {"compression.type": "zstd"}, schema={"format": "none"}, tableflow=handling(mode, **target)
     )
     topic.config = topic.config.model_copy(update={"engine_process_memory_mb": 1024})
     good = [b"first", b"last"]

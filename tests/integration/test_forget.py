@@ -234,10 +234,7 @@ def test_forget_key_of_a_change_log(make_topic: Make) -> None:
 PERSON = {
     "type": "record",
     "name": "Person",
-    "fields": [
-        {"name": "person", "type": "string"},
-        {"name": "amount", "type": "long"},
-    ],
+    "fields": [{"name": "person", "type": "string"}, {"name": "amount", "type": "long"}],
 }
 PERSON_KEY = {**PERSON, "name": "PersonKey", "fields": PERSON["fields"][:1]}
 
@@ -340,10 +337,7 @@ def test_forget_command_erases_views_and_derived_tables(
         schema={"format": "avro", "file": "person.avsc"},
         key={"format": "avro", "file": "person_key.avsc"},
         upsert_views={f"newest_{mark}": ["person"]},
-        tableflow={
-            "error_handling": {"mode": "LOG", "target": log},
-            "commit_interval_seconds": 1,
-        },
+        tableflow={"error_handling": {"mode": "LOG", "target": log}, "commit_interval_seconds": 1},
         derived_partitions={"granularity": "hourly", "start": "2026-01-01"},
     )
     topic.config = config

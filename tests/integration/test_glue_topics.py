@@ -184,10 +184,7 @@ def test_changes_in_glue_become_current_rows(make_topic: Make) -> None:
     values, keys = Producer(topic, topic.spec.name), Producer(topic, name)
     rows = [{"id": number, "v": number, "big": "b"} for number in range(3)]
     changes = [change("c", None, row, place) for place, row in enumerate(rows, start=1)]
-    changes += [
-        change("u", rows[0], {**rows[0], "v": 9}, 4),
-        change("d", rows[1], None, 5),
-    ]
+    changes += [change("u", rows[0], {**rows[0], "v": 9}, 4), change("d", rows[1], None, 5)]
     sent = [packed(values.record(ENVELOPE, one)) for one in changes]
     of_keys = [keys.record(KEY_SCHEMAS[1], {"id": one}) for one in (0, 1, 2, 0, 1)]
     topic.send_raw(sent, key=lambda place: of_keys[place], partition=0)

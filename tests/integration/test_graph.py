@@ -297,8 +297,5 @@ def test_everything_on_a_stack_where_one_topic_has_records(
     assert sent[1] == 0
     (event,) = result.asset_materializations_for_node("iceberg__flight")
     snapshots: Any = event.metadata["source_snapshots"].value
-    assert set(snapshots) == {
-        "lkc-local.airline.sunset",
-        "lkc-local.airline.skyone",
-    }
+    assert set(snapshots) == {"lkc-local.airline.sunset", "lkc-local.airline.skyone"}
     assert "data:image/png;base64," in str(event.metadata["chart"].value)

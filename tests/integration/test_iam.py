@@ -161,10 +161,7 @@ def test_role_that_trusts_the_user_gives_keys(account: Account) -> None:
 
 @pytest.mark.parametrize(
     ("resource", "principal"),
-    [
-        (f"arn:aws:iam::{ACCOUNT}:role/other", ENGINE),
-        (ROLE, f"arn:aws:iam::{ACCOUNT}:user/other"),
-    ],
+    [(f"arn:aws:iam::{ACCOUNT}:role/other", ENGINE), (ROLE, f"arn:aws:iam::{ACCOUNT}:user/other")],
     ids=["user-may-not", "role-does-not-trust"],
 )
 def test_role_that_refuses_names_the_setting(

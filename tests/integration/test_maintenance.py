@@ -228,10 +228,7 @@ def test_what_an_engine_of_an_earlier_version_staged_goes(topic: Topic) -> None:
     report = run(topic, replace(PATIENT, compact_after=timedelta(1)))
     assert not report.snapshots_expired
     assert files(table) >= before
-    report = run(
-        topic,
-        replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)),
-    )
+    report = run(topic, replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)))
     assert report.snapshots_expired == 2
     # Two data files, two manifests, two manifest lists.
     assert report.files_deleted == 6
@@ -239,10 +236,7 @@ def test_what_an_engine_of_an_earlier_version_staged_goes(topic: Topic) -> None:
     assert set(table.refresh().metadata.refs) == {summaries.MAIN, fresh}
     assert counts(topic) == 10
     append(table, 10)
-    run(
-        topic,
-        replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)),
-    )
+    run(topic, replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)))
     assert set(table.refresh().metadata.refs) == {summaries.MAIN}
     assert counts(topic) == 15
 

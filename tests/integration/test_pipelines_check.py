@@ -167,10 +167,7 @@ def test_check_of_a_mistake_names_it(
     ],
 )
 def test_check_of_lineage_names_unknown_columns(
-    config: Settings,
-    spark: SparkSession,
-    lineage: dict[str, tuple[str, ...]],
-    problem: str | None,
+    config: Settings, spark: SparkSession, lineage: dict[str, tuple[str, ...]], problem: str | None
 ) -> None:
     (found,) = compiled(config, spark, replace(heavy, lineage=lineage))
     if problem is None:

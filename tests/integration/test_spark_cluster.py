@@ -63,8 +63,7 @@ def test_the_graph_on_two_workers(cluster: tuple[Endpoints, list[Path]]) -> None
     run_here(config, TOPIC, rate=0, count=RECORDS)
     with dg.instance_for_test() as instance:
         result = defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
-            instance=instance,
-            partition_key=partition_key(time_partitions(spec), datetime.now(UTC)),
+            instance=instance, partition_key=partition_key(time_partitions(spec), datetime.now(UTC))
         )
     assert all(check.passed for check in result.get_asset_check_evaluations())
     for engine in ("duckdb", "spark", "snowflake"):

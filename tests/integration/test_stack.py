@@ -111,10 +111,7 @@ def put_environment(endpoints: Endpoints) -> None:
 # Service → (put something there, whether it is still there)
 KEPT: dict[str, tuple[Callable[[Endpoints], object], Callable[[Endpoints], bool]]] = {
     "kafka": (put_kafka, kafka_holds),
-    "schema_registry": (
-        put_schema,
-        lambda e: MARK in e.schema_registry_client().get_subjects(),
-    ),
+    "schema_registry": (put_schema, lambda e: MARK in e.schema_registry_client().get_subjects()),
     "s3": (
         put_object,
         lambda e: (

@@ -133,10 +133,7 @@ def cloud_holds(table: Table, topic: Topic) -> bool:
 
 def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic()
-    wider = avro(
-        *ORDER["fields"],
-        {"name": "amount", "type": ["null", "double"], "default": None},
-    )
+    wider = avro(*ORDER["fields"], {"name": "amount", "type": ["null", "double"], "default": None})
     dropped = avro(*ORDER["fields"][:1], wider["fields"][2])
     topic.send(ORDER, [{"id": 1, "note": "a"}])
     topic.send(wider, [{"id": 2, "note": "b", "amount": 2.5}])

@@ -130,10 +130,7 @@ def test_graph_reads_topics_and_writes_derived_tables_in_open_catalog(
     table = catalog.load_table((TOPICS, "orders"))
     assert not [name for name in table.metadata.refs if name != "main"]  # it cannot be tagged
     for engine in ("duckdb", "spark"):
-        joined = run_query(
-            "SELECT count(*) FROM orders JOIN large_orders USING (id)",
-            engine,
-        )
+        joined = run_query("SELECT count(*) FROM orders JOIN large_orders USING (id)", engine)
         assert joined.scalar() == 3, engine
     for identifier in ((TOPICS, "orders"), NEWEST.target):
         unique = check_unique(catalog.load_table(identifier), ("id",), deployment, settings())

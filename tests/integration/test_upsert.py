@@ -152,9 +152,7 @@ def test_long_keys_are_hashed_and_null_keys_refused(make_topic: Callable[..., To
         topic.ingest()
 
 
-def test_fields_of_the_key_are_columns_and_the_values_win(
-    make_topic: Callable[..., Topic],
-) -> None:
+def test_fields_of_the_key_are_columns_and_the_values_win(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(
         write_mode="upsert", key={"format": "avro", "file": "key.avsc"}, schema={"format": "avro"}
     )

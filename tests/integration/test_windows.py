@@ -189,10 +189,7 @@ def test_tables_are_created_within_glues_limits(stack: Endpoints, spark: SparkSe
         target_time="at",
     )
     view = UpsertView(source, (NAMESPACE, f"{name}_newest"), ("symbol",), partition)
-    with (
-        FaultyProxy(stack.iceberg_rest, refuse=glue_limits) as glue,
-        spark_session() as session,
-    ):
+    with FaultyProxy(stack.iceberg_rest, refuse=glue_limits) as glue, spark_session() as session:
         session.conf.set(f"spark.sql.catalog.{CATALOG}.uri", glue.url)
         catalog = stack.model_copy(update={"iceberg_rest": glue.url}).catalog(settings())
         with pytest.raises(Exception, match="Stage create is not supported"):

@@ -225,9 +225,7 @@ def dead_letters(topic: Topic) -> int:
 
 @pytest.mark.timeout(3600)
 def test_hostile_topics_stop_no_other_one(
-    stack: Endpoints,
-    make_topic: Callable[..., Topic],
-    enabled: Callable[..., None],
+    stack: Endpoints, make_topic: Callable[..., Topic], enabled: Callable[..., None]
 ) -> None:
     """In all formats and modes: every record is a row or is counted; nothing of the environment is
     shown; the engine and Spark stay, or come back; another topic keeps its interval."""
@@ -293,9 +291,7 @@ def items(columns: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(3600)
 def test_record_that_exhausts_a_process_is_found(
-    stack: Endpoints,
-    make_topic: Callable[..., Topic],
-    enabled: Callable[..., None],
+    stack: Endpoints, make_topic: Callable[..., Topic], enabled: Callable[..., None]
 ) -> None:
     """One byte for each element, of which each one has hundreds of columns in the table."""
     good, bad = make_topic(), make_topic()
@@ -327,9 +323,7 @@ def test_record_that_exhausts_a_process_is_found(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_compressed_bombs_are_skipped(
-    stack: Endpoints,
-    make_topic: Callable[..., Topic],
-    enabled: Callable[..., None],
+    stack: Endpoints, make_topic: Callable[..., Topic], enabled: Callable[..., None]
 ) -> None:
     """Records of up to 900 MB, in batches of some kilobytes: ten thousand to one."""
     good, bad = make_topic(), make_topic(topic_config=CONFIG)

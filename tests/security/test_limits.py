@@ -26,13 +26,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import subjects
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import as_record, format_of, is_union
-from topicberg.formats.limits import (
-    MAX_DEPTH,
-    MAX_FIELDS,
-    MAX_MEMBERS,
-    MAX_NAME,
-    remembered,
-)
+from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS, MAX_MEMBERS, MAX_NAME, remembered
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.protobuf.wire import MAX_TEXT_BYTES
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
@@ -177,11 +171,7 @@ BOMBS = {
     ),
     "avro, long name": registered(
         "AVRO",
-        {
-            "type": "record",
-            "name": "R",
-            "fields": [{"name": "n" * (MAX_NAME + 1), "type": "int"}],
-        },
+        {"type": "record", "name": "R", "fields": [{"name": "n" * (MAX_NAME + 1), "type": "int"}]},
     ),
     "avro, long symbol": registered(
         "AVRO",
@@ -284,11 +274,7 @@ def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
     assert ratio(reading(most), reading(most // 8)) < 24
 
 
-@given(
-    st.sampled_from(sorted(TREES)),
-    st.integers(1, 60),
-    st.integers(1, 12),
-)
+@given(st.sampled_from(sorted(TREES)), st.integers(1, 60), st.integers(1, 12))
 @hypothesis_settings(max_examples=12)
 def test_every_schema_takes_bounded_time(name: str, levels: int, fan: int) -> None:
     schema = TREES[name](levels, fan)

@@ -171,12 +171,7 @@ for method, path, body in (
 # --- the stack's own services ---
 
 
-READS = {
-    "confluent": "/health",
-    "snowflake": "/health",
-    "aws": "/health",
-    "tableflow": "/metrics",
-}
+READS = {"confluent": "/health", "snowflake": "/health", "aws": "/health", "tableflow": "/metrics"}
 """Paths that ask for no key."""
 
 

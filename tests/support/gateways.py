@@ -116,10 +116,7 @@ def gateway(
             kept = {k: v for k, v in self.headers.items() if k.lower() not in _HOP | _HIDDEN}
             try:
                 response = session.request(
-                    self.command,
-                    target + route(self.path),
-                    data=body,
-                    headers={**kept, **headers},
+                    self.command, target + route(self.path), data=body, headers={**kept, **headers}
                 )
             except requests.RequestException:  # as a load balancer whose target does not answer
                 self.reply(503, b"")

@@ -180,9 +180,7 @@ def test_error_of_a_client_names_its_service() -> None:
     assert str(with_service(refused.value)).startswith("Iceberg's catalog does not answer: ")
 
 
-def test_catalog_that_is_silent_times_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_catalog_that_is_silent_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (5, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as server:  # it takes connections
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

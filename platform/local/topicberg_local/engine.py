@@ -41,11 +41,7 @@ _TITLES = {
 def watch(engine: Engine) -> None:
     """Watch the services of the stack, and Dagster, until the process ends."""
     config, chosen = engine.config, alert_settings()
-    watched = [
-        watched_supervisor(config),
-        *_services(config),
-        *watched_dagster(config, chosen),
-    ]
+    watched = [watched_supervisor(config), *_services(config), *watched_dagster(config, chosen)]
 
     def report(faults: Mapping[str, Alert]) -> None:
         engine.pool.miss(unavailable(faults, *NEEDED), unavailable(faults, "spark"))

@@ -152,9 +152,7 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
     health.wait(context, services, endpoints, control, report)
     object_store.ensure_buckets(endpoints, context)
     compatibility = requests.put(
-        f"{endpoints.schema_registry}/config",
-        json={"compatibility": "BACKWARD"},
-        timeout=10,
+        f"{endpoints.schema_registry}/config", json={"compatibility": "BACKWARD"}, timeout=10
     )
     compatibility.raise_for_status()
     state.save_endpoints(context.config, {s.name: s.url for s in services}, endpoints)

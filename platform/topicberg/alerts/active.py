@@ -40,11 +40,7 @@ class ActiveAlert:
     def document(self) -> dict[str, Any]:
         """All of it for programs, as JSON."""
         decision = self.decision.model_dump(mode="json") if self.decision else None
-        return {
-            **self.alert.model_dump(mode="json"),
-            "status": self.status,
-            "decision": decision,
-        }
+        return {**self.alert.model_dump(mode="json"), "status": self.status, "decision": decision}
 
 
 def active_alerts(

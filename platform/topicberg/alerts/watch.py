@@ -283,7 +283,6 @@ def send_heartbeat(url: SecretStr) -> None:
         problem = type(error).__name__
     if problem:
         unsent = TopicbergError(
-            f"the heartbeat is not accepted: {problem}",
-            hint="check TOPICBERG_ALERT_HEARTBEAT_URL",
+            f"the heartbeat is not accepted: {problem}", hint="check TOPICBERG_ALERT_HEARTBEAT_URL"
         )
         logger.warning("%s", unsent)

@@ -27,10 +27,7 @@ app = typer.Typer(help="The active alerts, and decisions about them.", invoke_wi
 
 
 @app.callback()
-def alerts(
-    context: typer.Context,
-    as_json: AsJson = False,
-) -> None:
+def alerts(context: typer.Context, as_json: AsJson = False) -> None:
     """List the active alerts: tables, since when, cause, fix and runbook.
 
     Exits with 1 if an error is active that is neither acknowledged nor silenced.

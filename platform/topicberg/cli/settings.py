@@ -58,8 +58,7 @@ class Setting:
 
 def settings(
     name: Annotated[
-        str | None,
-        typer.Argument(help="Only variables with this text.", show_default=False),
+        str | None, typer.Argument(help="Only variables with this text.", show_default=False)
     ] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are set.")] = False,
     as_json: AsJson = False,

@@ -82,8 +82,7 @@ def enable(
         str | None, typer.Option(help="the dead-letter topic of LOG", show_default="error_log")
     ] = None,
     write_mode: Annotated[
-        Literal["append", "upsert"] | None,
-        typer.Option(help="for a topic without a spec"),
+        Literal["append", "upsert"] | None, typer.Option(help="for a topic without a spec")
     ] = None,
 ) -> None:
     """Materialize a topic, with or without a spec; the engine begins within seconds."""

@@ -143,9 +143,7 @@ def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
 
 
 @app.command("list")
-def list_topics(
-    as_json: AsJson = False,
-) -> None:
+def list_topics(as_json: AsJson = False) -> None:
     """List the topics."""
     from topicberg.topics import check_topics
 

@@ -192,10 +192,7 @@ def event(
             own["columnLineage"] = _column_lineage(origins)
         outputs = [
             OutputDataset(
-                output.dataset.namespace,
-                output.dataset.name,
-                facets=own,
-                outputFacets=statistics,
+                output.dataset.namespace, output.dataset.name, facets=own, outputFacets=statistics
             )
         ]
     return RunEvent(

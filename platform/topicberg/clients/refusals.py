@@ -28,10 +28,7 @@ _AWS_LOGIN = frozenset(
     }
 )
 _AWS_RIGHTS = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"})
-_AWS_NO_LOGIN = (
-    *(NoCredentialsError, PartialCredentialsError),
-    *(SSOError, TokenRetrievalError),
-)
+_AWS_NO_LOGIN = (*(NoCredentialsError, PartialCredentialsError), *(SSOError, TokenRetrievalError))
 _SNOWFLAKE = "snowflake.connector"
 _SNOWFLAKE_REFUSALS = (
     (

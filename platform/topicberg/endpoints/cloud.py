@@ -239,8 +239,7 @@ class _Secret(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         raise TopicbergError(
-            f"{self.title} has no {name}",
-            hint="run `topicberg deploy create` to complete it",
+            f"{self.title} has no {name}", hint="run `topicberg deploy create` to complete it"
         )
 
 

@@ -65,11 +65,7 @@ class SnapshotChange:
     """A snapshot to commit to ``main``; without files it only has properties."""
 
     def __init__(
-        self,
-        table: Table,
-        operation: Operation,
-        *,
-        properties: Mapping[str, str] | None = None,
+        self, table: Table, operation: Operation, *, properties: Mapping[str, str] | None = None
     ) -> None:
         """
         :param table: freshly loaded

@@ -19,13 +19,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
 from topicberg.iceberg.files import head_manifests
-from topicberg.iceberg.hours import (
-    PARTITION_HOURS,
-    FileHours,
-    Hours,
-    partition_hours,
-    time_bounds,
-)
+from topicberg.iceberg.hours import PARTITION_HOURS, FileHours, Hours, partition_hours, time_bounds
 from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.summaries import (
     DATA_TTL_RUN,

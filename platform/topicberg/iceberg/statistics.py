@@ -12,10 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import (
-    StatisticsCollector,
-    data_file_statistics_from_parquet_metadata,
-)
+from pyiceberg.io.pyarrow import StatisticsCollector, data_file_statistics_from_parquet_metadata
 from pyiceberg.types import StringType
 
 _SURROGATES = range(0xD800, 0xE000)

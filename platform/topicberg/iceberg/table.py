@@ -220,11 +220,7 @@ def refused_properties(error: RESTError, properties: Mapping[str, str]) -> set[s
 
 
 def _needed(
-    catalog: Catalog,
-    name: str,
-    location: str | None,
-    needed: Mapping[str, str],
-    error: RESTError,
+    catalog: Catalog, name: str, location: str | None, needed: Mapping[str, str], error: RESTError
 ) -> Exception:
     """Return the error of a table that cannot be created, with what to set; or the catalog's."""
     reason, prefix = first_line(error), catalog.properties.get(SETTINGS, PREFIX)

@@ -22,14 +22,7 @@ from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoin
 from topicberg.errors import TopicbergError
 from topicberg.extras import of_extra
 from topicberg.iceberg.names import find_unreadable_partition
-from topicberg.iceberg.readers import (
-    ATHENA,
-    DUCKDB,
-    READ_ALL_FILES,
-    SNOWFLAKE,
-    SPARK,
-    TableReader,
-)
+from topicberg.iceberg.readers import ATHENA, DUCKDB, READ_ALL_FILES, SNOWFLAKE, SPARK, TableReader
 from topicberg.logins.catalog import literal
 from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena

@@ -145,10 +145,7 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
     names = {"pipelines": pipelines, "generators": generators}
     kept = [_existing(root, f"{module}/{name}") for name in names if names[name] != name]
     return WrittenFiles(
-        root,
-        written.files,
-        (*written.kept, *kept),
-        None if defs is not None else location.target,
+        root, written.files, (*written.kept, *kept), None if defs is not None else location.target
     )
 
 

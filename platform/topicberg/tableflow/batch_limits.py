@@ -51,11 +51,7 @@ class BatchLimits:
         self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
 
     def next_batch(
-        self,
-        offsets: Offsets,
-        log: TopicLog,
-        skip: set[PartitionOffset],
-        search: Isolation | None,
+        self, offsets: Offsets, log: TopicLog, skip: set[PartitionOffset], search: Isolation | None
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known.
 

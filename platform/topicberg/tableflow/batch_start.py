@@ -121,10 +121,7 @@ def first_offsets(
     else:
         offsets = kafka.offsets_at(endpoints, spec.name, position)
         first = {p: log.end[p] if offset < 0 else offset for p, offset in offsets.items()}
-    note = {
-        summaries.FIRST_OFFSETS: dump_offsets(first),
-        summaries.FIRST_TOPIC_ID: log.topic_id,
-    }
+    note = {summaries.FIRST_OFFSETS: dump_offsets(first), summaries.FIRST_TOPIC_ID: log.topic_id}
     with table.transaction() as transaction:
         transaction.set_properties(note)
     return first

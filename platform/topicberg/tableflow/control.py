@@ -64,11 +64,7 @@ def enable(
             if discovered is None:
                 discovered, write_mode = before.found, write_mode or before.write_mode
     request = StoredRequest(
-        topic=topic,
-        enabled=True,
-        write_mode=write_mode,
-        found=discovered,
-        dropped_at=dropped_at,
+        topic=topic, enabled=True, write_mode=write_mode, found=discovered, dropped_at=dropped_at
     )
     if command:
         request.command = given

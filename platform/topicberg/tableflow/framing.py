@@ -262,10 +262,7 @@ class InlineSchemas:
         raise MalformedError(f"the {self.side}: {reason}")
 
     def in_wire_format(
-        self,
-        data: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        wanted: NDArray[np.bool_],
+        self, data: NDArray[np.uint8], offsets: NDArray[np.int64], wanted: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict[int, MalformedError]]:
         """Return keys or values in the wire format, where they begin, and why some cannot be.
 

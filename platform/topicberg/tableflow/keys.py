@@ -266,10 +266,7 @@ class KeyIndex:
         return [rows for rows, _ in self._chosen_rows(table, head, choose)]
 
     def _chosen_rows(
-        self,
-        table: Table,
-        head: Snapshot,
-        choose: Callable[[HeldKeys], NDArray[np.uint32]],
+        self, table: Table, head: Snapshot, choose: Callable[[HeldKeys], NDArray[np.uint32]]
     ) -> Iterator[tuple[FileRows, NDArray[np.intp]]]:
         """Yield the chosen rows that are not deleted, and their places among the chosen ones.
 

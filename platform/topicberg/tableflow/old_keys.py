@@ -17,13 +17,7 @@ from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyiceberg.types import (
-    IcebergType,
-    LongType,
-    NestedField,
-    StructType,
-    TimestamptzType,
-)
+from pyiceberg.types import IcebergType, LongType, NestedField, StructType, TimestamptzType
 
 from topicberg.errors import TableflowError
 from topicberg.formats.connect import with_connect_types

@@ -421,11 +421,7 @@ class OldValues:
         return events
 
     def _row(
-        self,
-        key: tuple[Any, ...],
-        order: Order,
-        snapshot_id: int | None,
-        lacks: bool | None = None,
+        self, key: tuple[Any, ...], order: Order, snapshot_id: int | None, lacks: bool | None = None
     ) -> dict[str, Any] | None:
         """Return a key's row of a snapshot; None: it has none of before an order, or has expired.
 

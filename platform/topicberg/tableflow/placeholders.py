@@ -85,11 +85,7 @@ def _texts(placeholder: str) -> list[str]:
 
 def _untyped(placeholder: str) -> list[Any]:
     """Return the placeholder as the values that JSON has of it."""
-    return [
-        *_texts(placeholder),
-        {placeholder: placeholder},
-        *_untyped_lists(placeholder.encode()),
-    ]
+    return [*_texts(placeholder), {placeholder: placeholder}, *_untyped_lists(placeholder.encode())]
 
 
 def _untyped_lists(raw: bytes) -> list[list[Any]]:

@@ -19,15 +19,9 @@ from topicberg.formats.columnar.program import NotCoveredError, ProgramCode, Pro
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.subjects import SchemaType
-from topicberg.iceberg.data_files import (
-    WriteTarget,
-)
+from topicberg.iceberg.data_files import WriteTarget
 from topicberg.kafka.consumer import READER
-from topicberg.tableflow.changes import (
-    ChangePlan,
-    envelope,
-    key_names,
-)
+from topicberg.tableflow.changes import ChangePlan, envelope, key_names
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas

@@ -36,12 +36,7 @@ from topicberg.tableflow.columns import (
     chunks,
 )
 from topicberg.tableflow.key_files import Keys, newest
-from topicberg.tableflow.key_hashing import (
-    hash_keys,
-    hash_values,
-    key_types,
-    times_of,
-)
+from topicberg.tableflow.key_hashing import hash_keys, hash_values, key_types, times_of
 from topicberg.tableflow.memory import limited
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections

@@ -66,8 +66,7 @@ class RecordSearch:
             self._begun += 1
             if self._begun > MOST_SEARCHES:  # others have a turn before it continues
                 raise TopicbergError(
-                    reason,
-                    hint="records that fail are still searched; the engine continues",
+                    reason, hint="records that fail are still searched; the engine continues"
                 )
             of_spark = plan.reader == "spark"
             search = Isolation(plan.batch.start, plan.batch.end, short_reason, of_spark=of_spark)

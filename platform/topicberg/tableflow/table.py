@@ -22,14 +22,7 @@ from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import note_identity
 from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
-from topicberg.tableflow.meanings import (
-    followed,
-    noted,
-    property_of,
-    shown,
-    with_noted,
-    with_older,
-)
+from topicberg.tableflow.meanings import followed, noted, property_of, shown, with_noted, with_older
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
     KEY_FRAMING,

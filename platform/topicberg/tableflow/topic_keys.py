@@ -110,9 +110,7 @@ class TopicKeys:
         rebuilt_at_ms = plan.now_ms if is_rebuilt else None
         return {
             KEYS: KeyState(
-                columns=list(key.names),
-                rebuilt_at_ms=rebuilt_at_ms,
-                rows_removed=removed,
+                columns=list(key.names), rebuilt_at_ms=rebuilt_at_ms, rows_removed=removed
             ).model_dump_json()
         }
 

@@ -306,8 +306,7 @@ def _changes(
     if base is not None:
         changes = changes.unionByName(rows(base, keys_of_base, -1, affected))
     changes = changes.groupBy("key", "value", "time").agg(
-        F.sum("copies").alias("copies"),
-        F.sum(F.greatest("copies", F.lit(0))).alias("rows"),
+        F.sum("copies").alias("copies"), F.sum(F.greatest("copies", F.lit(0))).alias("rows")
     )
     if spec.write_mode == "append":
         return changes.filter("copies != 0").drop("rows")

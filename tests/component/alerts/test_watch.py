@@ -269,8 +269,7 @@ def test_heartbeat_is_sent_while_the_engine_works(
 
 
 def test_heartbeat_that_is_refused_hides_its_address(
-    server: tuple[str, type[_Recorded]],
-    caplog: pytest.LogCaptureFixture,
+    server: tuple[str, type[_Recorded]], caplog: pytest.LogCaptureFixture
 ) -> None:
     url, handler = server
     handler.status = 404
@@ -620,9 +619,7 @@ def test_restarts_that_are_far_apart_are_no_fault() -> None:
 
 
 def test_engine_that_ends_again_and_again_is_sent_by_the_sensor(
-    config: Settings,
-    server: tuple[str, type[_Recorded]],
-    as_settings: Callable[[Settings], None],
+    config: Settings, server: tuple[str, type[_Recorded]], as_settings: Callable[[Settings], None]
 ) -> None:
     """It answers at each tick; each start watches from the beginning, and knows of no other."""
     as_settings(config)

@@ -230,9 +230,7 @@ def _sensor_state(instance: dg.DagsterInstance, location: str, sensor: str) -> I
     )
 
 
-def test_tables_that_another_project_has_as_well_are_an_alert(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_tables_that_another_project_has_as_well_are_an_alert(instance: dg.DagsterInstance) -> None:
     shop = dg.Definitions(assets=[orders, stock], sensors=[alert_sensor()])
     repository, first = shop.get_repository_def(), AlertState()
 
@@ -260,9 +258,7 @@ def test_tables_that_another_project_has_as_well_are_an_alert(
     assert what.startswith(f"the code location {label(OTHER)} also has iceberg/orders; in Dagster")
 
 
-def test_schedule_does_not_wait_for_a_job_of_another_project(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_schedule_does_not_wait_for_a_job_of_another_project(instance: dg.DagsterInstance) -> None:
     schedule = schedule_unless_busy(CHECK, "* * * * *")
 
     def tick() -> object:

@@ -69,10 +69,7 @@ def terraform(vendors: Vendors) -> None:
         ("SYSADMIN", f"CREATE TABLE {name}_DATABASE.{name}_SCHEMA.NOTES (id INT)"),
         ("SECURITYADMIN", f"CREATE ROLE {name}_SYSTEM_ADMIN_ROLE"),
         ("SECURITYADMIN", f"CREATE ROLE {name}_SECURITY_ADMIN_ROLE"),
-        (
-            "SECURITYADMIN",
-            f"CREATE USER {name}_USER TYPE = SERVICE {key}",
-        ),
+        ("SECURITYADMIN", f"CREATE USER {name}_USER TYPE = SERVICE {key}"),
         (
             "ACCOUNTADMIN",
             f"CREATE EXTERNAL VOLUME {name}_VOLUME STORAGE_LOCATIONS = ((NAME = '{USER}_LOCATION' "

@@ -204,10 +204,7 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
 
 @pytest.mark.parametrize(
     ("catalog", "key", "field"),
-    [
-        ("open_catalog", CATALOG_KEY, "custom_namespace"),
-        ("unity", UNITY_KEY, "custom_schema"),
-    ],
+    [("open_catalog", CATALOG_KEY, "custom_namespace"), ("unity", UNITY_KEY, "custom_schema")],
 )
 def test_namespace_of_catalog_integration_is_sent(
     server: Stackless, catalog: str, key: str, field: str

@@ -157,13 +157,7 @@ class Client:
         random = self.aws.random
         self.aws.time.sleep(random.choice([0.01, 0.2, 1.0, 5.0, random.uniform(0, 150)]))
 
-    def put_parameter(
-        self,
-        *,
-        Value: str,
-        Overwrite: bool,
-        **ignored: Any,
-    ) -> dict[str, Any]:
+    def put_parameter(self, *, Value: str, Overwrite: bool, **ignored: Any) -> dict[str, Any]:
         aws, fate = self.aws, self.aws.random.random()
         self._travel()
         if fate < 0.06:
@@ -186,11 +180,7 @@ class Client:
         return {"Version": written}
 
     def get_parameter_history(
-        self,
-        *,
-        MaxResults: int,
-        NextToken: str = "0",
-        **_: Any,
+        self, *, MaxResults: int, NextToken: str = "0", **_: Any
     ) -> dict[str, Any]:
         self._travel()
         if self.aws.random.random() < 0.05:

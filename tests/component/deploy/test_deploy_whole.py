@@ -52,10 +52,7 @@ TABLE = "snowflake/table/airline_sunset"
 
 
 DERIVED = ("demo_stock_trades", "totals")
-WAITS = {
-    TABLE,
-    *(f"snowflake/grant/{role}/table/airline_sunset" for role in ("reader", "query")),
-}
+WAITS = {TABLE, *(f"snowflake/grant/{role}/table/airline_sunset" for role in ("reader", "query"))}
 """What cannot be created before the first records of a topic."""
 LINKED = {"snowflake_linked_database": True}
 

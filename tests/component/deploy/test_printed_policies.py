@@ -356,10 +356,7 @@ def their_cluster(vendors: Vendors) -> dict[str, str]:
         **{"config": {"kind": "Basic"}, "environment": {"id": environment}},
     }
     cluster = api.create("/cmk/v2/clusters", {"spec": spec})["id"]
-    return {
-        "TOPICBERG_EXISTING_ENVIRONMENT": environment,
-        "TOPICBERG_EXISTING_CLUSTER": cluster,
-    }
+    return {"TOPICBERG_EXISTING_ENVIRONMENT": environment, "TOPICBERG_EXISTING_CLUSTER": cluster}
 
 
 def test_roles_with_a_boundary(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ VIOLATIONS = {
     HTTPStatus.UNPROCESSABLE_ENTITY,
     HTTPStatus.NOT_IMPLEMENTED,
 }
-TAGGED = {
-    *("WAREHOUSE", "DATABASE", "USER", "ROLE", "CATALOG INTEGRATION", "NETWORK POLICY"),
-}
+TAGGED = {*("WAREHOUSE", "DATABASE", "USER", "ROLE", "CATALOG INTEGRATION", "NETWORK POLICY")}
 
 
 def test_governed_account_is_created_changed_and_deleted_with_the_printed_grants(

@@ -151,11 +151,7 @@ def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) 
     )
     table = "formats/table.py"
     library.change(table, '"json", "protobuf"]', '"json", "protobuf", "csv"]')
-    library.change(
-        table,
-        "_ENTRIES = (\n",
-        '_ENTRIES = (\n    FormatEntry("csv", "CSV", "csv"),\n',
-    )
+    library.change(table, "_ENTRIES = (\n", '_ENTRIES = (\n    FormatEntry("csv", "CSV", "csv"),\n')
     library.change(
         "topics/rules.py",
         "_AS_A_TIME = {\n",

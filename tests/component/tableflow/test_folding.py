@@ -298,9 +298,7 @@ def test_time_beyond_the_years_of_a_timestamp_is_malformed(
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()], ids=["numbers", "texts"])
-@given(
-    st.lists(st.tuples(st.integers(0, 3), *[st.none() | st.integers(-3, 3)] * 2), max_size=30),
-)
+@given(st.lists(st.tuples(st.integers(0, 3), *[st.none() | st.integers(-3, 3)] * 2), max_size=30))
 def test_newest_change_of_each_partition(
     kind: pa.DataType, changes: list[tuple[int, int | None, int | None]]
 ) -> None:

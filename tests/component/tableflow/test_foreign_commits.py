@@ -137,9 +137,7 @@ class Lake:
         """Add the files that a snapshot added."""
         table = self.table
         change = SnapshotChange(
-            table,
-            Operation.APPEND,
-            properties={PICKED_FROM: str(picked.snapshot_id)},
+            table, Operation.APPEND, properties={PICKED_FROM: str(picked.snapshot_id)}
         )
         change.add(self.added_by(picked))
         change.commit()

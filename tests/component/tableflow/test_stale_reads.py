@@ -142,12 +142,7 @@ def test_stale_read_of_truncated_row_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool
 ) -> None:
     topic = changed_topic(tmp_path, monkeypatch)
-    events = [
-        change("c", 800),
-        change("t", 900),
-        change("r", 850),
-        change("r", 900, key=2),
-    ]
+    events = [change("c", 800), change("t", 900), change("r", 850), change("r", 900, key=2)]
     ingest(topic, oracle, cut(events, is_cut=is_cut))
     assert rows_of(topic).keys() == {2}
 

@@ -186,11 +186,7 @@ def version_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         ("def X(a):\n    return a\nsetattr(X, 'rate', 2)\n" + TOTALS, "2)", "3)"),
         ("import logging\nX = {}\nX.update(a=logging.INFO)\n" + TOTALS, "INFO", "DEBUG"),
         ("X = []\nadd = list.extend\nadd(X, [1])\n" + TOTALS, "[1]", "[2]"),
-        (
-            "X = 0\ndef put(n):\n    global X\n    X = n + 1\nput(2)\n" + TOTALS,
-            "n + 1",
-            "n + 2",
-        ),
+        ("X = 0\ndef put(n):\n    global X\n    X = n + 1\nput(2)\n" + TOTALS, "n + 1", "n + 2"),
         (
             "try:\n    X = int('1')\n    int('a')\nexcept ValueError:\n    X = 3\n" + TOTALS,
             "'a'",

@@ -115,12 +115,7 @@ def test_jobs_and_sensors() -> None:
         *(f"{spec.pipeline}_pipeline" for spec in specs),
     }
     sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}
-    assert set(sensors) == {
-        "alerts",
-        "catalogs",
-        "engine",
-        "snapshots",
-    }
+    assert set(sensors) == {"alerts", "catalogs", "engine", "snapshots"}
     assert {watch.name for watch in watches(LAKE)} == {
         *(f"{spec.table_name}_snapshots" for spec in specs if spec.tableflow.enabled),
         *(f"{table.name}_lookback" for table in find_derived() if table.lookback),

@@ -48,10 +48,7 @@ def partitions(granularity: str) -> TimePartitions:
 
 @pytest.mark.parametrize(
     ("granularity", "first", "now"),
-    [
-        ("hourly", "2026-01-01-00:00", "2026-03-01-00:00"),
-        ("daily", "2026-01-01", "2026-03-01"),
-    ],
+    [("hourly", "2026-01-01-00:00", "2026-03-01-00:00"), ("daily", "2026-01-01", "2026-03-01")],
 )
 def test_keys(granularity: str, first: str, now: str) -> None:
     requested = [range(0, 1), range(HOUR_NOW, HOUR_NOW + 1), range(10**9, 10**9 + 1)]

@@ -124,8 +124,7 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     monkeypatch.setattr(client, "write_window_on_emr", write_window_on_emr)
     keys = [f"{moment:%Y-%m-%d-%H:%M}" for moment in requested]
     result = Deployment(monkeypatch, write).run(
-        [derived_asset(declared, table, lake)],
-        {**tags, RANGE_START: keys[0], RANGE_END: keys[-1]},
+        [derived_asset(declared, table, lake)], {**tags, RANGE_START: keys[0], RANGE_END: keys[-1]}
     )
     assert result.success
     whole = Window(requested[0], requested[-1] + timedelta(hours=1))

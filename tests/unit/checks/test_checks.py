@@ -46,13 +46,7 @@ from topicberg import retry
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, SnowflakeTable
-from topicberg.checks.catalogs import (
-    check_parity,
-    check_pointer,
-    is_late,
-    place,
-    stale_since,
-)
+from topicberg.checks.catalogs import check_parity, check_pointer, is_late, place, stale_since
 from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
@@ -428,8 +422,7 @@ def test_equality_deletes_block_unless_confluent_wrote_them(table: Table) -> Non
     changed = with_equality_deletes(table, {"operation": "delete"})
     deleted = StaticTable.from_metadata(changed)
     probe = cast(
-        "Probe",
-        SimpleNamespace(iceberg=deleted, table=CheckedTable("orders", ("shop", "orders"))),
+        "Probe", SimpleNamespace(iceberg=deleted, table=CheckedTable("orders", ("shop", "orders")))
     )
     ours, confluents = equality_deletes_check(), equality_deletes_check(of_confluent=True)
     assert (ours.blocking, confluents.blocking) == (True, False)
@@ -910,10 +903,7 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
         return good("it answers")
 
     (table,) = TopicTable.of(load_topic("stock_trades"), settings())
-    checks = [
-        TableCheck("first", "-", lambda _: good("-")),
-        TableCheck("second", "-", silent),
-    ]
+    checks = [TableCheck("first", "-", lambda _: good("-")), TableCheck("second", "-", silent)]
     defs = dg.Definitions(
         asset_checks=[definition(table, "glue", checks)],
         jobs=[dg.define_asset_job("check", dg.AssetSelection.all_asset_checks())],

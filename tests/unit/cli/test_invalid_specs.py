@@ -111,9 +111,7 @@ def test_validate_with_topic_left_out_reports_it_and_succeeds(config: Settings) 
     assert run("topics", "validate", "web.raw").exit_code == 2
 
 
-def test_validate_without_services_says_which_columns_it_could_not_check(
-    config: Settings,
-) -> None:
+def test_validate_without_services_says_which_columns_it_could_not_check(config: Settings) -> None:
     """As in CI: the partition column may well exist."""
     (config.topics_dir / "wrong.yaml").unlink()
     text = (

@@ -91,9 +91,7 @@ def test_launcher_without_private_part_is_dagsters_own(
         patch.setitem(sys.modules, "topicberg_local.dagster.forking", None)
         importlib.reload(launcher)
     try:
-        config = {
-            "run_launcher": {"module": launcher.__name__, "class": "ForkingRunLauncher"},
-        }
+        config = {"run_launcher": {"module": launcher.__name__, "class": "ForkingRunLauncher"}}
         with dg.instance_for_test(config) as instance:
             assert type(instance.run_launcher) is dg.DefaultRunLauncher
     finally:

@@ -287,11 +287,7 @@ def test_database_that_is_left_keeps_no_cluster() -> None:
 POLICY = iam.Policy("aws/policy/tableflow", "demo_policy", (), grants=iam.tableflow_policy)
 READS = iam.Policy("aws/policy/snowflake", "demo_reads", (), grants=iam.snowflake_policy)
 ROLE = iam.Role(
-    "aws/role/tableflow",
-    "demo_role",
-    (POLICY.key,),
-    trust=iam.confluent_trust,
-    policy=POLICY.key,
+    "aws/role/tableflow", "demo_role", (POLICY.key,), trust=iam.confluent_trust, policy=POLICY.key
 )
 
 
@@ -397,11 +393,7 @@ def test_a_role_that_was_made_by_an_unanswered_request_is_taken(context: DeployC
 
 
 READER = iam.Role(
-    "aws/role/snowflake",
-    "demo_reader",
-    (READS.key,),
-    trust=iam.confluent_trust,
-    policy=READS.key,
+    "aws/role/snowflake", "demo_reader", (READS.key,), trust=iam.confluent_trust, policy=READS.key
 )
 
 

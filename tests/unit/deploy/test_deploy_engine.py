@@ -520,9 +520,7 @@ def test_what_an_unclear_request_created_is_deleted(
     assert deleted(context, graph) == set()
 
 
-def test_what_a_killed_process_created_before_a_conflict_is_deleted(
-    context: DeployContext,
-) -> None:
+def test_what_a_killed_process_created_before_a_conflict_is_deleted(context: DeployContext) -> None:
     context.record.put("a", "")
     graph = [Raced("a", "A")]
     engine.create(graph, context, quiet)
@@ -923,9 +921,7 @@ class Vanishing(Thing):
         del _there(context)[self.key]
 
 
-def test_resource_that_is_deleted_while_it_is_changed_is_missing(
-    context: DeployContext,
-) -> None:
+def test_resource_that_is_deleted_while_it_is_changed_is_missing(context: DeployContext) -> None:
     _there(context)["a"] = {"size": 2, "color": "blue"}
     with pytest.raises(engine.DeployError, match="existed and is now missing"):
         engine.create([Vanishing("a", "a")], context, lambda *_: None)

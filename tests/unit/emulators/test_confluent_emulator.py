@@ -249,12 +249,7 @@ def test_a_wrong_body_is_refused_by_its_field(
             "/spec/config/error_handling/log_target",
         ),
         (
-            {
-                "config": {
-                    "error_handling": {"mode": "SKIP"},
-                    "record_failure_strategy": "SUSPEND",
-                }
-            },
+            {"config": {"error_handling": {"mode": "SKIP"}, "record_failure_strategy": "SUSPEND"}},
             "/spec/config",
         ),
         ({"table_formats": []}, "/spec/table_formats"),

@@ -22,10 +22,7 @@ RIGHT = trusted_by(USER, "ext-1")
 def client() -> Iterator[Any]:
     with mock_aws():
         yield boto3.client(
-            "iam",
-            region_name="us-east-1",
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
+            "iam", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
         )
 
 

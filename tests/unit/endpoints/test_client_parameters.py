@@ -74,10 +74,7 @@ def test_settings_of_the_deployment_tune_clients(ssm: Any) -> None:
 @pytest.mark.parametrize("client", ["consumer", "producer"])
 def test_every_tunable_property_is_one_of_librdkafka(client: parameters.Client) -> None:
     """A client with a property that librdkafka does not have cannot be created."""
-    known = {
-        "client.dns.lookup": "use_all_dns_ips",
-        "compression.type": "zstd",
-    }
+    known = {"client.dns.lookup": "use_all_dns_ips", "compression.type": "zstd"}
     config = {name: known.get(name, "60000") for name in parameters.TUNABLE[client]}
     if client == "consumer":
         Consumer({"group.id": "g", **config}).close()
@@ -112,11 +109,7 @@ def test_refusal_of_parameter_store_is_one_message(
 
 def test_documented_consumer_is_created(ssm: Any) -> None:
     """The code of docs/cloud.md, with what `topicberg deploy create` writes."""
-    login = {
-        "bootstrap.servers": "127.0.0.1:1",
-        "sasl.username": "K",
-        "sasl.password": "S",
-    }
+    login = {"bootstrap.servers": "127.0.0.1:1", "sasl.username": "K", "sasl.password": "S"}
     boto3.client("secretsmanager", "us-east-1").create_secret(
         Name=f"{PATH}/kafka_cluster/app_consumer/python_client", SecretString=json.dumps(login)
     )

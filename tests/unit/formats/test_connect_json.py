@@ -75,13 +75,7 @@ def test_json_schema_of_connect_has_the_type(schema: dict[str, Any], expected: s
 
 @pytest.mark.parametrize(
     "schema",
-    [
-        {},
-        {"type": "any"},
-        {"type": "struct"},
-        {"type": "struct", "fields": [1]},
-        {"type": "array"},
-    ],
+    [{}, {"type": "any"}, {"type": "struct"}, {"type": "struct", "fields": [1]}, {"type": "array"}],
 )
 def test_json_schema_of_another_schema_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(TableflowError, match="the schema of the record"):

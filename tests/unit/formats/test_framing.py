@@ -147,11 +147,7 @@ def test_arrays_are_framed_like_single_records(side: str, kind: Any, given: Any)
     known = RecordFraming(side, kind, {guid_of(number): number for number in range(1, 3)})
     raws = [raw for raw, _ in given]
     records = fetched([(raw, raw) for raw in raws], [headers for _, headers in given])
-    data, offsets = in_wire_format(
-        known,
-        records.header_arrays(),
-        *arrays_of(records),
-    )
+    data, offsets = in_wire_format(known, records.header_arrays(), *arrays_of(records))
     for number, (raw, headers) in enumerate(given):
         found = data[offsets[number] : offsets[number + 1]].tobytes()
         header = framing.header_of(side, headers)

@@ -87,10 +87,7 @@ def patterned(others: Any, *values: Any) -> dict[str, Any]:
         (decimal(scale="2", **{"connect.decimal.precision": "9"}), "decimal(9, 2)"),
         (decimal(scale="4"), "decimal(38, 4)"),
         ({"type": "array", "items": TEXT}, "list<string>"),
-        (
-            connect("array", "map", items=properties(key=WHOLE, value=TEXT)),
-            "map<long, string>",
-        ),
+        (connect("array", "map", items=properties(key=WHOLE, value=TEXT)), "map<long, string>"),
         ({"type": "object", "additionalProperties": WHOLE}, "map<string, long>"),
         (connect("object", "map", additionalProperties=WHOLE), "map<string, long>"),
         (properties(a=TEXT, b=WHOLE), "struct<2: a: optional string, 3: b: optional long>"),

@@ -436,10 +436,7 @@ def test_values_that_do_not_fit_the_renamed_field_keep_their_column(
     first = registered(f'syntax = "proto3"; message T {{ {old} }} {inner}')
     newest = registered(f'syntax = "proto3"; message T {{ {new} }} {inner}', 2)
     numbers = itertools.count(1)
-    table = [
-        *protobuf.fields("s", first, numbers),
-        *protobuf.fields("s", newest, numbers),
-    ]
+    table = [*protobuf.fields("s", first, numbers), *protobuf.fields("s", newest, numbers)]
     pairing = ResolvedSchema(first, newest, table)
     assert Decoders(protobuf, pairing).decoded([b"\x00" + data]) == [row]
     # The engine decodes into the columns that are filled, alone.

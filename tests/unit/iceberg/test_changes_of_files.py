@@ -24,12 +24,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance.ttl import drop_files
-from topicberg.iceberg.manifests import (
-    is_vector,
-    read_entries,
-    read_manifests,
-    write_manifest_list,
-)
+from topicberg.iceberg.manifests import is_vector, read_entries, read_manifests, write_manifest_list
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows, trim_deletes
 from topicberg.iceberg.snapshots import affected_hours, report
 from topicberg.iceberg.summaries import summary

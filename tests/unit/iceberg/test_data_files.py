@@ -60,11 +60,7 @@ from pyiceberg.types import (
 
 from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.data_files import (
-    DataFileWriter,
-    WriteTarget,
-    repeated,
-)
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget, repeated
 from topicberg.iceberg.files import partition_of
 
 SCHEMA = Schema(

@@ -63,10 +63,7 @@ from topicberg.topics import TopicSpec
 Row = dict[str, Any]
 MakeTable = Callable[..., Table]
 
-ORDER = Schema(
-    NestedField(1, "id", IntegerType()),
-    NestedField(2, "note", StringType()),
-)
+ORDER = Schema(NestedField(1, "id", IntegerType()), NestedField(2, "note", StringType()))
 NESTED = Schema(
     NestedField(1, "id", IntegerType()),
     NestedField(2, "$$offset", LongType()),
@@ -78,9 +75,7 @@ NESTED = Schema(
         ),
     ),
     NestedField(
-        6,
-        "items",
-        ListType(7, StructType(NestedField(8, "é-price", DecimalType(8, 2))), False),
+        6, "items", ListType(7, StructType(NestedField(8, "é-price", DecimalType(8, 2))), False)
     ),
     NestedField(9, "$$headers", MapType(10, StringType(), 11, BinaryType(), False)),
     NestedField(12, "at", TimestamptzType()),

@@ -17,13 +17,7 @@ from cachetools import LRUCache, cached
 from hypothesis import HealthCheck, given, settings
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestEntry,
-    ManifestFile,
-)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -42,13 +36,7 @@ from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
-from topicberg.iceberg.maintenance.expiry import (
-    Expirable,
-    _only_of,
-    expirable,
-    expire,
-    remove,
-)
+from topicberg.iceberg.maintenance.expiry import Expirable, _only_of, expirable, expire, remove
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport

@@ -20,13 +20,7 @@ from pyiceberg.manifest import ManifestFile, PartitionFieldSummary
 from pyiceberg.table import Table
 from pyiceberg.types import FloatType
 
-from topicberg.iceberg.readers import (
-    BEFORE_1970,
-    DUCKDB,
-    PYICEBERG,
-    READ_ALL_FILES,
-    _may_have,
-)
+from topicberg.iceberg.readers import BEFORE_1970, DUCKDB, PYICEBERG, READ_ALL_FILES, _may_have
 from topicberg.query import load_extensions
 from topicberg_local.emulators.snowflake.engine import Engine
 from topicberg_local.emulators.snowflake.iceberg import Metadata, select

@@ -18,10 +18,7 @@ from topicberg.kafka.discovery import discover, find_topic, find_topics, keep_di
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
 from topicberg.topics import check_topics, load_topic
-from topicberg.topics.discovery import (
-    FoundSchema,
-    read_discovery,
-)
+from topicberg.topics.discovery import FoundSchema, read_discovery
 from topicberg.topics.new import new_external_topic, new_topics
 
 SCHEMA = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}'
@@ -183,11 +180,7 @@ def test_find_topic_returns_the_schemas_of_keys_and_values(services: Services) -
     ],
 )
 def test_spec_from_another_subject_names_it_and_the_subject_of_the_keys(
-    config: Settings,
-    services: Services,
-    subject: str,
-    keys: list[str],
-    expected: str | None,
+    config: Settings, services: Services, subject: str, keys: list[str], expected: str | None
 ) -> None:
     services.configs["shipments"] = {}
     services.others = {subject: ("AVRO", SCHEMA), **dict.fromkeys(keys, ("AVRO", '"string"'))}

@@ -24,11 +24,7 @@ from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.settings import Settings
 
 SECRET = "correct-horse-battery"
-OAUTH = {
-    "CLIENT_ID": "engine",
-    "CLIENT_SECRET": SECRET,
-    "TOKEN_URI": "https://idp.example/token",
-}
+OAUTH = {"CLIENT_ID": "engine", "CLIENT_SECRET": SECRET, "TOKEN_URI": "https://idp.example/token"}
 LAKE = "spark.sql.catalog.lake"
 CONFIG = Settings(aws_region="eu-west-1", aws_account_id="123456789012")
 

@@ -82,10 +82,7 @@ def test_plan_runs_the_code_of_the_default_branch_with_specs_as_data() -> None:
     assert len(request) == 1
     assert installed < request
     lines = job["steps"][request[0]]["run"].splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        ["gh", "api"],
-        [".venv/bin/python", "-I"],
-    ]
+    assert [line.split()[:2] for line in lines] == [["gh", "api"], [".venv/bin/python", "-I"]]
     assert lines[1].split()[2] == ".github/request_specs.py"
     assert "pull_request" not in str({**job, "steps": [], "if": ""})
 

@@ -39,10 +39,7 @@ class Aws:
 
     def __init__(self) -> None:
         self.client = boto3.client(
-            "athena",
-            region_name="us-east-1",
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
+            "athena", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
         )
 
     def boto3(self, service: str, config: Settings) -> Any:

@@ -76,8 +76,7 @@ in_sql = hostile.filter(lambda text: "\0" not in text)
 
 
 @pytest.mark.parametrize(
-    ("quote", "dialect"),
-    [(spark.quote, "spark"), (quote, "snowflake"), (quote, "duckdb")],
+    ("quote", "dialect"), [(spark.quote, "spark"), (quote, "snowflake"), (quote, "duckdb")]
 )
 @given(namespace=in_sql, table=in_sql)
 def test_a_quoted_name_stays_one_name(
@@ -90,12 +89,7 @@ def test_a_quoted_name_stays_one_name(
 
 
 @pytest.mark.parametrize(
-    ("escape", "dialect"),
-    [
-        (text, "snowflake"),
-        (literal, "spark"),
-        (duckdb_literal, "duckdb"),
-    ],
+    ("escape", "dialect"), [(text, "snowflake"), (literal, "spark"), (duckdb_literal, "duckdb")]
 )
 @given(value=in_sql)
 def test_a_literal_stays_one_literal(

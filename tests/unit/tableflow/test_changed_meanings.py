@@ -199,10 +199,7 @@ def test_table_whose_unit_would_change_stays_as_it_is(make_topic: Any, kind: Sch
 
 @pytest.mark.parametrize("wrap", ["plain", "list", "map", "struct", "structs"])
 @pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        *(("text", "json"), ("json", "text"), ("text", "mixed"), ("mixed", "text")),
-    ],
+    ("before", "now"), [*(("text", "json"), ("json", "text"), ("text", "mixed"), ("mixed", "text"))]
 )
 def test_column_that_changes_between_text_and_json_text_is_refused(
     make_topic: Any, before: str, now: str, wrap: str

@@ -16,14 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
-from pyiceberg.types import (
-    DoubleType,
-    IcebergType,
-    LongType,
-    NestedField,
-    StringType,
-    StructType,
-)
+from pyiceberg.types import DoubleType, IcebergType, LongType, NestedField, StringType, StructType
 from specs import Project, minimal
 
 from topicberg.errors import TableflowError

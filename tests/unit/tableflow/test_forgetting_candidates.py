@@ -196,10 +196,7 @@ def rows_of(catalog: SqlCatalog, key: Key) -> KeyRows:
 
 
 def plan(
-    monkeypatch: pytest.MonkeyPatch,
-    key_rows: KeyRows,
-    tables: list[SimpleNamespace],
-    *options: str,
+    monkeypatch: pytest.MonkeyPatch, key_rows: KeyRows, tables: list[SimpleNamespace], *options: str
 ) -> command._Derived:
     """Return what the command would do to derived tables of the topic ``orders``."""
     topic = SimpleNamespace(

@@ -187,8 +187,7 @@ def test_turn_that_fails_is_tried_again(topic: MemoryTopic, clock: Clock) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds"),
-    [(KafkaError._TIMED_OUT, 30), (KafkaError.TOPIC_AUTHORIZATION_FAILED, 0)],
+    ("code", "seconds"), [(KafkaError._TIMED_OUT, 30), (KafkaError.TOPIC_AUTHORIZATION_FAILED, 0)]
 )
 def test_topic_without_an_answer_fails_since_it_waited(
     topic: MemoryTopic, clock: Clock, code: int, seconds: int

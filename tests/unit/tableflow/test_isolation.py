@@ -12,13 +12,7 @@ from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.isolation import ATTEMPTS, MOST_BLAMED, Isolation
 from topicberg.tableflow.offsets import plan_batch
 from topicberg.tableflow.places import CHUNK, Places
-from topicberg.tableflow.sizing import (
-    LEARNT_BYTES,
-    MIN_RATIO,
-    SMALL_BYTES,
-    BatchSize,
-    small,
-)
+from topicberg.tableflow.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
 
 logs = st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 50), st.integers(0, 300)))
 places = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 350)), max_size=6)

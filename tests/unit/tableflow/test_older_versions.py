@@ -123,9 +123,7 @@ def test_key_comes_before_dropped_fields_of_values() -> None:
     assert found == {"user_id": "long", "a": "int", "gone": "int"}
 
 
-def test_column_in_milliseconds_keeps_its_unit(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_column_in_milliseconds_keeps_its_unit(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("lake")
     catalog = InMemoryCatalog("c", warehouse=f"file://{folder}")
     config = Settings(project_root=folder)

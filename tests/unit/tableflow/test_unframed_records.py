@@ -28,19 +28,11 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.table import ensure_table
-from topicberg.tableflow.waiting import (
-    KEY_FRAMING,
-    check_table,
-    key_framing,
-    unapplied,
-)
+from topicberg.tableflow.waiting import KEY_FRAMING, check_table, key_framing, unapplied
 from topicberg.topics import TopicSpec, check_topics
 
 names = itertools.count()
-ORDER = {
-    "type": "object",
-    "properties": {"id": {"type": "integer"}, "note": {"type": "string"}},
-}
+ORDER = {"type": "object", "properties": {"id": {"type": "integer"}, "note": {"type": "string"}}}
 PROTO = """syntax = "proto3";
 message Other { string note = 1; }
 message Order { message Line { int64 id = 1; string note = 2; } Line first = 1; }
@@ -374,10 +366,7 @@ def test_unknown_fields_and_conversions_are_of_every_table(
             {"schema.version": "only for framing none"},
         ),
         (
-            {
-                "schema": bare("json", "order.json"),
-                "generator": {"kind": "stock_trades"},
-            },
+            {"schema": bare("json", "order.json"), "generator": {"kind": "stock_trades"}},
             {"schema.framing": "topicberg writes the topic"},
         ),
         (

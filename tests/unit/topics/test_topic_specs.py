@@ -287,11 +287,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "write_mode append",
     ),
     ({"event_time": "$$timestmp"}, "event_time", "did you mean $$timestamp?"),
-    (
-        {"event_time": "side"},
-        "event_time",
-        "is a string, not a time; have the producer",
-    ),
+    ({"event_time": "side"}, "event_time", "is a string, not a time; have the producer"),
     (
         {"event_time": "side"},
         "event_time",
@@ -385,11 +381,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "checks.ranges.quantity",
         "more than max",
     ),
-    (
-        {"checks": {"accepted_values": {"side": [False]}}},
-        "checks.accepted_values.side",
-        "quote it",
-    ),
+    ({"checks": {"accepted_values": {"side": [False]}}}, "checks.accepted_values.side", "quote it"),
     (
         {"checks": {"accepted_values": {"quantity": ["1"]}}},
         "checks.accepted_values.quantity",

@@ -138,9 +138,7 @@ def test_versions_of_a_table_with_rows_count_as_the_first(tables: tuple[Table, T
     assert check(tables, "b").facts["outdated_partitions"] == 4
 
 
-def test_versions_of_a_table_with_other_columns_are_unknown(
-    tables: tuple[Table, Table],
-) -> None:
+def test_versions_of_a_table_with_other_columns_are_unknown(tables: tuple[Table, Table]) -> None:
     compute(tables, "a", 0, 1, id=1)
     found = check(tables, "a")
     assert (found.passed, found.facts["outdated_partitions"]) == (False, 3)

@@ -32,11 +32,7 @@ def test_misplaced_row_names_what_was_found_expected_and_needed(
 ) -> None:
     unused: Any = None
     plan = Derivation(
-        (Source(("shop", "o"), "at", lookahead=HOUR),),
-        ("shop", "t"),
-        unused,
-        "ts",
-        first=START,
+        (Source(("shop", "o"), "at", lookahead=HOUR),), ("shop", "t"), unused, "ts", first=START
     )
     """``number``: of the partition; 0 with everything before it, None what is before it alone."""
     end = START if number is None else START + (number + 1) * HOUR

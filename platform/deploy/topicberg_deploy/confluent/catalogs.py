@@ -57,10 +57,7 @@ def _open_catalog_endpoint(context: DeployContext) -> str:
 
 
 GLUE = CatalogKind(
-    "AWS Glue",
-    "AwsGlue",
-    "custom_database",
-    {"provider_integration_id": _provider_integration},
+    "AWS Glue", "AwsGlue", "custom_database", {"provider_integration_id": _provider_integration}
 )
 OPEN_CATALOG = CatalogKind(
     "Snowflake Open Catalog",

@@ -12,6 +12,5 @@ from topicberg_deploy.graph.rotation import rotation_schedule
 def definitions(lake: Lake) -> dg.Definitions:
     """Return the assets of the platform, and the schedule that rotates its keys."""
     return dg.Definitions(
-        assets=platform_assets(lake.config, lake.topics),
-        schedules=[rotation_schedule(lake.config)],
+        assets=platform_assets(lake.config, lake.topics), schedules=[rotation_schedule(lake.config)]
     )

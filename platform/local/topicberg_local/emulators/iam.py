@@ -11,13 +11,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from topicberg_local.emulators.policies import (
-    Document,
-    Policies,
-    Request,
-    is_principal,
-    statements,
-)
+from topicberg_local.emulators.policies import Document, Policies, Request, is_principal, statements
 
 
 def _role(client: Any, arn: str) -> Document | None:

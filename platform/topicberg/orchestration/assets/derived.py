@@ -28,14 +28,7 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from topicberg.charts import markdown
-from topicberg.clients.lineage import (
-    DatasetName,
-    JobRun,
-    TableState,
-    is_on,
-    reported,
-    run_id,
-)
+from topicberg.clients.lineage import DatasetName, JobRun, TableState, is_on, reported, run_id
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata

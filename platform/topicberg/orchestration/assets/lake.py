@@ -14,12 +14,7 @@ from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
 from topicberg.extensions import extensions
 from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, derivation
-from topicberg.orchestration.assets.registry import (
-    OF_TOPICS,
-    ComputedTable,
-    Table,
-    TableOfTopic,
-)
+from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table, TableOfTopic
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.catalogs.catalog import ICEBERG, catalogs
 from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate

@@ -13,12 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from topicberg.checks.check import TableCheck
-from topicberg.checks.derived import (
-    ALLOWED_MINUTES,
-    derived_check,
-    published_check,
-    view_check,
-)
+from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, published_check, view_check
 from topicberg.checks.rules import rule_checks
 from topicberg.checks.table import (
     equality_deletes_check,
@@ -123,12 +118,7 @@ class Table(LakeTable, ABC):
         return self.root.freshness.warn_minutes if self.root.freshness else ALLOWED_MINUTES
 
     def _row_checks(
-        self,
-        rules: Rules,
-        spec: TopicSpec | None,
-        defined_in: str,
-        *,
-        of_confluent: bool = False,
+        self, rules: Rules, spec: TopicSpec | None, defined_in: str, *, of_confluent: bool = False
     ) -> Iterator[TableCheck]:
         """Return the checks of manifests, and those of the rules of a spec.
 

@@ -33,11 +33,7 @@ from topicberg.checks.check import TableCheck
 from topicberg.errors import TopicbergError, safe, split_hint
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.registry import Table
-from topicberg.orchestration.assets.tables import (
-    kafka_key,
-    operation_name,
-    priority,
-)
+from topicberg.orchestration.assets.tables import kafka_key, operation_name, priority
 from topicberg.orchestration.assets.topics import kafka_spec, observe
 from topicberg.orchestration.catalogs.catalog import ICEBERG, catalogs, pool_of, systems
 from topicberg.orchestration.checks.adapter import check_specs, evaluation

@@ -55,10 +55,7 @@ def own_operation(
     place = 2 + systems().index(system)
 
     @dg.multi_asset(
-        name=operation_name(spec.key),
-        specs=[spec],
-        pool=pool_of(system),
-        op_tags=priority(place),
+        name=operation_name(spec.key), specs=[spec], pool=pool_of(system), op_tags=priority(place)
     )
     @retried()
     def materialize(

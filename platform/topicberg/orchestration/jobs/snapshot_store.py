@@ -55,10 +55,7 @@ class Cursors(dict[str, TableCursor]):
 
 
 def load(
-    instance: dg.DagsterInstance,
-    position: Position,
-    names: Iterable[str],
-    location: str | None,
+    instance: dg.DagsterInstance, position: Position, names: Iterable[str], location: str | None
 ) -> dict[str, TableCursor]:
     """Return the cursor of each table that has one, and store what the last tick changed.
 

@@ -23,12 +23,7 @@ from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.tableflow import keys
 from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
-from topicberg.tableflow.erasure.records import (
-    KafkaKey,
-    KeyRecords,
-    described_topic,
-    records_of,
-)
+from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
 from topicberg.tableflow.erasure.steps import Erased, Erasure
 from topicberg.tableflow.foreign_commits import ForeignWatch

@@ -38,11 +38,7 @@ class Key:
 
     @classmethod
     def parse(
-        cls,
-        topic: str,
-        fields: Sequence[iceberg.NestedField],
-        text: str,
-        argument: str = "KEY",
+        cls, topic: str, fields: Sequence[iceberg.NestedField], text: str, argument: str = "KEY"
     ) -> Key:
         """Return the key that a text means: JSON with all columns, or the value of the only one.
 

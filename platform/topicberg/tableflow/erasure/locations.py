@@ -17,13 +17,7 @@ from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.files import (
-    entries_by_manifest,
-    in_parallel,
-    live_files,
-    manifests,
-    without,
-)
+from topicberg.iceberg.files import entries_by_manifest, in_parallel, live_files, manifests, without
 from topicberg.iceberg.maintenance.expiry import Expirable
 from topicberg.iceberg.maintenance.orphans import known_files, listing
 from topicberg.iceberg.position_deletes import Deletes, deleted_positions

@@ -46,10 +46,7 @@ class SchemaVersions:
         self._backend = backend
 
     def _list_schema_versions(
-        self,
-        SchemaId: dict[str, str],
-        MaxResults: int = _PAGE,
-        NextToken: str = "0",
+        self, SchemaId: dict[str, str], MaxResults: int = _PAGE, NextToken: str = "0"
     ) -> dict[str, Any]:
         from moto.core.exceptions import JsonRESTError
 

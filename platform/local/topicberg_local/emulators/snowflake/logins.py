@@ -93,8 +93,7 @@ class Logins:
         method = "KEYPAIR" if login.authenticator == "SNOWFLAKE_JWT" else "PASSWORD"
         if rejects(self._account, user, method):
             raise LoginRefused(
-                "390202",
-                "Authentication attempt rejected by the current authentication policy.",
+                "390202", "Authentication attempt rejected by the current authentication policy."
             )
         if refuses(self._account, value(PARAMETER), login.address):
             raise LoginRefused(

@@ -107,9 +107,7 @@ def _statuses(config: Settings, specs: Iterable[TopicSpec]) -> list[tuple[TopicS
 
 
 def _engine_findings(
-    graph: Any,
-    statuses: Iterable[tuple[TopicSpec, TopicStatus]],
-    now: datetime,
+    graph: Any, statuses: Iterable[tuple[TopicSpec, TopicStatus]], now: datetime
 ) -> dict[dg.AssetCheckKey, Finding]:
     """Return what the engine reports now, of the topics that have a check of it, and of those that
     the code location will have when it is loaded again.
