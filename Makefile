@@ -31,7 +31,7 @@ $(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml platform/deploy/p
 	@touch $@
 
 $(VENV)/.compiled: $(VENV)/.installed
-	$(BIN)/python -c "from topicberg.tableflow.compiling import wait_ready; wait_ready()"
+	$(BIN)/python -c "from topicberg.tableflow.values.compiling import wait_ready; wait_ready()"
 	@touch $@
 
 install: $(VENV)/.compiled  ## create .venv with the locked dependencies

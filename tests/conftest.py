@@ -63,7 +63,7 @@ from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.errors import UnreachableError  # noqa: E402
 from topicberg.settings import Settings, settings  # noqa: E402
 from topicberg.spark import check_spark  # noqa: E402
-from topicberg.tableflow.compiling import wait_ready  # noqa: E402
+from topicberg.tableflow.values.compiling import wait_ready  # noqa: E402
 from topicberg_local import stack as local_stack  # noqa: E402
 from topicberg_local import supervisor  # noqa: E402
 

@@ -46,7 +46,7 @@ from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import MessageField, raw_columns, read_layout, table_schema
-from topicberg.tableflow.metadata import NO_TIMESTAMP, wrong_header
+from topicberg.tableflow.values.metadata import NO_TIMESTAMP, wrong_header
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics

@@ -27,10 +27,10 @@ from topicberg.kafka.last_records import find_records
 from topicberg.kafka.records import Records
 from topicberg.tableflow import batch_limits, engine, key_store, reading, tasks
 from topicberg.tableflow.columns import MAX_ROWS
-from topicberg.tableflow.commit import committed
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.plan import CONSUMER
+from topicberg.tableflow.values.commit import committed
 
 pytestmark = pytest.mark.integration
 

@@ -29,8 +29,8 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.group import PARTITIONS, holders, partition_of
 from topicberg.settings import settings
 from topicberg.tableflow import control
-from topicberg.tableflow.identity import engine_group
 from topicberg.tableflow.status import read_status
+from topicberg.tableflow.values.identity import engine_group
 
 pytestmark = [pytest.mark.integration, pytest.mark.project]
 logger = logging.getLogger(__name__)

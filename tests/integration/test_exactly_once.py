@@ -19,7 +19,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.query import run_query
 from topicberg.settings import settings
-from topicberg.tableflow.commit import committed
+from topicberg.tableflow.values.commit import committed
 from topicberg.topics import load_topic
 
 pytestmark = [

@@ -20,11 +20,11 @@ from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import messages
-from topicberg.tableflow import commit
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.processes import Processes
 from topicberg.tableflow.reading import EARLY, WrittenBatch
+from topicberg.tableflow.values import commit
 from topicberg.topics.deadletters import dead_letter_spec
 
 pytestmark = pytest.mark.integration

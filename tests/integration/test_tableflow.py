@@ -34,11 +34,12 @@ from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import commit, log_watch
+from topicberg.tableflow import log_watch
 from topicberg.tableflow.engine import Ingestor, run_once
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.pool import Pool
 from topicberg.tableflow.status import remove_status
+from topicberg.tableflow.values import commit
 from topicberg.tableflow.wait import held_offsets, wait_for
 
 pytestmark = pytest.mark.integration

@@ -23,7 +23,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.query import load_extensions
-from topicberg.tableflow.commit import add_files
+from topicberg.tableflow.values.commit import add_files
 
 
 def allow_version_3(patch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow import engine, reading
-from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.plan import ReadPlan
+from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.topics import TopicSpec
 
 

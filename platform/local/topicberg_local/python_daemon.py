@@ -51,7 +51,7 @@ def limit_memory() -> None:
 def preload() -> None:
     """Import what tasks need, which each worker would do otherwise: workers are forks."""
     with suppress(Exception), no_search():  # a worker reports it
-        from topicberg.tableflow.compiling import compile_all
+        from topicberg.tableflow.values.compiling import compile_all
 
         compile_all()
 

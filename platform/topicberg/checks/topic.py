@@ -28,13 +28,13 @@ from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
-from topicberg.tableflow.commit import committed
 from topicberg.tableflow.control import as_requested
 from topicberg.tableflow.drift import Drift, is_plain
 from topicberg.tableflow.drift import compare as compare_records
 from topicberg.tableflow.fold_state import FoldState
 from topicberg.tableflow.status import COUNTERS, TopicStatus
 from topicberg.tableflow.tombstones import missed
+from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET
 from topicberg.topics.spec import Freshness, TopicSpec

@@ -192,7 +192,8 @@ def skip(
     Of a batch of records that cannot be read, all from this one on are skipped.
     The table's properties record who did so, when and why. It cannot be undone.
     """
-    from topicberg.tableflow import control, skips
+    from topicberg.tableflow import control
+    from topicberg.tableflow.values import skips
 
     config = settings()
     spec, table, endpoints = _open(topic)
@@ -507,7 +508,7 @@ def _caption(states: list[TopicStatus]) -> str:
 def _engines(names: list[str], config: Settings) -> dict[str, str]:
     """Return topic → the engine that Kafka says has it; empty if Kafka does not say."""
     from topicberg.kafka.group import holders
-    from topicberg.tableflow.identity import engine_group
+    from topicberg.tableflow.values.identity import engine_group
 
     try:
         return holders(load_endpoints(config), engine_group(config), names)

@@ -20,7 +20,7 @@ from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
-from topicberg.tableflow import commit, skips, tombstones
+from topicberg.tableflow import tombstones
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.changes import key_names
@@ -36,6 +36,7 @@ from topicberg.tableflow.old_values import BatchProgress
 from topicberg.tableflow.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.topic_keys import TopicKeys
+from topicberg.tableflow.values import commit, skips
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 

@@ -10,8 +10,8 @@ from topicberg.kafka import TopicLog
 from topicberg.kafka.consumer import record_bytes
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.offsets import Batch, plan_batch
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize
+from topicberg.tableflow.values.offsets import Batch, plan_batch
 from topicberg.topics import TopicSpec
 
 MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}

@@ -12,10 +12,11 @@ from pyiceberg.table.snapshots import Snapshot
 from topicberg.iceberg import summaries
 from topicberg.kafka.last_records import LastRecords
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.tableflow import commit, skips, tombstones
+from topicberg.tableflow import tombstones
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.layout import Layout
-from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.values import commit, skips
+from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
 
 Reader = Literal["process", "spark"]

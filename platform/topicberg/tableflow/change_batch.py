@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.arrays import flags, whole
 from topicberg.tableflow.changes import LIVE
 from topicberg.tableflow.key_files import Keys, in_order, is_last
+from topicberg.tableflow.values.arrays import flags, whole
 
 PLACES = ("partition", "offset", "kafka_ms")
 """Of a record: where it is in Kafka, and its time there."""

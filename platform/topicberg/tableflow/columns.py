@@ -31,15 +31,21 @@ from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import WriteTarget, source_column
 from topicberg.iceberg.file_columns import unwritten_column
 from topicberg.iceberg.truncation import lowest_truncated
-from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import NEW_KEY, OLD_KEY, ChangePlan, key_columns, read_envelopes
 from topicberg.tableflow.event_time import event_times
-from topicberg.tableflow.key_values import key_text
 from topicberg.tableflow.layout import KEY, VALUE
-from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP, out_of_range, wrong_header
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
+from topicberg.tableflow.values.arrays import flags
+from topicberg.tableflow.values.key_values import key_text
+from topicberg.tableflow.values.metadata import (
+    FIRST_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    out_of_range,
+    wrong_header,
+)
 from topicberg.tableflow.writers import MessageDecoder
 from topicberg.topics.spec import EVENT_TIME, HEADERS, RAW_KEY
 

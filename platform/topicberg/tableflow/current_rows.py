@@ -19,7 +19,6 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import READ, key_columns, row_columns
 from topicberg.tableflow.fold_state import Order, is_repetition, order_of
 from topicberg.tableflow.keys import KeyIndex
@@ -27,6 +26,7 @@ from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.meanings import columns_of
 from topicberg.tableflow.old_keys import OldKeys
 from topicberg.tableflow.placeholders import toastable
+from topicberg.tableflow.values.arrays import flags
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 

@@ -47,8 +47,8 @@ from topicberg.kafka.transactions import (
     transactional_producer,
 )
 from topicberg.settings import Settings
-from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
-from topicberg.tableflow.places import Places
+from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
+from topicberg.tableflow.values.places import Places
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
 
@@ -77,7 +77,7 @@ class _State(BaseModel):
 
     topic_id: str
     logged: dict[str, str] = Field(default_factory=dict)
-    """See :class:`topicberg.tableflow.places.Places`."""
+    """See :class:`topicberg.tableflow.values.places.Places`."""
 
 
 @dataclass

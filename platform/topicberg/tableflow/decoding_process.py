@@ -13,8 +13,8 @@ import sys
 from topicberg.garbage import no_search
 
 with no_search():
-    from topicberg.tableflow.compiling import wait_ready
     from topicberg.tableflow.processes import serve
+    from topicberg.tableflow.values.compiling import wait_ready
 
 
 def main() -> None:

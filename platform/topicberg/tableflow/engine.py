@@ -29,7 +29,7 @@ from topicberg.kafka.consumer import DamagedRecordsError, batch_end
 from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow import commit, failures, skips, tombstones
+from topicberg.tableflow import failures, tombstones
 from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.batch_limits import BatchLimits
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
@@ -46,8 +46,6 @@ from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.layout import Layout, read_layout
 from topicberg.tableflow.log_check import LogCheck
-from topicberg.tableflow.memory import ExhaustedError
-from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.old_values import BatchCutError
 from topicberg.tableflow.plan import ONE_BATCH, Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
@@ -61,6 +59,9 @@ from topicberg.tableflow.table_loader import TableLoader
 from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
+from topicberg.tableflow.values import commit, skips
+from topicberg.tableflow.values.memory import ExhaustedError
+from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 

@@ -25,7 +25,7 @@ from pyiceberg.types import NestedField
 from topicberg.errors import TableflowError
 from topicberg.formats.reasons import field_at, shown
 from topicberg.formats.time_text import moment
-from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
+from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.topics import TopicSpec
 from topicberg.topics.event_time import EPOCHS, ISO, TIME, EventTimeSpec
 

@@ -16,11 +16,11 @@ from pyiceberg.manifest import DataFile
 
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import discard
-from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.sizing import FILE_RECORDS, usual_tasks
+from topicberg.tableflow.values.arrays import whole
 
 _ROWS_AT_ONCE = 131_072
 """Of the rows that are written."""

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.arrays import flags, whole
 from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts, newest_by_partition
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
@@ -41,10 +40,11 @@ from topicberg.tableflow.fold_state import (
 from topicberg.tableflow.folded_files import NewRows
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.last_changes import as_read, last_changes
-from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.old_values import BatchCutError, BatchProgress, OldValues
 from topicberg.tableflow.stale_reads import stale_reads
 from topicberg.tableflow.truncates import Truncates
+from topicberg.tableflow.values.arrays import flags, whole
+from topicberg.tableflow.values.offsets import end_before
 
 _MAX_MOVES = 10_000
 """How many deletions by a change of the primary key are known."""

@@ -12,8 +12,8 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
-from topicberg.tableflow import skips
 from topicberg.tableflow.batch_start import adopt_start
+from topicberg.tableflow.values import skips
 from topicberg.topics import TopicSpec
 
 

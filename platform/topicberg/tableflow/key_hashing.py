@@ -19,17 +19,17 @@ from pyiceberg.table import Table
 
 from topicberg.iceberg.file_columns import missing_column, read_columns
 from topicberg.tableflow import key_files
-from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.key_files import HeldKeys, Keys, merged, with_partition
-from topicberg.tableflow.key_values import key_text
 from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.values.arrays import whole
+from topicberg.tableflow.values.key_values import key_text
 
 NO_TIME = np.iinfo(np.int64).min
 """The time of a record without one."""
 DecodeKeys = Callable[[Any], Any]
 """Returns the texts of raw keys; null: a key cannot be decoded. Both are Arrow arrays."""
 _DECODED_VERSION = 1
-"""Increase it with any change of :mod:`topicberg.tableflow.key_values`."""
+"""Increase it with any change of :mod:`topicberg.tableflow.values.key_values`."""
 # The partition is multiplied by the golden ratio's 64 bits, which spread small numbers far.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -141,7 +141,7 @@ def hash_keys(
     :param first: position of the first row
     :param are_decoded: equal keys have equal hashes in all partitions, but for the bits of these
     """
-    from topicberg.tableflow.key_hash import hashes
+    from topicberg.tableflow.values.key_hash import hashes
 
     has_key = pc.and_(raw.is_valid(), partition.is_valid())
     keys = whole(raw.filter(has_key).cast(pa.binary()))

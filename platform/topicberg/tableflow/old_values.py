@@ -23,7 +23,7 @@ from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, OldRows
 from topicberg.tableflow.fold_state import FoldState, LostChanges, Move, Order, order_of, precedes
-from topicberg.tableflow.offsets import Batch, end_before
+from topicberg.tableflow.values.offsets import Batch, end_before
 
 CERTAIN_MS = 150_000
 """After this time, a producer has sent a record or given up (Kafka's ``delivery.timeout.ms``, and

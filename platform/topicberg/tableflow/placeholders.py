@@ -38,7 +38,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.formats.json.syntax import Number, rendered
-from topicberg.tableflow.arrays import flags
+from topicberg.tableflow.values.arrays import flags
 
 _EPOCH = datetime(1970, 1, 1)
 

@@ -22,7 +22,6 @@ from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.kafka.consumer import READER
 from topicberg.tableflow.changes import ChangePlan, envelope, key_names
-from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing, InlineSchemas
@@ -30,6 +29,7 @@ from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, raw_
 from topicberg.tableflow.meanings import columns_of
 from topicberg.tableflow.rejections import ErrorMode
 from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.writers import (
     UNREADABLE_SCHEMA,
     MessageDecoder,

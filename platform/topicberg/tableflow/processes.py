@@ -24,9 +24,9 @@ from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
-from topicberg.tableflow.memory import ExhaustedError, lacking_memory
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.reading import WrittenBatch, joined, outcome
+from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
 _LOOK_SECONDS = 0.2
 """How often a batch that runs checks whether it is abandoned."""

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, id_of
-from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.key_values import key_text
 from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.values.arrays import whole
+from topicberg.tableflow.values.key_values import key_text
 from topicberg.tableflow.writers import MessageDecoder, Writers
 
 

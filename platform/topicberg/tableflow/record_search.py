@@ -13,12 +13,12 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import discard
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow import skips
 from topicberg.tableflow.batch_plan import BatchPlan
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.processes import Processes
 from topicberg.tableflow.reading import WrittenBatch
+from topicberg.tableflow.values import skips
+from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

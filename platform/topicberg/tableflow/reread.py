@@ -38,7 +38,6 @@ from topicberg.kafka.records import headers_of
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
-from topicberg.tableflow.commit import committed
 from topicberg.tableflow.current_rows import together
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.foreign_commits import changed_by_others, restore
@@ -47,8 +46,9 @@ from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, t
 from topicberg.tableflow.keys import KeyIndex, index_of
 from topicberg.tableflow.layout import KEY, read_layout
 from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
-from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
+from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.skips import current_user
 from topicberg.tableflow.waiting import check_identity
 from topicberg.wording import count
 

@@ -25,7 +25,6 @@ from topicberg.logins.registry import RegistryLogin
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
-from topicberg.tableflow.identity import ENGINES_TOPIC, Identity, engine_group
 from topicberg.tableflow.maintenance_scheduler import MaintenanceScheduler
 from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
@@ -37,6 +36,7 @@ from topicberg.tableflow.status import (
     remove_status,
     write_status,
 )
+from topicberg.tableflow.values.identity import ENGINES_TOPIC, Identity, engine_group
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from topicberg.files import replace_file, topic_file
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.key_state import KeyState
-from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.tombstones import Missed
+from topicberg.tableflow.values.skips import Skip
 
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
 """Of Confluent's API, where a suspended topic is FAILED, with ``suspended``."""

@@ -16,8 +16,8 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.summaries import CURRENT_AT_MS
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
-from topicberg.tableflow.commit import Committed
-from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.values.commit import Committed
+from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
 
 CURRENT_OFFSETS = "topicberg.current-offsets"

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.position_deletes import FileRows
-from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.change_batch import Facts
 from topicberg.tableflow.current_rows import FoldTarget
 from topicberg.tableflow.fold_state import Deletion, newest_truncates
-from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.values.arrays import flags
+from topicberg.tableflow.values.offsets import Batch
 
 
 @dataclass(frozen=True)

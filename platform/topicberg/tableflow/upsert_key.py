@@ -1,7 +1,7 @@
 """What identifies a row of an upsert table: the bytes of its key, or the decoded key.
 
 A key without a schema is its bytes, in its partition of Kafka. A key with a schema is its decoded
-value (:mod:`topicberg.tableflow.key_values`) in all partitions, because its bytes, and with them
+value (:mod:`topicberg.tableflow.values.key_values`) in all partitions, because its bytes, and with them
 the partition, change with the id of the schema.
 """
 
@@ -21,8 +21,8 @@ from topicberg.errors import TableflowError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.protobuf import absent_values
-from topicberg.tableflow.key_values import KeyShape
 from topicberg.tableflow.layout import Layout, MessageField, inner_fields, type_text
+from topicberg.tableflow.values.key_values import KeyShape
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY
 

@@ -11,7 +11,7 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.snapshots import newest_record
 from topicberg.kafka.offsets import Offsets
-from topicberg.tableflow.commit import committed
+from topicberg.tableflow.values.commit import committed
 from topicberg.topics.spec import TopicSpec
 
 POLL_SECONDS = 0.5

@@ -22,11 +22,12 @@ from pyiceberg.io import FileIO
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow import batch_limits, reading, skips
+from topicberg.tableflow import batch_limits, reading
 from topicberg.tableflow.isolation import MOST_BLAMED
-from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.processes import ProcessEndedError
+from topicberg.tableflow.values import skips
+from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.topics import TopicSpec
 
 KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}

@@ -10,7 +10,7 @@ import pytest
 from debezium import UNAVAILABLE
 from memory_topic import MemoryTopic, memory_topic
 
-from topicberg.tableflow.commit import committed
+from topicberg.tableflow.values.commit import committed
 
 
 def fields(**kinds: str) -> list[dict[str, Any]]:

@@ -24,8 +24,8 @@ from topicberg.tableflow import reading
 from topicberg.tableflow.batch_plan import Commit
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.isolation import ATTEMPTS
-from topicberg.tableflow.memory import ExhaustedError, limited
 from topicberg.tableflow.processes import ProcessEndedError, Processes
+from topicberg.tableflow.values.memory import ExhaustedError, limited
 
 MEGABYTE = 1024**2
 

@@ -49,9 +49,9 @@ from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow import key_hashing, key_store
 from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, merged
 from topicberg.tableflow.key_hashing import KeyHasher
-from topicberg.tableflow.key_lookup import passing
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.table import drop
+from topicberg.tableflow.values.key_lookup import passing
 
 SCHEMA = Schema(
     NestedField(1, "value", LongType(), required=False),

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
-from topicberg.tableflow.commit import add_files
+from topicberg.tableflow.values.commit import add_files
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
 

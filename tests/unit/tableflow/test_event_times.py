@@ -22,7 +22,7 @@ from specs import Project, minimal
 from topicberg.errors import TableflowError
 from topicberg.tableflow.event_time import EventTime, event_times
 from topicberg.tableflow.layout import read_layout, table_schema
-from topicberg.tableflow.metadata import NO_TIMESTAMP
+from topicberg.tableflow.values.metadata import NO_TIMESTAMP
 from topicberg.tableflow.waiting import check_table
 from topicberg.topics import TopicSpec, check_topics
 

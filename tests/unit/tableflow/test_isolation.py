@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.isolation import ATTEMPTS, MOST_BLAMED, Isolation
-from topicberg.tableflow.offsets import plan_batch
-from topicberg.tableflow.places import CHUNK, Places
 from topicberg.tableflow.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
+from topicberg.tableflow.values.offsets import plan_batch
+from topicberg.tableflow.values.places import CHUNK, Places
 
 logs = st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 50), st.integers(0, 300)))
 places = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 350)), max_size=6)

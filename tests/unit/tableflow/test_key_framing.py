@@ -14,10 +14,10 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow import foreign as foreign_module
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
-from topicberg.tableflow.key_values import KeyShape
 from topicberg.tableflow.layout import KEY, MessageField
 from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.values.key_values import KeyShape
 
 TEXT = json.dumps({"type": "record", "name": "k", "fields": [{"name": "k", "type": "long"}]})
 GUID, OTHER = UUID(int=9), UUID(int=10)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topicberg.tableflow.key_hash import hashes
+from topicberg.tableflow.values.key_hash import hashes
 
 
 @given(

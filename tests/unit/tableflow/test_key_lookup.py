@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, in_order, is_last, merged
-from topicberg.tableflow.key_lookup import pairs, passing
+from topicberg.tableflow.values.key_lookup import pairs, passing
 
 ALL = np.uint64(2**64 - 1)
 """Bits of the second halves."""

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
-from topicberg.tableflow.offsets import plan_batch
-from topicberg.tableflow.skips import Skip, places
+from topicberg.tableflow.values.offsets import plan_batch
+from topicberg.tableflow.values.skips import Skip, places
 
 offsets = st.dictionaries(st.integers(0, 40), st.integers(0, 10**12), max_size=12)
 

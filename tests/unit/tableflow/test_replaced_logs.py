@@ -27,9 +27,9 @@ from topicberg.kafka.last_records import (
 )
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow import control
-from topicberg.tableflow.commit import committed
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.log_check import OTHER_LOG, LogCheck
+from topicberg.tableflow.values.commit import committed
 from topicberg.topics.discovery import FoundSchema, FoundTopic
 
 FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))

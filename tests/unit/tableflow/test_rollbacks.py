@@ -14,8 +14,8 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import commit_update, move_main, set_ref
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, MAIN
-from topicberg.tableflow.commit import Committed, committed
 from topicberg.tableflow.fold_state import STATE, FoldState, Move
+from topicberg.tableflow.values.commit import Committed, committed
 
 Expire = Callable[[Table, int], None]
 UNKNOWN = "rolled back to a state whose offsets are not known"

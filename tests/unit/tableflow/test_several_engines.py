@@ -16,7 +16,6 @@ from topicberg.settings import Settings
 from topicberg.tableflow import service
 from topicberg.tableflow.after_commit import sync_delta
 from topicberg.tableflow.engine import AbandonedError
-from topicberg.tableflow.identity import Identity, engine_group
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.pool import Pool, poll_seconds
@@ -27,6 +26,7 @@ from topicberg.tableflow.status import (
     status_file,
     write_status,
 )
+from topicberg.tableflow.values.identity import Identity, engine_group
 from topicberg.topics import TopicSpec, load_topic
 
 NOTHING = cast("Any", None)

@@ -32,7 +32,7 @@ for name in [name for name in sys.modules if name.split(".")[0] == "topicberg"]:
     del sys.modules[name]
 sys.meta_path.insert(0, Worker)
 import topicberg.tableflow.tasks
-from topicberg.tableflow.compiling import wait_ready
+from topicberg.tableflow.values.compiling import wait_ready
 
 wait_ready()
 """

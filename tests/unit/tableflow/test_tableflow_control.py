@@ -18,7 +18,6 @@ from topicberg.settings import Settings
 from topicberg.tableflow import control
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.status import (
     COUNTERS,
     OpenTransaction,
@@ -28,6 +27,7 @@ from topicberg.tableflow.status import (
     write_status,
 )
 from topicberg.tableflow.tombstones import Missed
+from topicberg.tableflow.values.skips import Skip
 from topicberg.topics import load_topic, requests
 from topicberg.topics.discovery import FoundSchema, FoundTopic
 

@@ -26,7 +26,7 @@ from topicberg.iceberg.position_deletes import FileRows, add_deletes
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, checkpoint, summary
 from topicberg.kafka.last_records import LastRecords, parse_last_records
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
-from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.values.offsets import Batch
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
 from topicberg.retry import retry_conflicts
-from topicberg.tableflow.commit import committed as held_by
+from topicberg.tableflow.values.commit import committed as held_by
 
 SKIP_PREFIX = "topicberg.skip."
 """Prefix of the table property of each requested skip, followed by partition, dot, offset."""

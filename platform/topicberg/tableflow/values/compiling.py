@@ -18,8 +18,8 @@ def compile_all() -> None:
     from topicberg.formats.columnar.check import check
     from topicberg.formats.columnar.framing import compile_framing
     from topicberg.kafka.librdkafka import compile_gather
-    from topicberg.tableflow.key_hash import compile_hashes
-    from topicberg.tableflow.key_lookup import compile_lookup
+    from topicberg.tableflow.values.key_hash import compile_hashes
+    from topicberg.tableflow.values.key_lookup import compile_lookup
 
     check()
     compile_framing()
