@@ -27,9 +27,16 @@ from versions import Family, Version
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
-from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, raw_columns, table_schema
-from topicberg.tableflow.meanings import Noted, property_of
+from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.layout import (
+    KEY,
+    VALUE,
+    Layout,
+    MessageField,
+    raw_columns,
+    table_schema,
+)
+from topicberg.tableflow.layout.meanings import Noted, property_of
 from topicberg.tableflow.plan import ReadPlan, message_decoders
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import METADATA_TYPES

@@ -24,7 +24,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.foreign import MISSING_SECONDS
+from topicberg.tableflow.layout.foreign import MISSING_SECONDS
 
 pytestmark = pytest.mark.integration
 

@@ -33,7 +33,7 @@ from topicberg.peek import PeekedRecord, newest
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
-from topicberg.tableflow.layout import read_layout
+from topicberg.tableflow.layout.layout import read_layout
 
 pytestmark = pytest.mark.integration
 

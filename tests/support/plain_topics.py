@@ -19,7 +19,7 @@ from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.glue import GlueVersion
 from topicberg.formats.reasons import MalformedError
-from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import new_topic_from_kafka

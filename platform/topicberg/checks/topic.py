@@ -29,9 +29,9 @@ from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.control import as_requested
-from topicberg.tableflow.drift import Drift, is_plain
-from topicberg.tableflow.drift import compare as compare_records
 from topicberg.tableflow.fold_state import FoldState
+from topicberg.tableflow.layout.drift import Drift, is_plain
+from topicberg.tableflow.layout.drift import compare as compare_records
 from topicberg.tableflow.status import COUNTERS, TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.values.commit import committed

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from topicberg.kafka.registration import FileState
-    from topicberg.tableflow.waiting import WaitingChange
+    from topicberg.tableflow.layout.waiting import WaitingChange
 
 _PIPE_WIDTH = 10_000
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.registration import FileState
     from topicberg.settings import Settings
+    from topicberg.tableflow.layout.waiting import WaitingChange
     from topicberg.tableflow.status import TopicStatus
-    from topicberg.tableflow.waiting import WaitingChange
     from topicberg.topics import TopicSpec
     from topicberg.topics.discovery import FoundTopic
 
@@ -536,7 +536,7 @@ def waiting_changes(
     specs: list[TopicSpec], config: Settings
 ) -> tuple[list[WaitingChange], list[str]]:
     """Return the changes of the specs that are not applied, and why others are not known."""
-    from topicberg.tableflow.waiting import find_waiting
+    from topicberg.tableflow.layout.waiting import find_waiting
 
     try:
         return find_waiting(specs, load_endpoints(config), config)

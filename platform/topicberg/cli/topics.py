@@ -341,7 +341,7 @@ def infer(
 
     It reads some of the topic's records, old and new ones, and changes nothing.
     """
-    from topicberg.tableflow.drift import compare
+    from topicberg.tableflow.layout.drift import compare
 
     drift = compare(*_topic(name))
     if as_json:

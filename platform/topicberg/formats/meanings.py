@@ -3,7 +3,7 @@
 Times are plain numbers in some columns, of different units; text may be the JSON text of a value,
 with quotes. The comments of a schema's columns end with it, that of a list or a map with the
 meaning of its items, or of its keys and values. A table's comments only show it: anyone may edit
-them, so a property has it (:mod:`topicberg.tableflow.meanings`).
+them, so a property has it (:mod:`topicberg.tableflow.layout.meanings`).
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from topicberg.tableflow.current_rows import FoldTarget
 from topicberg.tableflow.fold_state import STATE, FoldState, Order
 from topicberg.tableflow.folded_files import write_rows
 from topicberg.tableflow.folding import Folded, Folding
-from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
-from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.key_state import KeyState
+from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
+from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.left_out import LeftOut
 from topicberg.tableflow.old_values import BatchProgress
 from topicberg.tableflow.reading import ChangesRead, WrittenBatch

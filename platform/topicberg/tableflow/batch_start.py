@@ -15,9 +15,9 @@ from topicberg.iceberg.tables import find_table
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.settings import Settings
+from topicberg.tableflow.layout.waiting import start_again
 from topicberg.tableflow.values import commit, skips
 from topicberg.tableflow.values.offsets import Batch, plan_batch
-from topicberg.tableflow.waiting import start_again
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
 

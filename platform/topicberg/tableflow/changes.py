@@ -34,7 +34,7 @@ from pyiceberg.types import (
 from topicberg.errors import TableflowError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.reasons import shown
-from topicberg.tableflow.layout import Layout
+from topicberg.tableflow.layout.layout import Layout
 from topicberg.tableflow.placeholders import is_placeholder, toastable
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS

@@ -32,11 +32,12 @@ from topicberg.iceberg.data_files import WriteTarget, source_column
 from topicberg.iceberg.file_columns import unwritten_column
 from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.tableflow.changes import NEW_KEY, OLD_KEY, ChangePlan, key_columns, read_envelopes
-from topicberg.tableflow.event_time import event_times
-from topicberg.tableflow.layout import KEY, VALUE
+from topicberg.tableflow.layout.event_time import event_times
+from topicberg.tableflow.layout.layout import KEY, VALUE
+from topicberg.tableflow.layout.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
+from topicberg.tableflow.layout.writers import MessageDecoder
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
-from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.key_values import key_text
 from topicberg.tableflow.values.metadata import (
@@ -46,7 +47,6 @@ from topicberg.tableflow.values.metadata import (
     out_of_range,
     wrong_header,
 )
-from topicberg.tableflow.writers import MessageDecoder
 from topicberg.topics.spec import EVENT_TIME, HEADERS, RAW_KEY
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from topicberg.formats.columnar.decoding import Decoded
     from topicberg.kafka.records import Records
-    from topicberg.tableflow.framing import InlineSchemas
+    from topicberg.tableflow.layout.framing import InlineSchemas
 
 MAX_ROWS, MAX_BYTES = 131_072, 16 * 1024 * 1024
 """Records that are decoded at once, and so rows of a row group, and their bytes."""

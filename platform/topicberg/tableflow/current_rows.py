@@ -22,8 +22,8 @@ from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.changes import READ, key_columns, row_columns
 from topicberg.tableflow.fold_state import Order, is_repetition, order_of
 from topicberg.tableflow.keys import KeyIndex
-from topicberg.tableflow.layout import MessageField
-from topicberg.tableflow.meanings import columns_of
+from topicberg.tableflow.layout.layout import MessageField
+from topicberg.tableflow.layout.meanings import columns_of
 from topicberg.tableflow.old_keys import OldKeys
 from topicberg.tableflow.placeholders import toastable
 from topicberg.tableflow.values.arrays import flags

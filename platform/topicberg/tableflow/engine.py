@@ -40,11 +40,11 @@ from topicberg.tableflow.batch_start import (
     in_time_order,
     still_failing,
 )
-from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.foreign_commits import ForeignWatch
-from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.layout import Layout, read_layout
+from topicberg.tableflow.layout.foreign import foreign_schemas
+from topicberg.tableflow.layout.framing import framing
+from topicberg.tableflow.layout.layout import Layout, read_layout
 from topicberg.tableflow.log_check import LogCheck
 from topicberg.tableflow.old_values import BatchCutError
 from topicberg.tableflow.plan import ONE_BATCH, Planner

@@ -49,7 +49,7 @@ from topicberg.iceberg.summaries import (
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.retry import conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow.waiting import start_again
+from topicberg.tableflow.layout.waiting import start_again
 from topicberg.topics import TopicSpec, requests
 from topicberg.topics.spec import OFFSET, PARTITION
 from topicberg.wording import count, listed

@@ -25,7 +25,7 @@ from topicberg.errors import TableflowError
 from topicberg.kafka.last_records import LastRecord, LastRecords, find_records
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.waiting import start_again
+from topicberg.tableflow.layout.waiting import start_again
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
 

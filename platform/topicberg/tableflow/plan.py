@@ -22,21 +22,21 @@ from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.kafka.consumer import READER
 from topicberg.tableflow.changes import ChangePlan, envelope, key_names
-from topicberg.tableflow.event_time import EventTime
-from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.framing import Framing, InlineSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, raw_columns
-from topicberg.tableflow.meanings import columns_of
-from topicberg.tableflow.rejections import ErrorMode
-from topicberg.tableflow.upsert_key import UpsertKey
-from topicberg.tableflow.values.compiling import wait_ready
-from topicberg.tableflow.writers import (
+from topicberg.tableflow.layout.event_time import EventTime
+from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.framing import Framing, InlineSchemas
+from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, columns_to_fill, raw_columns
+from topicberg.tableflow.layout.meanings import columns_of
+from topicberg.tableflow.layout.upsert_key import UpsertKey
+from topicberg.tableflow.layout.writers import (
     UNREADABLE_SCHEMA,
     MessageDecoder,
     Writers,
     candidates,
     check_names,
 )
+from topicberg.tableflow.rejections import ErrorMode
+from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import EVENT_TIME, METADATA_TYPES, RAW_KEY
 

@@ -37,9 +37,9 @@ from topicberg.tableflow.columns import (
 )
 from topicberg.tableflow.key_files import Keys, newest
 from topicberg.tableflow.key_hashing import hash_keys, hash_values, key_types, times_of
+from topicberg.tableflow.layout.upsert_key import IDENTITY
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
-from topicberg.tableflow.upsert_key import IDENTITY
 from topicberg.tableflow.values.memory import limited
 from topicberg.topics.spec import PARTITION, RAW_KEY
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from topicberg.formats.reasons import MalformedError
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.kafka.records import Records
-from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
-from topicberg.tableflow.framing import UnknownInlineError
-from topicberg.tableflow.layout import KEY, VALUE
-from topicberg.tableflow.writers import UNKNOWN, UnknownSchemaError
+from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
+from topicberg.tableflow.layout.framing import UnknownInlineError
+from topicberg.tableflow.layout.layout import KEY, VALUE
+from topicberg.tableflow.layout.writers import UNKNOWN, UnknownSchemaError
 
 ErrorMode = Literal["SUSPEND", "SKIP", "LOG"]
 MAX_UNKNOWN = 1_000

@@ -39,17 +39,17 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.current_rows import together
-from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.foreign_commits import changed_by_others, restore
 from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
 from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.keys import KeyIndex, index_of
-from topicberg.tableflow.layout import KEY, read_layout
+from topicberg.tableflow.layout.foreign import foreign_schemas
+from topicberg.tableflow.layout.layout import KEY, read_layout
+from topicberg.tableflow.layout.upsert_key import UpsertKey, held_key, raw_key, upsert_key
+from topicberg.tableflow.layout.waiting import check_identity
 from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
-from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.skips import current_user
-from topicberg.tableflow.waiting import check_identity
 from topicberg.wording import count
 
 if TYPE_CHECKING:

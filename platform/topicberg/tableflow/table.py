@@ -20,10 +20,17 @@ from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
-from topicberg.tableflow.identity_columns import note_identity
-from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
-from topicberg.tableflow.meanings import followed, noted, property_of, shown, with_noted, with_older
-from topicberg.tableflow.waiting import (
+from topicberg.tableflow.layout.identity_columns import note_identity
+from topicberg.tableflow.layout.layout import METADATA_COLUMNS, sameness, twins
+from topicberg.tableflow.layout.meanings import (
+    followed,
+    noted,
+    property_of,
+    shown,
+    with_noted,
+    with_older,
+)
+from topicberg.tableflow.layout.waiting import (
     EVENT_TIME_RULE,
     KEY_FRAMING,
     WRITE_MODE,

@@ -11,8 +11,8 @@ from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.batch_start import check_kept
-from topicberg.tableflow.identity_columns import identity_columns
-from topicberg.tableflow.layout import Layout, table_schema
+from topicberg.tableflow.layout.identity_columns import identity_columns
+from topicberg.tableflow.layout.layout import Layout, table_schema
 from topicberg.tableflow.table import ensure_table
 from topicberg.topics import TopicSpec
 

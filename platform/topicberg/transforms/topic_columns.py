@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from topicberg.errors import SpecError
 from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
 from topicberg.formats.table import FORMATS
-from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

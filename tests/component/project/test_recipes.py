@@ -168,7 +168,7 @@ def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) 
 
         from topicberg_deploy.confluent.kafka import RegistrySubject
         from topicberg.errors import SpecError
-        from topicberg.tableflow.layout import read_layout, table_schema
+        from topicberg.tableflow.layout.layout import read_layout, table_schema
         from topicberg.topics import load_topic
         from topicberg.topics.discovery import FoundSchema, schema_file
 

@@ -16,7 +16,7 @@ from specs import Project, minimal
 from topicberg.charts import markdown_table
 from topicberg.orchestration.assets.metadata import column_schema
 from topicberg.orchestration.assets.topics import kafka_spec
-from topicberg.tableflow.layout import METADATA_COLUMNS
+from topicberg.tableflow.layout.layout import METADATA_COLUMNS
 from topicberg.topics import load_topic
 
 

@@ -25,7 +25,7 @@ from topicberg.formats.dispatch import format_of
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.tableflow.layout import _with_dropped
+from topicberg.tableflow.layout.layout import _with_dropped
 
 HEAD = """
 import "confluent/meta.proto";

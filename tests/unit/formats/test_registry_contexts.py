@@ -18,7 +18,7 @@ from topicberg.formats.subjects import (
     context_of,
     in_context,
 )
-from topicberg.tableflow.foreign import ForeignSchemas, foreign_schemas, named_schemas
+from topicberg.tableflow.layout.foreign import ForeignSchemas, foreign_schemas, named_schemas
 from topicberg.topics import TopicSpec
 
 EU = ":.eu:orders-value"

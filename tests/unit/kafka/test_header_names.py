@@ -15,7 +15,7 @@ from topicberg.kafka.records import Records, headers_of
 from topicberg.peek import _Decoder
 from topicberg.tableflow import reread
 from topicberg.tableflow.erasure import records
-from topicberg.tableflow.layout import KEY, VALUE, MessageField
+from topicberg.tableflow.layout.layout import KEY, VALUE, MessageField
 from topicberg.tableflow.raw_keys import KeyFraming
 from topicberg.topics import load_topic
 

@@ -25,7 +25,7 @@ from topicberg.tableflow.key_files import (
     newest_of_partitions,
     with_partition,
 )
-from topicberg.tableflow.upsert_key import key_shape
+from topicberg.tableflow.layout.upsert_key import key_shape
 from topicberg.tableflow.values.key_values import KeyShape, key_text
 
 texts = st.none() | st.text(max_size=6)

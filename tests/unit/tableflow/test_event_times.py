@@ -20,10 +20,10 @@ from pyiceberg.types import DoubleType, IcebergType, LongType, NestedField, Stri
 from specs import Project, minimal
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.event_time import EventTime, event_times
-from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.tableflow.layout.event_time import EventTime, event_times
+from topicberg.tableflow.layout.layout import read_layout, table_schema
+from topicberg.tableflow.layout.waiting import check_table
 from topicberg.tableflow.values.metadata import NO_TIMESTAMP
-from topicberg.tableflow.waiting import check_table
 from topicberg.topics import TopicSpec, check_topics
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

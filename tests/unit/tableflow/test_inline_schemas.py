@@ -15,9 +15,9 @@ from header_framing import fetched
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
-from topicberg.tableflow import framing
-from topicberg.tableflow.framing import MAX_OPENINGS, Framing, UnknownInlineError
-from topicberg.tableflow.layout import VALUE, MessageField
+from topicberg.tableflow.layout import framing
+from topicberg.tableflow.layout.framing import MAX_OPENINGS, Framing, UnknownInlineError
+from topicberg.tableflow.layout.layout import VALUE, MessageField
 from topicberg.tableflow.rejections import Rejections
 from topicberg.topics import TopicSpec
 

@@ -15,7 +15,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from topicberg.formats.columnar import framing
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec
 
 VERSIONS = {

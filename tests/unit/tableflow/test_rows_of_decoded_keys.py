@@ -35,7 +35,7 @@ from topicberg.tableflow import keys as module
 from topicberg.tableflow.key_files import Keys, in_order, newest_of_partitions
 from topicberg.tableflow.key_hashing import KeyHasher, hash_keys, times_of
 from topicberg.tableflow.keys import KeyIndex
-from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.values.key_values import KeyShape, key_text
 
 ID = NestedField(1, "id", LongType(), required=False)

@@ -34,9 +34,9 @@ from topicberg.errors import SpecError, TableflowError, TableFormatError, Unreac
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import table as tables
-from topicberg.tableflow import waiting
+from topicberg.tableflow.layout import waiting
+from topicberg.tableflow.layout.waiting import find_waiting, unapplied
 from topicberg.tableflow.table import ensure_table
-from topicberg.tableflow.waiting import find_waiting, unapplied
 from topicberg.topics import TopicSpec
 
 Serve = Callable[[object], None]

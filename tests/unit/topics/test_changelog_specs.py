@@ -16,7 +16,7 @@ from topicberg.errors import SpecError
 from topicberg.formats.json.connect import json_schema, opening
 from topicberg.tableflow.changes import envelope
 from topicberg.tableflow.fold_state import Deletion, FoldState, is_repetition, order_of, precedes
-from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka

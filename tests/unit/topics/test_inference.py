@@ -19,7 +19,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from specs import Project
 
 from topicberg.errors import SpecError
-from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.inference import infer

@@ -27,8 +27,8 @@ from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
 from topicberg.tableflow.erasure.steps import Erased, Erasure
 from topicberg.tableflow.foreign_commits import ForeignWatch
-from topicberg.tableflow.layout import KEY
-from topicberg.tableflow.upsert_key import held_key
+from topicberg.tableflow.layout.layout import KEY
+from topicberg.tableflow.layout.upsert_key import held_key
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.topics.spec import PARTITION, RAW_KEY

@@ -23,12 +23,12 @@ from topicberg.kafka.records import headers_of
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.matching import Condition, Rows
-from topicberg.tableflow.foreign import foreign_schemas
-from topicberg.tableflow.framing import framing
-from topicberg.tableflow.layout import KEY, Layout
+from topicberg.tableflow.layout.foreign import foreign_schemas
+from topicberg.tableflow.layout.framing import framing
+from topicberg.tableflow.layout.layout import KEY, Layout
+from topicberg.tableflow.layout.writers import Writers
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.raw_keys import KeyFraming
-from topicberg.tableflow.writers import Writers
 from topicberg.topics import TopicSpec
 
 CHUNK = 200_000

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
-from topicberg.tableflow.layout import Layout
+from topicberg.tableflow.layout.layout import Layout
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 

@@ -38,7 +38,7 @@ from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
 from topicberg.formats.table import FORMATS
 from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
-from topicberg.tableflow.meanings import without_comments
+from topicberg.tableflow.layout.meanings import without_comments
 from topicberg.topics.schema import SECTIONS, Part
 from topicberg.topics.spec import HEADERS, METADATA_TYPES, RAW_KEY, SOURCE_POSITION, TopicSpec
 
@@ -305,7 +305,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     depth: old producers may still write those fields.
 
     An upsert table also has the key as it was sent, in the metadata column ``raw-key``: see
-    :mod:`topicberg.tableflow.upsert_key`.
+    :mod:`topicberg.tableflow.layout.upsert_key`.
 
     :raises TableflowError: a schema cannot become a table, or has the name of a metadata column, or
         two columns have one full name

@@ -21,7 +21,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.protobuf import absent_values
-from topicberg.tableflow.layout import Layout, MessageField, inner_fields, type_text
+from topicberg.tableflow.layout.layout import Layout, MessageField, inner_fields, type_text
 from topicberg.tableflow.values.key_values import KeyShape
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY

@@ -24,9 +24,9 @@ from topicberg.formats.framing import Framed, RecordFraming, id_of
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.framing import Framing
-from topicberg.tableflow.layout import VALUE, MessageField, sameness, twins
+from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.framing import Framing
+from topicberg.tableflow.layout.layout import VALUE, MessageField, sameness, twins
 
 MAX_FOREIGN_WRITERS = 100
 """The most schemas of other subjects by which the records of one batch are decoded."""

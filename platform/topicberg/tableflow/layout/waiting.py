@@ -20,7 +20,7 @@ from topicberg.iceberg.tables import find_table
 from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
 from topicberg.settings import Settings
-from topicberg.tableflow.identity_columns import changed_identity
+from topicberg.tableflow.layout.identity_columns import changed_identity
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import HEADERS, PARTITION, partition_field_text
 

@@ -25,7 +25,7 @@ from topicberg.formats.json import connect as connect_json
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES
 from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField
+from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField
 from topicberg.topics.schema import PARTS
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
 from topicberg.kafka.samples import RECORDS, sampled_messages
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import read_layout
+from topicberg.tableflow.layout.layout import read_layout
 from topicberg.topics import TopicSpec
 from topicberg.topics.inference import infer
 
