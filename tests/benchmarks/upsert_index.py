@@ -34,10 +34,10 @@ from rich.table import Table as Shown
 
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.manifests import new_file
-from topicberg.tableflow import key_files
-from topicberg.tableflow.key_files import HeldKeys, Keys, merged
-from topicberg.tableflow.key_hashing import KeyHasher
-from topicberg.tableflow.keys import KeyIndex
+from topicberg.tableflow.upsert import key_files
+from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, merged
+from topicberg.tableflow.upsert.key_hashing import KeyHasher
+from topicberg.tableflow.upsert.keys import KeyIndex
 
 FILE_ROWS = 1_000_000
 ROUNDS = 5

@@ -17,9 +17,9 @@ from kafka_topics import Row, Topic, avro, encode
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.iceberg.summaries import KEY_DEFINITION, summary
-from topicberg.tableflow.key_state import KeyState
-from topicberg.tableflow.keys import key_folder
 from topicberg.tableflow.reread import reread
+from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.keys import key_folder
 
 pytestmark = pytest.mark.integration
 

@@ -33,7 +33,7 @@ from topicberg.tableflow.fold_state import FoldState
 from topicberg.tableflow.layout.drift import Drift, is_plain
 from topicberg.tableflow.layout.drift import compare as compare_records
 from topicberg.tableflow.status import COUNTERS, TopicStatus
-from topicberg.tableflow.tombstones import missed
+from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET

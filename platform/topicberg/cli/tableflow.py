@@ -146,8 +146,9 @@ def disable(
     yes: Yes = False,
 ) -> None:
     """Stop materializing a topic. Its table is kept; enabling the topic again resumes it."""
-    from topicberg.tableflow import control, keys
+    from topicberg.tableflow import control
     from topicberg.tableflow.table import drop
+    from topicberg.tableflow.upsert import keys
 
     config = settings()
     spec = control.find_topic(config, topic)

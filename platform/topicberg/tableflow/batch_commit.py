@@ -20,7 +20,6 @@ from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
-from topicberg.tableflow import tombstones
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.changes import key_names
@@ -28,7 +27,6 @@ from topicberg.tableflow.current_rows import FoldTarget
 from topicberg.tableflow.fold_state import STATE, FoldState, Order
 from topicberg.tableflow.folded_files import write_rows
 from topicberg.tableflow.folding import Folded, Folding
-from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.left_out import LeftOut
@@ -36,6 +34,8 @@ from topicberg.tableflow.old_values import BatchProgress
 from topicberg.tableflow.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.topic_keys import TopicKeys
+from topicberg.tableflow.upsert import tombstones
+from topicberg.tableflow.upsert.key_state import KeyState
 from topicberg.tableflow.values import commit, skips
 from topicberg.topics import TopicSpec
 from topicberg.wording import count

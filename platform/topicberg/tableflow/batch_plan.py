@@ -12,9 +12,9 @@ from pyiceberg.table.snapshots import Snapshot
 from topicberg.iceberg import summaries
 from topicberg.kafka.last_records import LastRecords
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.tableflow import tombstones
-from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.layout.layout import Layout
+from topicberg.tableflow.upsert import tombstones
+from topicberg.tableflow.upsert.key_state import KeyState
 from topicberg.tableflow.values import commit, skips
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.changes import LIVE
-from topicberg.tableflow.key_files import Keys, in_order, is_last
+from topicberg.tableflow.upsert.key_files import Keys, in_order, is_last
 from topicberg.tableflow.values.arrays import flags, whole
 
 PLACES = ("partition", "offset", "kafka_ms")

@@ -21,11 +21,11 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.changes import READ, key_columns, row_columns
 from topicberg.tableflow.fold_state import Order, is_repetition, order_of
-from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.layout.layout import MessageField
 from topicberg.tableflow.layout.meanings import columns_of
 from topicberg.tableflow.old_keys import OldKeys
 from topicberg.tableflow.placeholders import toastable
+from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.arrays import flags
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP

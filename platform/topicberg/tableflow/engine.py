@@ -29,7 +29,7 @@ from topicberg.kafka.consumer import DamagedRecordsError, batch_end
 from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow import failures, tombstones
+from topicberg.tableflow import failures
 from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.batch_limits import BatchLimits
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
@@ -59,6 +59,7 @@ from topicberg.tableflow.table_loader import TableLoader
 from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
+from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.values import commit, skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.tableflow.values.offsets import Batch

@@ -38,11 +38,11 @@ from topicberg.tableflow.fold_state import (
     order_of,
 )
 from topicberg.tableflow.folded_files import NewRows
-from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.last_changes import as_read, last_changes
 from topicberg.tableflow.old_values import BatchCutError, BatchProgress, OldValues
 from topicberg.tableflow.stale_reads import stale_reads
 from topicberg.tableflow.truncates import Truncates
+from topicberg.tableflow.upsert.key_files import Keys
 from topicberg.tableflow.values.arrays import flags, whole
 from topicberg.tableflow.values.offsets import end_before
 

@@ -25,7 +25,6 @@ from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.last_records import LastRecords, last_records
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
-from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.change_batch import ChangeBatch, Facts
 from topicberg.tableflow.columns import (
     MAX_BYTES,
@@ -35,11 +34,12 @@ from topicberg.tableflow.columns import (
     buffers_of,
     chunks,
 )
-from topicberg.tableflow.key_files import Keys, newest
-from topicberg.tableflow.key_hashing import hash_keys, hash_values, key_types, times_of
 from topicberg.tableflow.layout.upsert_key import IDENTITY
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.upsert.key_files import Keys, newest
+from topicberg.tableflow.upsert.key_hashing import hash_keys, hash_values, key_types, times_of
 from topicberg.tableflow.values.memory import limited
 from topicberg.topics.spec import PARTITION, RAW_KEY
 

@@ -5,7 +5,7 @@ their commits (:mod:`topicberg.tableflow.foreign_commits`), from where the engin
 
 Of an upsert table, rows of keys that the topic lacks are deleted, and rows whose key a newer row
 has. A table that has read every record differs from its topic only by deletes that it missed (see
-:mod:`topicberg.tableflow.tombstones`). So the topic's keys are read from its beginning, without
+:mod:`topicberg.tableflow.upsert.tombstones`). So the topic's keys are read from its beginning, without
 their values, and the rows of all other keys are deleted by one commit on ``main``, beside a running
 engine.
 
@@ -37,17 +37,23 @@ from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.kafka.records import headers_of
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow import tombstones
 from topicberg.tableflow.current_rows import together
 from topicberg.tableflow.foreign_commits import changed_by_others, restore
-from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
-from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
-from topicberg.tableflow.keys import KeyIndex, index_of
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.layout import KEY, read_layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.layout.waiting import check_identity
 from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
+from topicberg.tableflow.upsert import tombstones
+from topicberg.tableflow.upsert.key_files import (
+    Keys,
+    in_order,
+    merged,
+    newest,
+    newest_of_partitions,
+)
+from topicberg.tableflow.upsert.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
+from topicberg.tableflow.upsert.keys import KeyIndex, index_of
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.skips import current_user
 from topicberg.wording import count

@@ -46,11 +46,11 @@ from topicberg.iceberg.position_deletes import (
 )
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.vectors import read_vectors
-from topicberg.tableflow import key_hashing, key_store
-from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, merged
-from topicberg.tableflow.key_hashing import KeyHasher
-from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.table import drop
+from topicberg.tableflow.upsert import key_hashing, key_store
+from topicberg.tableflow.upsert.key_files import BLOCK_BITS, HeldKeys, Keys, merged
+from topicberg.tableflow.upsert.key_hashing import KeyHasher
+from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.key_lookup import passing
 
 SCHEMA = Schema(

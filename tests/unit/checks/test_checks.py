@@ -97,7 +97,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.erasure.matching import Rows
 from topicberg.tableflow.erasure.steps import Erasure
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
-from topicberg.tableflow.tombstones import MISSED, Missed
+from topicberg.tableflow.upsert.tombstones import MISSED, Missed
 from topicberg.topics import Rules, TopicSpec, load_topic, load_topics
 from topicberg.topics.spec import Freshness
 

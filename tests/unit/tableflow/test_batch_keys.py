@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
-from topicberg.tableflow.key_files import Keys, merged, newest
+from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.upsert.key_files import Keys, merged, newest
 
 Record = tuple[int, int, bool]
 """A key's two hashes, and whether the record has a value."""

@@ -16,8 +16,9 @@ from pyiceberg import types as T
 
 from topicberg.formats import protobuf
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.tableflow import key_hashing
-from topicberg.tableflow.key_files import (
+from topicberg.tableflow.layout.upsert_key import key_shape
+from topicberg.tableflow.upsert import key_hashing
+from topicberg.tableflow.upsert.key_files import (
     HeldKeys,
     Keys,
     in_order,
@@ -25,7 +26,6 @@ from topicberg.tableflow.key_files import (
     newest_of_partitions,
     with_partition,
 )
-from topicberg.tableflow.layout.upsert_key import key_shape
 from topicberg.tableflow.values.key_values import KeyShape, key_text
 
 texts = st.none() | st.text(max_size=6)

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, in_order, is_last, merged
+from topicberg.tableflow.upsert.key_files import (
+    BLOCK_BITS,
+    HeldKeys,
+    Keys,
+    in_order,
+    is_last,
+    merged,
+)
 from topicberg.tableflow.values.key_lookup import pairs, passing
 
 ALL = np.uint64(2**64 - 1)

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from topicberg.iceberg.summaries import COMMITTED_AT_MS, CURRENT_AT_MS, END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
-from topicberg.tableflow.tombstones import MISSED, DeleteWatch, Missed, current
+from topicberg.tableflow.upsert.tombstones import MISSED, DeleteWatch, Missed, current
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec

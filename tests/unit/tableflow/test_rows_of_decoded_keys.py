@@ -31,11 +31,11 @@ from pyiceberg.types import (
 
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.position_deletes import FileRows
-from topicberg.tableflow import keys as module
-from topicberg.tableflow.key_files import Keys, in_order, newest_of_partitions
-from topicberg.tableflow.key_hashing import KeyHasher, hash_keys, times_of
-from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.layout.upsert_key import UpsertKey
+from topicberg.tableflow.upsert import keys as module
+from topicberg.tableflow.upsert.key_files import Keys, in_order, newest_of_partitions
+from topicberg.tableflow.upsert.key_hashing import KeyHasher, hash_keys, times_of
+from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.key_values import KeyShape, key_text
 
 ID = NestedField(1, "id", LongType(), required=False)

@@ -16,7 +16,6 @@ from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow import control
-from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.status import (
     COUNTERS,
@@ -26,7 +25,8 @@ from topicberg.tableflow.status import (
     status_file,
     write_status,
 )
-from topicberg.tableflow.tombstones import Missed
+from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.tombstones import Missed
 from topicberg.tableflow.values.skips import Skip
 from topicberg.topics import load_topic, requests
 from topicberg.topics.discovery import FoundSchema, FoundTopic

@@ -21,7 +21,6 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg import delta
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
-from topicberg.tableflow import keys
 from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
 from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
@@ -29,6 +28,7 @@ from topicberg.tableflow.erasure.steps import Erased, Erasure
 from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.layout.layout import KEY
 from topicberg.tableflow.layout.upsert_key import held_key
+from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.topics.spec import PARTITION, RAW_KEY

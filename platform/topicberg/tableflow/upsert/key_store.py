@@ -14,9 +14,9 @@ from pyiceberg.table import Table
 
 from topicberg.iceberg.files import in_parallel
 from topicberg.iceberg.shared_keys import file_name, shared_file
-from topicberg.tableflow import key_files
-from topicberg.tableflow.key_files import HeldKeys, Seal, unusable
-from topicberg.tableflow.key_hashing import KeyHasher
+from topicberg.tableflow.upsert import key_files
+from topicberg.tableflow.upsert.key_files import HeldKeys, Seal, unusable
+from topicberg.tableflow.upsert.key_hashing import KeyHasher
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The index of an upsert table's keys: the rows that a batch replaces are looked up, not scanned.
 
-Every data file of a table has a *key file* (:mod:`topicberg.tableflow.key_files`) in the state
+Every data file of a table has a *key file* (:mod:`topicberg.tableflow.upsert.key_files`) in the state
 directory: a hash of each row's key, sorted, and the row's position. A data file never changes, so
 its key file stays valid. A missing key file is copied from the table's folder, where the writer
 that computed it shares it, and computed from the data file if it is not there either, or damaged.
@@ -39,8 +39,8 @@ from topicberg.iceberg.files import entries_by_manifest
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.shared_keys import delete_shared, file_name
 from topicberg.settings import Settings
-from topicberg.tableflow.deleted_rows import DeletedRows
-from topicberg.tableflow.key_files import (
+from topicberg.tableflow.upsert.deleted_rows import DeletedRows
+from topicberg.tableflow.upsert.key_files import (
     HeldKeys,
     Keys,
     in_order,
@@ -48,8 +48,8 @@ from topicberg.tableflow.key_files import (
     newest_of_partitions,
     same_key,
 )
-from topicberg.tableflow.key_hashing import KeyHasher, times_of
-from topicberg.tableflow.key_store import KeyStore
+from topicberg.tableflow.upsert.key_hashing import KeyHasher, times_of
+from topicberg.tableflow.upsert.key_store import KeyStore
 
 _RANGE_ROWS = 4_000_000
 """Rows of a table whose keys are compared with each other at once."""

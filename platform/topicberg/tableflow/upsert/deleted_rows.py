@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from topicberg.iceberg.manifests import identity
 from topicberg.iceberg.position_deletes import Deletes, read_deletes
 from topicberg.iceberg.vectors import read_vectors
-from topicberg.tableflow.key_files import bits_of
+from topicberg.tableflow.upsert.key_files import bits_of
 
 
 class DeletedRows:

@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.key_files import HeldKeys, Keys, in_order, is_last, newest_of_partitions
+from topicberg.tableflow.upsert.key_files import (
+    HeldKeys,
+    Keys,
+    in_order,
+    is_last,
+    newest_of_partitions,
+)
 
 
 class Run(NamedTuple):

@@ -18,9 +18,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from topicberg.iceberg.file_columns import missing_column, read_columns
-from topicberg.tableflow import key_files
-from topicberg.tableflow.key_files import HeldKeys, Keys, merged, with_partition
 from topicberg.tableflow.layout.upsert_key import UpsertKey
+from topicberg.tableflow.upsert import key_files
+from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, merged, with_partition
 from topicberg.tableflow.values.arrays import whole
 from topicberg.tableflow.values.key_values import key_text
 

@@ -1,0 +1,1 @@
+"""The index of keys, the rows that a batch replaces, and tombstones."""
