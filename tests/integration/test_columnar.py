@@ -25,7 +25,8 @@ from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
 from topicberg.kafka.last_records import find_records
 from topicberg.kafka.records import Records
-from topicberg.tableflow import batch_limits, engine, reading, tasks
+from topicberg.tableflow import engine, reading, tasks
+from topicberg.tableflow.batch import batch_limits
 from topicberg.tableflow.columns import MAX_ROWS
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.plan import CONSUMER

@@ -23,7 +23,7 @@ from topicberg.errors import LoginError, ThrottledError, TopicbergError
 from topicberg.retry import THROTTLED, UNRESOLVED, classify, with_service
 from topicberg.settings import settings
 from topicberg.spark import check_spark
-from topicberg.tableflow.failures import explain
+from topicberg.tableflow.batch.failures import explain
 
 URLLIB = (
     "HTTPConnectionPool(host='catalog.invalid', port=8181): Max retries exceeded with url: "

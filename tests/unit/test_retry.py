@@ -42,7 +42,7 @@ from topicberg.retry import (
     with_service,
 )
 from topicberg.settings import Settings
-from topicberg.tableflow.failures import explain
+from topicberg.tableflow.batch.failures import explain
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 

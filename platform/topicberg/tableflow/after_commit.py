@@ -11,7 +11,7 @@ from topicberg.clients.lineage import TopicLineage
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.iceberg import delta
-from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.status import FailingFormat
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import metadata_description

@@ -20,7 +20,7 @@ from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
-from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
+from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.changes import key_names
 from topicberg.tableflow.current_rows import FoldTarget

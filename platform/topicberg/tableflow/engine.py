@@ -5,7 +5,7 @@ by tasks of Spark; both do the same (:mod:`topicberg.tableflow.reading`).
 
 Every step starts from the offsets that the table holds, so a step that failed or was killed at any
 point is run again. A batch that exhausts the memory of a process is divided until only the failing
-record is left, see :mod:`topicberg.tableflow.isolation`.
+record is left, see :mod:`topicberg.tableflow.batch.isolation`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from topicberg.kafka.consumer import DamagedRecordsError, batch_end
 from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow import failures
-from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
-from topicberg.tableflow.batch_limits import BatchLimits
-from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
-from topicberg.tableflow.batch_start import (
+from topicberg.tableflow.batch import failures
+from topicberg.tableflow.batch.batch_limits import BatchLimits
+from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader
+from topicberg.tableflow.batch.batch_start import (
     check_recreated,
     check_suspended,
     first_offsets,
     in_time_order,
     still_failing,
 )
+from topicberg.tableflow.batch.isolation import Isolation
+from topicberg.tableflow.batch.sizing import small, usual_tasks
+from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.foreign_commits import ForeignWatch
-from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import Layout, read_layout
@@ -53,7 +54,6 @@ from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.sizing import small, usual_tasks
 from topicberg.tableflow.spark_turn import SparkTurn
 from topicberg.tableflow.table_loader import TableLoader
 from topicberg.tableflow.tasks import ingest_by_spark, split

@@ -21,13 +21,13 @@ from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow import failures
 from topicberg.tableflow.after_commit import LineageReporter, sync_delta
-from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.batch import failures
+from topicberg.tableflow.batch.batch_plan import Commit
+from topicberg.tableflow.batch.sizing import SMALL_RECORDS
 from topicberg.tableflow.engine import AbandonedError, Ingestor
 from topicberg.tableflow.log_watch import LogWatch
 from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.sizing import SMALL_RECORDS
 from topicberg.tableflow.status import OpenTransaction
 from topicberg.tableflow.status_report import StatusReport
 from topicberg.tableflow.turn_schedule import TurnSchedule

@@ -9,7 +9,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.settings import Settings
-from topicberg.tableflow.batch_plan import BatchPlan
+from topicberg.tableflow.batch.batch_plan import BatchPlan
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.rejections import Rejections
 from topicberg.topics import TopicSpec

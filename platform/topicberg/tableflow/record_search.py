@@ -1,6 +1,6 @@
 """The search of one topic for the records at which its batches fail.
 
-:mod:`topicberg.tableflow.isolation` says which part is read next; here is what follows from one
+:mod:`topicberg.tableflow.batch.isolation` says which part is read next; here is what follows from one
 that failed.
 """
 
@@ -13,8 +13,8 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import discard
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow.batch_plan import BatchPlan
-from topicberg.tableflow.isolation import Isolation
+from topicberg.tableflow.batch.batch_plan import BatchPlan
+from topicberg.tableflow.batch.isolation import Isolation
 from topicberg.tableflow.processes import Processes
 from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.values import skips

@@ -10,7 +10,7 @@ import time
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.status import (
     OpenTransaction,
     TopicStatus,

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.batch_start import check_kept
+from topicberg.tableflow.batch.batch_start import check_kept
 from topicberg.tableflow.layout.identity_columns import identity_columns
 from topicberg.tableflow.layout.layout import Layout, table_schema
 from topicberg.tableflow.table import ensure_table

@@ -21,9 +21,9 @@ from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow import reading
-from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.batch.batch_plan import Commit
+from topicberg.tableflow.batch.isolation import ATTEMPTS
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.isolation import ATTEMPTS
 from topicberg.tableflow.processes import ProcessEndedError, Processes
 from topicberg.tableflow.values.memory import ExhaustedError, limited
 

@@ -24,7 +24,7 @@ from topicberg.logins.catalog import CatalogLogin, role_session
 from topicberg.logins.oauth import OAuthClient
 from topicberg.retry import classify
 from topicberg.settings import Settings
-from topicberg.tableflow.failures import explained
+from topicberg.tableflow.batch.failures import explained
 
 SECRET = "correct-horse-battery"
 

@@ -13,7 +13,13 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from topicberg.errors import UnreachableError
 from topicberg.settings import Settings
-from topicberg.tableflow.failures import explain, is_ended, is_full, is_of_service, missing_bucket
+from topicberg.tableflow.batch.failures import (
+    explain,
+    is_ended,
+    is_full,
+    is_of_service,
+    missing_bucket,
+)
 
 LOST = "Job aborted due to stage failure: java.io.UncheckedIOException: Failed to close\n"
 GRPC = """<_InactiveRpcError of RPC that terminated with:

@@ -16,7 +16,7 @@ from memory_topic import MemoryTopic, memory_topic
 from topicberg.errors import LoginError, TopicbergError, UnreachableError, split_hint
 from topicberg.kafka.ends import Ends
 from topicberg.settings import Settings
-from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.log_watch import LogWatch
 from topicberg.tableflow.status import (

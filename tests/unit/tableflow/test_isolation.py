@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.isolation import ATTEMPTS, MOST_BLAMED, Isolation
-from topicberg.tableflow.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
+from topicberg.tableflow.batch.isolation import ATTEMPTS, MOST_BLAMED, Isolation
+from topicberg.tableflow.batch.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
 from topicberg.tableflow.values.offsets import plan_batch
 from topicberg.tableflow.values.places import CHUNK, Places
 

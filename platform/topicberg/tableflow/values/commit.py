@@ -38,7 +38,7 @@ class Committed:
     at_ms: int | None = None
     """When the engine planned the batch."""
     batch_size: str | None = None
-    """What the engine had learnt by then, see :class:`topicberg.tableflow.sizing.BatchSize`."""
+    """What the engine had learnt by then, see :class:`topicberg.tableflow.batch.sizing.BatchSize`."""
     key_definition: str | None = None
     """See :data:`topicberg.iceberg.summaries.KEY_DEFINITION`."""
     current_at_ms: int | None = None
@@ -75,7 +75,7 @@ def snapshot_properties(
 ) -> dict[str, str]:
     """Return the summary properties of a batch's snapshot.
 
-    :param learnt: see :class:`topicberg.tableflow.sizing.BatchSize`
+    :param learnt: see :class:`topicberg.tableflow.batch.sizing.BatchSize`
     """
     return {
         summaries.TOPIC: topic,

@@ -74,7 +74,7 @@ class BatchPlan:
     """Where the log ended."""
     now_ms: int
     learnt: str
-    """See :class:`topicberg.tableflow.sizing.BatchSize`."""
+    """See :class:`topicberg.tableflow.batch.sizing.BatchSize`."""
     missed: tombstones.DeleteWatch
     key_definition: str | None
     """Which keys the newest batch of the table took as equal; None: keys of the same bytes."""

@@ -9,8 +9,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.kafka import TopicLog
 from topicberg.kafka.consumer import record_bytes
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize
+from topicberg.tableflow.batch.isolation import Isolation
+from topicberg.tableflow.batch.sizing import SMALL_RECORDS, BatchSize
 from topicberg.tableflow.values.offsets import Batch, plan_batch
 from topicberg.topics import TopicSpec
 
