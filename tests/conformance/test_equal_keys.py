@@ -34,7 +34,7 @@ from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField, table_schema
 from topicberg.tableflow.layout.upsert_key import IDENTITY, UpsertKey
 from topicberg.tableflow.raw_keys import RawKeys
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.upsert.key_hashing import key_texts
 from topicberg.tableflow.values.key_values import key_text
 from topicberg.topics import TopicSpec

@@ -30,10 +30,10 @@ from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.peek import PeekedRecord, newest
-from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout.layout import read_layout
+from topicberg.tableflow.rejected.deadletters import DeadLetters
 
 pytestmark = pytest.mark.integration
 

@@ -29,11 +29,11 @@ from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import ancestry
 from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
-from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout.drift import compare
 from topicberg.tableflow.layout.layout import read_layout
+from topicberg.tableflow.rejected.deadletters import DeadLetters
 from topicberg.tableflow.reread import reread
 from topicberg.testing import spark_session
 from topicberg.topics import load_topic

@@ -17,7 +17,7 @@ from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, raw_columns
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
 from topicberg.tableflow.plan import ReadPlan, message_decoders
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import METADATA_TYPES
 

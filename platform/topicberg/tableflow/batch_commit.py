@@ -29,10 +29,10 @@ from topicberg.tableflow.folded_files import write_rows
 from topicberg.tableflow.folding import Folded, Folding
 from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.layout.framing import Framing
-from topicberg.tableflow.left_out import LeftOut
 from topicberg.tableflow.old_values import BatchProgress
 from topicberg.tableflow.reading import ChangesRead, WrittenBatch
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.left_out import LeftOut
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_state import KeyState

@@ -2,7 +2,7 @@
 
 Keys and values are decoded by programs into Arrow (:mod:`topicberg.formats.columnar`). A record
 that a program refuses is decoded by the reference decoder of its format: it becomes a row like all
-others, or is rejected with a reason (:mod:`topicberg.tableflow.rejections`).
+others, or is rejected with a reason (:mod:`topicberg.tableflow.rejected.rejections`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from topicberg.tableflow.layout.layout import KEY, VALUE
 from topicberg.tableflow.layout.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
 from topicberg.tableflow.layout.writers import MessageDecoder
 from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.key_values import key_text
 from topicberg.tableflow.values.metadata import (

@@ -52,7 +52,7 @@ from topicberg.tableflow.plan import ONE_BATCH, Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
 from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.spark_turn import SparkTurn
 from topicberg.tableflow.table_loader import TableLoader

@@ -35,7 +35,7 @@ from topicberg.tableflow.layout.writers import (
     candidates,
     check_names,
 )
-from topicberg.tableflow.rejections import ErrorMode
+from topicberg.tableflow.rejected.rejections import ErrorMode
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import EVENT_TIME, METADATA_TYPES, RAW_KEY

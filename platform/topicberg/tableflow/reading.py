@@ -36,7 +36,7 @@ from topicberg.tableflow.columns import (
 )
 from topicberg.tableflow.layout.upsert_key import IDENTITY
 from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_files import Keys, newest
 from topicberg.tableflow.upsert.key_hashing import hash_keys, hash_values, key_types, times_of

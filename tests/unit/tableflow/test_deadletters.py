@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from topicberg.settings import Settings
-from topicberg.tableflow.deadletters import DeadLetters
+from topicberg.tableflow.rejected.deadletters import DeadLetters
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import ERROR_LOG_SCHEMA
 from topicberg.topics.schema import schema_path

@@ -18,7 +18,7 @@ from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow.layout import framing
 from topicberg.tableflow.layout.framing import MAX_OPENINGS, Framing, UnknownInlineError
 from topicberg.tableflow.layout.layout import VALUE, MessageField
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.topics import TopicSpec
 
 

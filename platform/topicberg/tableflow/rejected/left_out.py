@@ -10,8 +10,8 @@ from topicberg.errors import TableflowError
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan
-from topicberg.tableflow.deadletters import DeadLetters
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.rejected.deadletters import DeadLetters
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 

@@ -1,0 +1,1 @@
+"""What is not a row: SUSPEND, SKIP, LOG, and dead letters."""
