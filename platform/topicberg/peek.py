@@ -40,7 +40,7 @@ from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
 from topicberg.settings import Settings
-from topicberg.tableflow.changes import envelope, key_names
+from topicberg.tableflow.changelog.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.layout.event_time import EventTime
 from topicberg.tableflow.layout.foreign import foreign_schemas

@@ -30,9 +30,9 @@ from kafka_topics import Row, Topic
 
 from topicberg.errors import TableflowError
 from topicberg.kafka.consumer import messages
-from topicberg.tableflow import old_values
+from topicberg.tableflow.changelog import old_values
+from topicberg.tableflow.changelog.old_values import LaterRecordsError
 from topicberg.tableflow.engine import Ingestor, run_once
-from topicberg.tableflow.old_values import LaterRecordsError
 
 pytestmark = pytest.mark.integration
 EXACT = Context(prec=10_000)

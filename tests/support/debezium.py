@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic, encode
 
 from topicberg.formats.framing import WIRE_BYTES, wire_prefix
-from topicberg.tableflow import old_values
+from topicberg.tableflow.changelog import old_values
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "debezium"
 UNAVAILABLE = "__debezium_unavailable_value"

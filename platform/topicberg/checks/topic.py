@@ -28,8 +28,8 @@ from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
+from topicberg.tableflow.changelog.fold_state import FoldState
 from topicberg.tableflow.control import as_requested
-from topicberg.tableflow.fold_state import FoldState
 from topicberg.tableflow.layout.drift import Drift, is_plain
 from topicberg.tableflow.layout.drift import compare as compare_records
 from topicberg.tableflow.status import COUNTERS, TopicStatus

@@ -21,15 +21,15 @@ from topicberg.iceberg.files import discard
 from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader
-from topicberg.tableflow.change_batch import ChangeBatch
-from topicberg.tableflow.changes import key_names
-from topicberg.tableflow.current_rows import FoldTarget
-from topicberg.tableflow.fold_state import STATE, FoldState, Order
-from topicberg.tableflow.folded_files import write_rows
-from topicberg.tableflow.folding import Folded, Folding
+from topicberg.tableflow.changelog.change_batch import ChangeBatch
+from topicberg.tableflow.changelog.changes import key_names
+from topicberg.tableflow.changelog.current_rows import FoldTarget
+from topicberg.tableflow.changelog.fold_state import STATE, FoldState, Order
+from topicberg.tableflow.changelog.folded_files import write_rows
+from topicberg.tableflow.changelog.folding import Folded, Folding
+from topicberg.tableflow.changelog.old_values import BatchProgress
 from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.layout.framing import Framing
-from topicberg.tableflow.old_values import BatchProgress
 from topicberg.tableflow.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.rejected.left_out import LeftOut
 from topicberg.tableflow.rejected.rejections import Rejections

@@ -31,7 +31,13 @@ from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import WriteTarget, source_column
 from topicberg.iceberg.file_columns import unwritten_column
 from topicberg.iceberg.truncation import lowest_truncated
-from topicberg.tableflow.changes import NEW_KEY, OLD_KEY, ChangePlan, key_columns, read_envelopes
+from topicberg.tableflow.changelog.changes import (
+    NEW_KEY,
+    OLD_KEY,
+    ChangePlan,
+    key_columns,
+    read_envelopes,
+)
 from topicberg.tableflow.layout.event_time import event_times
 from topicberg.tableflow.layout.layout import KEY, VALUE
 from topicberg.tableflow.layout.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key

@@ -42,12 +42,12 @@ from topicberg.tableflow.batch.batch_start import (
 from topicberg.tableflow.batch.isolation import Isolation
 from topicberg.tableflow.batch.sizing import small, usual_tasks
 from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
+from topicberg.tableflow.changelog.old_values import BatchCutError
 from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import Layout, read_layout
 from topicberg.tableflow.log_check import LogCheck
-from topicberg.tableflow.old_values import BatchCutError
 from topicberg.tableflow.plan import ONE_BATCH, Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
 from topicberg.tableflow.reading import WrittenBatch

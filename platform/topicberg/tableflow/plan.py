@@ -21,7 +21,7 @@ from topicberg.formats.dispatch import format_of
 from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.kafka.consumer import READER
-from topicberg.tableflow.changes import ChangePlan, envelope, key_names
+from topicberg.tableflow.changelog.changes import ChangePlan, envelope, key_names
 from topicberg.tableflow.layout.event_time import EventTime
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.framing import Framing, InlineSchemas

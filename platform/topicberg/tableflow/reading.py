@@ -25,7 +25,7 @@ from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.last_records import LastRecords, last_records
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
-from topicberg.tableflow.change_batch import ChangeBatch, Facts
+from topicberg.tableflow.changelog.change_batch import ChangeBatch, Facts
 from topicberg.tableflow.columns import (
     MAX_BYTES,
     MAX_ROWS,

@@ -37,7 +37,7 @@ from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.kafka.records import headers_of
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow.current_rows import together
+from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.foreign_commits import changed_by_others, restore
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.layout import KEY, read_layout

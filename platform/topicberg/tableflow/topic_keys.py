@@ -13,7 +13,7 @@ from topicberg.iceberg import summaries
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan
-from topicberg.tableflow.current_rows import together
+from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import KEY, Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key

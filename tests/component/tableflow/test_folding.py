@@ -21,9 +21,10 @@ from pyiceberg.table import Table
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.commits import commit_update, move_main
-from topicberg.tableflow import fold_state, folded_files, old_values, tasks
-from topicberg.tableflow.change_batch import newest_by_partition
-from topicberg.tableflow.old_values import LaterRecordsError
+from topicberg.tableflow import tasks
+from topicberg.tableflow.changelog import fold_state, folded_files, old_values
+from topicberg.tableflow.changelog.change_batch import newest_by_partition
+from topicberg.tableflow.changelog.old_values import LaterRecordsError
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))

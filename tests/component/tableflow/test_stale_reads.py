@@ -15,7 +15,7 @@ from memory_topic import MemoryTopic
 from test_folding import changed_topic, rows_of
 
 from topicberg.checks.topic import check_snapshot_reads
-from topicberg.tableflow.fold_state import MAX_DELETES, FoldState
+from topicberg.tableflow.changelog.fold_state import MAX_DELETES, FoldState
 
 Position = Callable[[int], dict[str, Any]]
 READ_MS = 30_000_000

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.changes import ChangePlan, Envelopes, envelope, read_envelopes
+from topicberg.tableflow.changelog.changes import ChangePlan, Envelopes, envelope, read_envelopes
 from topicberg.topics import TopicSpec
 
 SPEC = TopicSpec.model_validate(

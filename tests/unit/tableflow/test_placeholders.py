@@ -20,8 +20,8 @@ from topicberg.formats import json as json_format
 from topicberg.formats.columnar.columns import arrow_type
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.tableflow.changes import ChangePlan, read_envelopes
-from topicberg.tableflow.placeholders import is_placeholder
+from topicberg.tableflow.changelog.changes import ChangePlan, read_envelopes
+from topicberg.tableflow.changelog.placeholders import is_placeholder
 
 TEXT = "__debezium_unavailable_value"
 RAW = list(TEXT.encode())

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.tableflow.changes import READ
-from topicberg.tableflow.current_rows import OldRows
-from topicberg.tableflow.fold_state import is_repetition, order_of
+from topicberg.tableflow.changelog.changes import READ
+from topicberg.tableflow.changelog.current_rows import OldRows
+from topicberg.tableflow.changelog.fold_state import is_repetition, order_of
 
 Change = tuple[int, int | None, int | None]
 """Partition, time and position."""

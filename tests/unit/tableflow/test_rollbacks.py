@@ -14,7 +14,7 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import commit_update, move_main, set_ref
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, MAIN
-from topicberg.tableflow.fold_state import STATE, FoldState, Move
+from topicberg.tableflow.changelog.fold_state import STATE, FoldState, Move
 from topicberg.tableflow.values.commit import Committed, committed
 
 Expire = Callable[[Table, int], None]

@@ -14,8 +14,14 @@ from specs import Project, minimal
 
 from topicberg.errors import SpecError
 from topicberg.formats.json.connect import json_schema, opening
-from topicberg.tableflow.changes import envelope
-from topicberg.tableflow.fold_state import Deletion, FoldState, is_repetition, order_of, precedes
+from topicberg.tableflow.changelog.changes import envelope
+from topicberg.tableflow.changelog.fold_state import (
+    Deletion,
+    FoldState,
+    is_repetition,
+    order_of,
+    precedes,
+)
 from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from topicberg.tableflow.change_batch import ByKey
-from topicberg.tableflow.changes import READ
+from topicberg.tableflow.changelog.change_batch import ByKey
+from topicberg.tableflow.changelog.changes import READ
 
 
 def last_changes(by_key: ByKey) -> tuple[NDArray[np.intp], pa.Table]:

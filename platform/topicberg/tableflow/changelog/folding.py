@@ -6,7 +6,7 @@ of the key or the number of partitions changed. A truncate deletes what came bef
 its own partition, and those of other partitions that are older in the source.
 
 All changes are handled as arrays. Only changes that lack values, and keys that have changes in
-several partitions, cost more: see :mod:`topicberg.tableflow.old_values`.
+several partitions, cost more: see :mod:`topicberg.tableflow.changelog.old_values`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ from numpy.typing import NDArray
 
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts, newest_by_partition
-from topicberg.tableflow.changes import FACTS, LIVE, READ
-from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
-from topicberg.tableflow.fold_state import (
+from topicberg.tableflow.changelog.change_batch import (
+    PLACES,
+    ByKey,
+    ChangeBatch,
+    Facts,
+    newest_by_partition,
+)
+from topicberg.tableflow.changelog.changes import FACTS, LIVE, READ
+from topicberg.tableflow.changelog.current_rows import FoldTarget, KeyedRows, OldRows, together
+from topicberg.tableflow.changelog.fold_state import (
     MAX_DELETES,
     Deletion,
     FoldState,
@@ -37,11 +43,11 @@ from topicberg.tableflow.fold_state import (
     is_repetition,
     order_of,
 )
-from topicberg.tableflow.folded_files import NewRows
-from topicberg.tableflow.last_changes import as_read, last_changes
-from topicberg.tableflow.old_values import BatchCutError, BatchProgress, OldValues
-from topicberg.tableflow.stale_reads import stale_reads
-from topicberg.tableflow.truncates import Truncates
+from topicberg.tableflow.changelog.folded_files import NewRows
+from topicberg.tableflow.changelog.last_changes import as_read, last_changes
+from topicberg.tableflow.changelog.old_values import BatchCutError, BatchProgress, OldValues
+from topicberg.tableflow.changelog.stale_reads import stale_reads
+from topicberg.tableflow.changelog.truncates import Truncates
 from topicberg.tableflow.upsert.key_files import Keys
 from topicberg.tableflow.values.arrays import flags, whole
 from topicberg.tableflow.values.offsets import end_before

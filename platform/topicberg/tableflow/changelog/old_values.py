@@ -19,10 +19,17 @@ from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts
-from topicberg.tableflow.changes import FACTS, LIVE, READ
-from topicberg.tableflow.current_rows import FoldTarget, OldRows
-from topicberg.tableflow.fold_state import FoldState, LostChanges, Move, Order, order_of, precedes
+from topicberg.tableflow.changelog.change_batch import PLACES, ByKey, ChangeBatch, Facts
+from topicberg.tableflow.changelog.changes import FACTS, LIVE, READ
+from topicberg.tableflow.changelog.current_rows import FoldTarget, OldRows
+from topicberg.tableflow.changelog.fold_state import (
+    FoldState,
+    LostChanges,
+    Move,
+    Order,
+    order_of,
+    precedes,
+)
 from topicberg.tableflow.values.offsets import Batch, end_before
 
 CERTAIN_MS = 150_000

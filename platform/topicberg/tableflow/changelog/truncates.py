@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.position_deletes import FileRows
-from topicberg.tableflow.change_batch import Facts
-from topicberg.tableflow.current_rows import FoldTarget
-from topicberg.tableflow.fold_state import Deletion, newest_truncates
+from topicberg.tableflow.changelog.change_batch import Facts
+from topicberg.tableflow.changelog.current_rows import FoldTarget
+from topicberg.tableflow.changelog.fold_state import Deletion, newest_truncates
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.offsets import Batch
 

@@ -17,10 +17,15 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from topicberg.tableflow.change_batch import ByKey, Facts
-from topicberg.tableflow.changes import READ
-from topicberg.tableflow.current_rows import FoldTarget, OldRows
-from topicberg.tableflow.fold_state import FoldState, ReadState, is_comparable, is_read_before
+from topicberg.tableflow.changelog.change_batch import ByKey, Facts
+from topicberg.tableflow.changelog.changes import READ
+from topicberg.tableflow.changelog.current_rows import FoldTarget, OldRows
+from topicberg.tableflow.changelog.fold_state import (
+    FoldState,
+    ReadState,
+    is_comparable,
+    is_read_before,
+)
 from topicberg.tableflow.values.arrays import whole
 
 _NO_TIME = np.iinfo(np.int64).min

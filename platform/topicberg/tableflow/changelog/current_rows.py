@@ -19,12 +19,12 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.changes import READ, key_columns, row_columns
-from topicberg.tableflow.fold_state import Order, is_repetition, order_of
+from topicberg.tableflow.changelog.changes import READ, key_columns, row_columns
+from topicberg.tableflow.changelog.fold_state import Order, is_repetition, order_of
+from topicberg.tableflow.changelog.old_keys import OldKeys
+from topicberg.tableflow.changelog.placeholders import toastable
 from topicberg.tableflow.layout.layout import MessageField
 from topicberg.tableflow.layout.meanings import columns_of
-from topicberg.tableflow.old_keys import OldKeys
-from topicberg.tableflow.placeholders import toastable
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.arrays import flags
 from topicberg.topics import TopicSpec

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.changes import LIVE
+from topicberg.tableflow.changelog.changes import LIVE
 from topicberg.tableflow.upsert.key_files import Keys, in_order, is_last
 from topicberg.tableflow.values.arrays import flags, whole
 

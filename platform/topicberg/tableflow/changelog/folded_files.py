@@ -17,7 +17,7 @@ from pyiceberg.manifest import DataFile
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.tableflow.batch.sizing import FILE_RECORDS, usual_tasks
-from topicberg.tableflow.change_batch import ChangeBatch
+from topicberg.tableflow.changelog.change_batch import ChangeBatch
 from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_files import Keys
 from topicberg.tableflow.values.arrays import whole

@@ -2,7 +2,7 @@
 
 The envelope of a record is decoded by its writer's schema into the row after the change (and, in
 write mode append, before it), with the types of the table's columns. What it says of the change
-itself are the :data:`FACTS`; :mod:`topicberg.tableflow.folding` makes the current rows of both.
+itself are the :data:`FACTS`; :mod:`topicberg.tableflow.changelog.folding` makes the current rows of both.
 
 Source: Debezium's documentation of its PostgreSQL connector, "Data change events".
 """
@@ -34,8 +34,8 @@ from pyiceberg.types import (
 from topicberg.errors import TableflowError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.reasons import shown
+from topicberg.tableflow.changelog.placeholders import is_placeholder, toastable
 from topicberg.tableflow.layout.layout import Layout
-from topicberg.tableflow.placeholders import is_placeholder, toastable
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS
 from topicberg.topics import TopicSpec

@@ -1,0 +1,1 @@
+"""Changes of a database as current rows."""
