@@ -34,9 +34,9 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import ROWS_SKIPPED
 from topicberg.query import run_query
 from topicberg.settings import Settings
+from topicberg.tableflow.decode.sessions import Sessions
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.history import history_table
-from topicberg.tableflow.sessions import Sessions
 from topicberg.topics import TopicSpec
 
 FORMATS = ("AVRO", "JSON", "PROTOBUF")

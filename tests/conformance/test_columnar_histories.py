@@ -27,6 +27,7 @@ from versions import Family, Version
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
+from topicberg.tableflow.decode.plan import ReadPlan, message_decoders
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import (
     KEY,
@@ -37,7 +38,6 @@ from topicberg.tableflow.layout.layout import (
     table_schema,
 )
 from topicberg.tableflow.layout.meanings import Noted, property_of
-from topicberg.tableflow.plan import ReadPlan, message_decoders
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import METADATA_TYPES
 

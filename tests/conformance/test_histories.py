@@ -23,7 +23,7 @@ from history import FORMATS, History, Result, check_dead_letters, dead_letters, 
 
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.tableflow.sessions import Sessions
+from topicberg.tableflow.decode.sessions import Sessions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(40_000)]
 

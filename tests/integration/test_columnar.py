@@ -25,11 +25,12 @@ from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
 from topicberg.kafka.last_records import find_records
 from topicberg.kafka.records import Records
-from topicberg.tableflow import engine, reading, tasks
+from topicberg.tableflow import engine
 from topicberg.tableflow.batch import batch_limits
-from topicberg.tableflow.columns import MAX_ROWS
+from topicberg.tableflow.decode import reading, tasks
+from topicberg.tableflow.decode.columns import MAX_ROWS
+from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.plan import CONSUMER
 from topicberg.tableflow.upsert import key_store
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.commit import committed

@@ -20,9 +20,9 @@ from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import messages
+from topicberg.tableflow.decode.processes import Processes
+from topicberg.tableflow.decode.reading import EARLY, WrittenBatch
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.processes import Processes
-from topicberg.tableflow.reading import EARLY, WrittenBatch
 from topicberg.tableflow.rejected.deadletters import DeadLetters
 from topicberg.tableflow.values import commit
 from topicberg.topics.deadletters import dead_letter_spec

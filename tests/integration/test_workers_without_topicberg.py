@@ -20,10 +20,10 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import sessions, tasks
+from topicberg.tableflow.decode import sessions, tasks
+from topicberg.tableflow.decode.sessions import Sessions
+from topicberg.tableflow.decode.tasks import check_workers
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.tasks import check_workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -11,12 +11,12 @@ from pyiceberg.table import Table
 
 from topicberg.formats.subjects import SchemaReaders
 from topicberg.iceberg.data_files import WriteTarget
-from topicberg.tableflow.columns import buffers_of, chunks
+from topicberg.tableflow.decode.columns import buffers_of, chunks
+from topicberg.tableflow.decode.plan import ReadPlan, message_decoders
 from topicberg.tableflow.layout.event_time import EventTime
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, raw_columns
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
-from topicberg.tableflow.plan import ReadPlan, message_decoders
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import METADATA_TYPES

@@ -28,9 +28,9 @@ from topicberg.tableflow.changelog.fold_state import STATE, FoldState, Order
 from topicberg.tableflow.changelog.folded_files import write_rows
 from topicberg.tableflow.changelog.folding import Folded, Folding
 from topicberg.tableflow.changelog.old_values import BatchProgress
+from topicberg.tableflow.decode.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.layout.framing import Framing
-from topicberg.tableflow.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.rejected.left_out import LeftOut
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.topic_keys import TopicKeys

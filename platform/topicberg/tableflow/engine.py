@@ -1,7 +1,7 @@
 """One topic into its table: plan a batch, write its data files, commit them.
 
-Small batches are read by processes of the engine (:mod:`topicberg.tableflow.processes`), large ones
-by tasks of Spark; both do the same (:mod:`topicberg.tableflow.reading`).
+Small batches are read by processes of the engine (:mod:`topicberg.tableflow.decode.processes`), large ones
+by tasks of Spark; both do the same (:mod:`topicberg.tableflow.decode.reading`).
 
 Every step starts from the offsets that the table holds, so a step that failed or was killed at any
 point is run again. A batch that exhausts the memory of a process is divided until only the failing
@@ -43,20 +43,20 @@ from topicberg.tableflow.batch.isolation import Isolation
 from topicberg.tableflow.batch.sizing import small, usual_tasks
 from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.changelog.old_values import BatchCutError
+from topicberg.tableflow.decode.plan import ONE_BATCH, Planner
+from topicberg.tableflow.decode.processes import ProcessEndedError, shared
+from topicberg.tableflow.decode.reading import WrittenBatch
+from topicberg.tableflow.decode.sessions import Sessions
+from topicberg.tableflow.decode.spark_turn import SparkTurn
+from topicberg.tableflow.decode.tasks import ingest_by_spark, split
 from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import Layout, read_layout
 from topicberg.tableflow.log_check import LogCheck
-from topicberg.tableflow.plan import ONE_BATCH, Planner
-from topicberg.tableflow.processes import ProcessEndedError, shared
-from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejected.rejections import Rejections
-from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.spark_turn import SparkTurn
 from topicberg.tableflow.table_loader import TableLoader
-from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
 from topicberg.tableflow.upsert import tombstones

@@ -25,9 +25,9 @@ from topicberg.tableflow.after_commit import LineageReporter, sync_delta
 from topicberg.tableflow.batch import failures
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.sizing import SMALL_RECORDS
+from topicberg.tableflow.decode.sessions import Sessions
 from topicberg.tableflow.engine import AbandonedError, Ingestor
 from topicberg.tableflow.log_watch import LogWatch
-from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.status import OpenTransaction
 from topicberg.tableflow.status_report import StatusReport
 from topicberg.tableflow.turn_schedule import TurnSchedule

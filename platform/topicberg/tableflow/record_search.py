@@ -15,8 +15,8 @@ from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset, Ranges
 from topicberg.tableflow.batch.batch_plan import BatchPlan
 from topicberg.tableflow.batch.isolation import Isolation
-from topicberg.tableflow.processes import Processes
-from topicberg.tableflow.reading import WrittenBatch
+from topicberg.tableflow.decode.processes import Processes
+from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.topics import TopicSpec

@@ -38,12 +38,12 @@ from topicberg.kafka.records import headers_of
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
+from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.foreign_commits import changed_by_others, restore
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.layout import KEY, read_layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.layout.waiting import check_identity
-from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_files import (
     Keys,

@@ -14,11 +14,11 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan
 from topicberg.tableflow.changelog.current_rows import together
+from topicberg.tableflow.decode.raw_keys import RawKeys
+from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import KEY, Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
-from topicberg.tableflow.raw_keys import RawKeys
-from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.key_state import KEYS, KeyState
 from topicberg.tableflow.upsert.keys import KeyIndex, index_of

@@ -21,10 +21,10 @@ from pyiceberg.table import Table
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.commits import commit_update, move_main
-from topicberg.tableflow import tasks
 from topicberg.tableflow.changelog import fold_state, folded_files, old_values
 from topicberg.tableflow.changelog.change_batch import newest_by_partition
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
+from topicberg.tableflow.decode import tasks
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))

@@ -22,11 +22,11 @@ from pyiceberg.io import FileIO
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow import reading
 from topicberg.tableflow.batch import batch_limits
 from topicberg.tableflow.batch.isolation import MOST_BLAMED
-from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.processes import ProcessEndedError
+from topicberg.tableflow.decode import reading
+from topicberg.tableflow.decode.plan import ReadPlan
+from topicberg.tableflow.decode.processes import ProcessEndedError
 from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.topics import TopicSpec

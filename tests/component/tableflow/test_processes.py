@@ -20,11 +20,11 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow import reading
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.isolation import ATTEMPTS
+from topicberg.tableflow.decode import reading
+from topicberg.tableflow.decode.processes import ProcessEndedError, Processes
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.processes import ProcessEndedError, Processes
 from topicberg.tableflow.values.memory import ExhaustedError, limited
 
 MEGABYTE = 1024**2

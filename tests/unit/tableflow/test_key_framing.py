@@ -12,11 +12,11 @@ from pyiceberg.types import LongType, NestedField
 
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.layout import foreign as foreign_module
 from topicberg.tableflow.layout.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.layout.layout import KEY, MessageField
 from topicberg.tableflow.layout.upsert_key import UpsertKey
-from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.values.key_values import KeyShape
 
 TEXT = json.dumps({"type": "record", "name": "k", "fields": [{"name": "k", "type": "long"}]})

@@ -11,8 +11,8 @@ from clocks import Clock
 
 from topicberg.errors import TopicbergError
 from topicberg.settings import settings
-from topicberg.tableflow import sessions
-from topicberg.tableflow.sessions import IDLE_SECONDS, Sessions
+from topicberg.tableflow.decode import sessions
+from topicberg.tableflow.decode.sessions import IDLE_SECONDS, Sessions
 
 LOGIN = {"a login": "of this session"}
 

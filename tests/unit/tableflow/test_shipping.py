@@ -9,7 +9,7 @@ ONLY_WHAT_IS_SENT = """
 import sys
 from importlib.metadata import packages_distributions
 
-from topicberg.tableflow.shipping import WORKERS_OWN, _distributions
+from topicberg.tableflow.decode.shipping import WORKERS_OWN, _distributions
 
 sent = {name.lower() for name in _distributions()} | WORKERS_OWN | {"topicberg"}
 missing = {
@@ -31,7 +31,7 @@ for name in [name for name in sys.modules if name.split(".")[0] in missing]:
 for name in [name for name in sys.modules if name.split(".")[0] == "topicberg"]:
     del sys.modules[name]
 sys.meta_path.insert(0, Worker)
-import topicberg.tableflow.tasks
+import topicberg.tableflow.decode.tasks
 from topicberg.tableflow.values.compiling import wait_ready
 
 wait_ready()

@@ -9,7 +9,7 @@ from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import IntegerType, NestedField, StructType
 
 from topicberg.iceberg.data_files import WriteTarget
-from topicberg.tableflow.columns import untruncatable
+from topicberg.tableflow.decode.columns import untruncatable
 
 LOWEST = -(2**31)
 SCHEMA = Schema(

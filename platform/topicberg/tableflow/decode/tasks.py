@@ -1,5 +1,5 @@
 """Batches that tasks of Spark read: each task does for its part of the offsets what
-:func:`topicberg.tableflow.reading.ingest` does.
+:func:`topicberg.tableflow.decode.reading.ingest` does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 from topicberg.errors import TopicbergError, first_line
 from topicberg.tableflow.batch.failures import explain, is_of_service
 from topicberg.tableflow.batch.sizing import FILE_RECORDS, usual_tasks
-from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.reading import WrittenBatch, joined, outcome
-from topicberg.tableflow.shipping import code_version, on_worker, ship
+from topicberg.tableflow.decode.plan import ReadPlan
+from topicberg.tableflow.decode.reading import WrittenBatch, joined, outcome
+from topicberg.tableflow.decode.shipping import code_version, on_worker, ship
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.memory import lacking_memory
 

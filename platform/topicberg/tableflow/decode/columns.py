@@ -38,11 +38,11 @@ from topicberg.tableflow.changelog.changes import (
     key_columns,
     read_envelopes,
 )
+from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.layout.event_time import event_times
 from topicberg.tableflow.layout.layout import KEY, VALUE
 from topicberg.tableflow.layout.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
 from topicberg.tableflow.layout.writers import MessageDecoder
-from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.key_values import key_text

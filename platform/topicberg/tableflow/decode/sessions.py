@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.spark import check_spark, new_session
-from topicberg.tableflow.tasks import check_workers
+from topicberg.tableflow.decode.tasks import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError
 from topicberg.spark import check_spark
-from topicberg.tableflow.sessions import Sessions
+from topicberg.tableflow.decode.sessions import Sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,6 +1,6 @@
-"""The main module of a process of :mod:`topicberg.tableflow.processes`.
+"""The main module of a process of :mod:`topicberg.tableflow.decode.processes`.
 
-``python -m topicberg.tableflow.decoding_process SOCKET MEMORY``: the number of an open socket, and
+``python -m topicberg.tableflow.decode.decoding_process SOCKET MEMORY``: the number of an open socket, and
 how many bytes a batch may take.
 """
 
@@ -13,7 +13,7 @@ import sys
 from topicberg.garbage import no_search
 
 with no_search():
-    from topicberg.tableflow.processes import serve
+    from topicberg.tableflow.decode.processes import serve
     from topicberg.tableflow.values.compiling import wait_ready
 
 

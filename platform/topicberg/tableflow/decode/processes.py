@@ -24,8 +24,8 @@ from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
-from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.reading import WrittenBatch, joined, outcome
+from topicberg.tableflow.decode.plan import ReadPlan
+from topicberg.tableflow.decode.reading import WrittenBatch, joined, outcome
 from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
 _LOOK_SECONDS = 0.2
@@ -116,7 +116,7 @@ class _Process:
     def __init__(self, memory: int) -> None:
         own, other = socket.socketpair()
         with other:
-            module, number = "topicberg.tableflow.decoding_process", other.fileno()
+            module, number = "topicberg.tableflow.decode.decoding_process", other.fileno()
             command = [sys.executable, "-m", module, str(number), str(memory)]
             self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
         self._channel = own

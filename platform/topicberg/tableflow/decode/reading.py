@@ -26,7 +26,7 @@ from topicberg.kafka.last_records import LastRecords, last_records
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.tableflow.changelog.change_batch import ChangeBatch, Facts
-from topicberg.tableflow.columns import (
+from topicberg.tableflow.decode.columns import (
     MAX_BYTES,
     MAX_ROWS,
     Chunk,
@@ -34,8 +34,8 @@ from topicberg.tableflow.columns import (
     buffers_of,
     chunks,
 )
+from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.layout.upsert_key import IDENTITY
-from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_files import Keys, newest
