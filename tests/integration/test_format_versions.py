@@ -32,7 +32,7 @@ from topicberg.query import Engine, run_query
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import control
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.table import drop
+from topicberg.tableflow.table.table import drop
 
 pytestmark = pytest.mark.integration
 

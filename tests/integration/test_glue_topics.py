@@ -25,7 +25,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout.layout import read_layout
-from topicberg.tableflow.reread import reread
+from topicberg.tableflow.table.reread import reread
 
 pytestmark = pytest.mark.integration
 

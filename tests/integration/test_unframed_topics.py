@@ -34,7 +34,7 @@ from topicberg.tableflow.erasure.records import matching_keys, records_of, write
 from topicberg.tableflow.layout.drift import compare
 from topicberg.tableflow.layout.layout import read_layout
 from topicberg.tableflow.rejected.deadletters import DeadLetters
-from topicberg.tableflow.reread import reread
+from topicberg.tableflow.table.reread import reread
 from topicberg.testing import spark_session
 from topicberg.topics import load_topic
 from topicberg.transforms.derivation import Derivation, Source

@@ -29,7 +29,7 @@ from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.reread import REREAD, Reread, reread
+from topicberg.tableflow.table.reread import REREAD, Reread, reread
 
 pytestmark = pytest.mark.integration
 

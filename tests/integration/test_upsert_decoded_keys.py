@@ -17,7 +17,7 @@ from kafka_topics import Row, Topic, avro, encode
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.iceberg.summaries import KEY_DEFINITION, summary
-from topicberg.tableflow.reread import reread
+from topicberg.tableflow.table.reread import reread
 from topicberg.tableflow.upsert.key_state import KeyState
 from topicberg.tableflow.upsert.keys import key_folder
 

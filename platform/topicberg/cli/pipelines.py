@@ -72,7 +72,7 @@ def drop(
     from topicberg.catalogs import glue
     from topicberg.catalogs.snowflake import tables as snowflake
     from topicberg.orchestration.resources import Lakehouse, Snowflake
-    from topicberg.tableflow.table import drop
+    from topicberg.tableflow.table.table import drop
 
     config = settings()
     lake, lakehouse = load_lake(config), Lakehouse()

@@ -147,7 +147,7 @@ def disable(
 ) -> None:
     """Stop materializing a topic. Its table is kept; enabling the topic again resumes it."""
     from topicberg.tableflow import control
-    from topicberg.tableflow.table import drop
+    from topicberg.tableflow.table.table import drop
     from topicberg.tableflow.upsert import keys
 
     config = settings()
@@ -171,7 +171,7 @@ def resume(topic: Topic) -> None:
     What other writers did to the rows of its table is accepted.
     """
     from topicberg.tableflow import control
-    from topicberg.tableflow.foreign_commits import changed_by_others
+    from topicberg.tableflow.table.foreign_commits import changed_by_others
 
     accepted: list[str] = []
     with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why
@@ -216,9 +216,9 @@ def reread(topic: Topic, yes: Yes = False) -> None:
     have missed tombstones, which Kafka keeps only for `delete.retention.ms`. The topic is read once
     from its beginning; readers of the table see one commit.
     """
-    from topicberg.tableflow.foreign_commits import changed_by_others
-    from topicberg.tableflow.reread import require_upsert
-    from topicberg.tableflow.reread import reread as run_reread
+    from topicberg.tableflow.table.foreign_commits import changed_by_others
+    from topicberg.tableflow.table.reread import require_upsert
+    from topicberg.tableflow.table.reread import reread as run_reread
 
     spec, table, endpoints = _open(topic)
     name, changed = ".".join(table.name()), next(changed_by_others(table, spec), None)

@@ -41,7 +41,6 @@ from topicberg.tableflow.batch.batch_start import (
 )
 from topicberg.tableflow.batch.isolation import Isolation
 from topicberg.tableflow.batch.sizing import small, usual_tasks
-from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.changelog.old_values import BatchCutError
 from topicberg.tableflow.decode.plan import ONE_BATCH, Planner
 from topicberg.tableflow.decode.processes import ProcessEndedError, shared
@@ -49,15 +48,16 @@ from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.decode.sessions import Sessions
 from topicberg.tableflow.decode.spark_turn import SparkTurn
 from topicberg.tableflow.decode.tasks import ingest_by_spark, split
-from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import Layout, read_layout
 from topicberg.tableflow.log_check import LogCheck
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejected.rejections import Rejections
-from topicberg.tableflow.table_loader import TableLoader
-from topicberg.tableflow.topic_keys import TopicKeys
+from topicberg.tableflow.table.batch_commit import BatchCommitter, SchemasFoundError, result
+from topicberg.tableflow.table.foreign_commits import ForeignWatch
+from topicberg.tableflow.table.table_loader import TableLoader
+from topicberg.tableflow.table.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.values import commit, skips

@@ -34,7 +34,7 @@ from topicberg.tableflow.changelog import old_values
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
 from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
-from topicberg.tableflow.reread import Reread, reread
+from topicberg.tableflow.table.reread import Reread, reread
 from topicberg.topics.requests import StoredRequest, write_request
 
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", "4"))

@@ -46,7 +46,7 @@ from topicberg.iceberg.position_deletes import (
 )
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.vectors import read_vectors
-from topicberg.tableflow.table import drop
+from topicberg.tableflow.table.table import drop
 from topicberg.tableflow.upsert import key_hashing, key_store
 from topicberg.tableflow.upsert.key_files import BLOCK_BITS, HeldKeys, Keys, merged
 from topicberg.tableflow.upsert.key_hashing import KeyHasher

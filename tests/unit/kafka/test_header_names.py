@@ -13,10 +13,10 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.records import Records, headers_of
 from topicberg.peek import _Decoder
-from topicberg.tableflow import reread
 from topicberg.tableflow.decode.raw_keys import KeyFraming
 from topicberg.tableflow.erasure import records
 from topicberg.tableflow.layout.layout import KEY, VALUE, MessageField
+from topicberg.tableflow.table import reread
 from topicberg.topics import load_topic
 
 KEY_BYTES = b"\0\0\0\0\1\2"

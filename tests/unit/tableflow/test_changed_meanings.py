@@ -42,7 +42,7 @@ from topicberg.tableflow.decode.plan import message_decoders
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import Layout, MessageField, table_schema
 from topicberg.tableflow.layout.meanings import MEANINGS, columns_of, followed, noted
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec
 
 _AVRO: dict[str, Any] = {

@@ -14,7 +14,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.layout import Layout, MessageField, table_schema
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec
 
 Fields = dict[str, Any]

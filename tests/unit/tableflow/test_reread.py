@@ -14,9 +14,9 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import Settings
-from topicberg.tableflow import reread as module
 from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField
 from topicberg.tableflow.layout.upsert_key import raw_key
+from topicberg.tableflow.table import reread as module
 from topicberg.tableflow.upsert.key_hashing import no_decoder
 from topicberg.topics import TopicSpec
 from topicberg.topics import spec as names

@@ -20,7 +20,7 @@ from pyiceberg.types import (
 from specs import minimal
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.tableflow.table import _evolve
+from topicberg.tableflow.table.table import _evolve
 from topicberg.topics import TopicSpec
 from topicberg.transforms.target import ensure_table
 

@@ -28,7 +28,7 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table, key_framing, unapplied
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec, check_topics
 
 names = itertools.count()

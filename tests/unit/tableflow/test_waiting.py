@@ -33,10 +33,10 @@ from topicberg.cli import app
 from topicberg.errors import SpecError, TableflowError, TableFormatError, UnreachableError
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import table as tables
 from topicberg.tableflow.layout import waiting
 from topicberg.tableflow.layout.waiting import find_waiting, unapplied
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table import table as tables
+from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec
 
 Serve = Callable[[object], None]

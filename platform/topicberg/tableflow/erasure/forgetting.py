@@ -25,9 +25,9 @@ from topicberg.tableflow.erasure.locations import Found, file_batches, find, pro
 from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
 from topicberg.tableflow.erasure.steps import Erased, Erasure
-from topicberg.tableflow.foreign_commits import ForeignWatch
 from topicberg.tableflow.layout.layout import KEY
 from topicberg.tableflow.layout.upsert_key import held_key
+from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec

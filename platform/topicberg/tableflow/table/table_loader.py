@@ -13,7 +13,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_start import check_kept
 from topicberg.tableflow.layout.identity_columns import identity_columns
 from topicberg.tableflow.layout.layout import Layout, table_schema
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec
 
 

@@ -33,7 +33,7 @@ from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.rejected.left_out import LeftOut
 from topicberg.tableflow.rejected.rejections import Rejections
-from topicberg.tableflow.topic_keys import TopicKeys
+from topicberg.tableflow.table.topic_keys import TopicKeys
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_state import KeyState
 from topicberg.tableflow.values import commit, skips

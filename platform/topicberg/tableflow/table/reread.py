@@ -1,7 +1,7 @@
 """Make a table equal to its topic again.
 
 If other writers replaced its rows as they were earlier, ``main`` is set to the snapshot before
-their commits (:mod:`topicberg.tableflow.foreign_commits`), from where the engine goes on.
+their commits (:mod:`topicberg.tableflow.table.foreign_commits`), from where the engine goes on.
 
 Of an upsert table, rows of keys that the topic lacks are deleted, and rows whose key a newer row
 has. A table that has read every record differs from its topic only by deletes that it missed (see
@@ -39,11 +39,11 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
-from topicberg.tableflow.foreign_commits import changed_by_others, restore
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.layout import KEY, read_layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.layout.waiting import check_identity
+from topicberg.tableflow.table.foreign_commits import changed_by_others, restore
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_files import (
     Keys,

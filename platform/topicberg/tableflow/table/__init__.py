@@ -1,0 +1,1 @@
+"""The topic's table: created, evolved, committed to, read again."""
