@@ -41,12 +41,12 @@ from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.changes import envelope, key_names
-from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.layout.event_time import EventTime
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import MessageField, raw_columns, read_layout, table_schema
 from topicberg.tableflow.layout.writers import Writers, candidates, named
+from topicberg.tableflow.service.control import find_topic
 from topicberg.tableflow.values.metadata import NO_TIMESTAMP, wrong_header
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics

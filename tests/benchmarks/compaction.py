@@ -29,8 +29,8 @@ from topicberg.iceberg.maintenance.run import maintain_table
 from topicberg.iceberg.summaries import END_OFFSETS, summary
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import control
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.topics import TopicSpec
 
 INTERVAL = 10

@@ -53,7 +53,7 @@ from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 
 _KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
 _LOOP_ROWS = 100_000

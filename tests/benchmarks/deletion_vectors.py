@@ -30,7 +30,7 @@ from topicberg.iceberg.manifests import is_vector, referenced_file, size_of
 from topicberg.query import duckdb_connection
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.topics import TopicSpec
 from topicberg_local import stack
 

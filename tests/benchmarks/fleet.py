@@ -61,8 +61,8 @@ from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control
-from topicberg.tableflow.status import TopicStatus, read_status
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import TopicStatus, read_status
 from topicberg_local import stack
 
 RECORDS = 10

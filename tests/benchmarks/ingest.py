@@ -48,7 +48,7 @@ from workloads import (
 from topicberg import kafka
 from topicberg.endpoints import load_endpoints
 from topicberg.settings import settings
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values.compiling import wait_ready
 
 logger = logging.getLogger("ingest")

@@ -21,7 +21,7 @@ from workloads import ATTACKED, Topic, drop, fill_topic
 from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control
+from topicberg.tableflow.service import control
 from topicberg.tableflow.values import commit
 
 

@@ -43,8 +43,8 @@ from topicberg.endpoints import load_endpoints
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.engine import run_once
 from topicberg.topics import load_topic
 from topicberg_local.datagen.runner import run_here, start
 

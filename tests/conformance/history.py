@@ -35,8 +35,8 @@ from topicberg.iceberg.summaries import ROWS_SKIPPED
 from topicberg.query import run_query
 from topicberg.settings import Settings
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.history import history_table
+from topicberg.tableflow.service.engine import Ingestor
+from topicberg.tableflow.service.history import history_table
 from topicberg.topics import TopicSpec
 
 FORMATS = ("AVRO", "JSON", "PROTOBUF")

@@ -38,7 +38,7 @@ from topicberg.alerts.dagster_ui import running_ui
 from topicberg.endpoints import Endpoints, runtime_file
 from topicberg.files import replace_file
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service.status import read_status
 from topicberg.topics import load_topic
 from topicberg_local import health
 from topicberg_local import stack as local_stack

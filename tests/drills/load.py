@@ -25,8 +25,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control
-from topicberg.tableflow.wait import wait_for
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.wait import wait_for
 
 KEYS = 500
 SCHEMA: dict[str, Any] = {

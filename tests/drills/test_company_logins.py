@@ -52,7 +52,7 @@ from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES, Snowflake
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.wait import wait_for
+from topicberg.tableflow.service.wait import wait_for
 from topicberg.topics import TopicSpec, load_topic
 from topicberg_local import stack as local_stack
 from topicberg_local.datagen.producer import avro_encoder

@@ -26,7 +26,7 @@ from load import Load, paused_load
 from topicberg.clients.confluent import Api
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service.status import read_status
 from topicberg_local import stack as local_stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]

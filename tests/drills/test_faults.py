@@ -35,10 +35,10 @@ from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import run_query
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.status import read_status
-from topicberg.tableflow.wait import wait_for
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.engine import run_once
+from topicberg.tableflow.service.status import read_status
+from topicberg.tableflow.service.wait import wait_for
 from topicberg.topics import load_topic
 from topicberg.topics.spec import Freshness
 from topicberg_local.datagen.runner import run_here

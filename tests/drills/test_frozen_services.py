@@ -28,7 +28,7 @@ from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER, running_ui
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.jobs.engine import engine_sensor
 from topicberg.settings import settings
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service.status import read_status
 from topicberg.topics import check_topics
 from topicberg_local import health
 from topicberg_local import stack as local_stack

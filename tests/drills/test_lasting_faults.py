@@ -34,7 +34,7 @@ from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, model
 from topicberg.settings import settings
-from topicberg.tableflow import control
+from topicberg.tableflow.service import control
 from topicberg.topics import TopicSpec
 from topicberg_local import health
 from topicberg_local import stack as local_stack

@@ -35,7 +35,7 @@ from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
 from topicberg.catalogs.snowflake.names import table_path
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.tableflow import control
+from topicberg.tableflow.service import control
 from topicberg.topics import load_topic
 from topicberg_local import stack as local_stack
 from topicberg_local.datagen import runner as datagen

@@ -40,8 +40,8 @@ from topicberg.iceberg.versions import upgrade_table
 from topicberg.kafka.discovery import discover
 from topicberg.query import Engine, run_query
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import read_status
-from topicberg.tableflow.wait import noted_offsets
+from topicberg.tableflow.service.status import read_status
+from topicberg.tableflow.service.wait import noted_offsets
 from topicberg.topics import TopicSpec, check_topics, load_topics
 
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", 4_000))
@@ -74,7 +74,7 @@ class EngineProcess:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "topicberg.tableflow.service"],
+                [sys.executable, "-m", "topicberg.tableflow.service.service"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -41,7 +41,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import settings
-from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.service.engine import run_once
 from topicberg.topics import load_topic
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from topicberg.alerts.channels import alerts_file
 from topicberg.catalogs import glue
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.service.engine import run_once
 from topicberg.topics import load_topic
 from topicberg_local.datagen.runner import run_here
 

@@ -19,8 +19,8 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import read_status
 
 pytestmark = pytest.mark.integration
 

@@ -32,7 +32,7 @@ from topicberg.errors import TableflowError
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.changelog import old_values
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
-from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.service.engine import Ingestor, run_once
 
 pytestmark = pytest.mark.integration
 EXACT = Context(prec=10_000)
@@ -371,7 +371,7 @@ def test_changelog_append_has_a_row_for_each_change(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     """A table without a primary key, whose records have no keys."""
-    monkeypatch.setattr("topicberg.tableflow.engine.small", lambda _: small)
+    monkeypatch.setattr("topicberg.tableflow.service.engine.small", lambda _: small)
     topic = change_topic(
         make_topic,
         write_mode="append",

@@ -16,7 +16,7 @@ from test_changelog import CUSTOMER, ORDERS, rows_of
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.json.connect import json_schema, opening
 from topicberg.kafka.consumer import messages
-from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.service.engine import Ingestor, run_once
 
 pytestmark = pytest.mark.integration
 SKIP = {"error_handling": {"mode": "SKIP"}}

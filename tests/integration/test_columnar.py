@@ -25,12 +25,12 @@ from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
 from topicberg.kafka.last_records import find_records
 from topicberg.kafka.records import Records
-from topicberg.tableflow import engine
 from topicberg.tableflow.batch import batch_limits
 from topicberg.tableflow.decode import reading, tasks
 from topicberg.tableflow.decode.columns import MAX_ROWS
 from topicberg.tableflow.decode.plan import CONSUMER
-from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.service import engine
+from topicberg.tableflow.service.engine import run_once
 from topicberg.tableflow.upsert import key_store
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.commit import committed
@@ -182,7 +182,7 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     rng = random.Random(9)
     values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
     produce(topic, values, 10)
-    monkeypatch.setattr("topicberg.tableflow.engine.small", lambda _: 100)
+    monkeypatch.setattr("topicberg.tableflow.service.engine.small", lambda _: 100)
     monkeypatch.setattr(tasks, "FILE_RECORDS", 500)
     topic.ingest()
     assert reader(topic) == "spark"

@@ -19,9 +19,9 @@ from topicberg.endpoints import Endpoints
 from topicberg.endpoints.cloud import _read
 from topicberg.naming import Names
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.confluent import read_status
-from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.confluent import read_status
+from topicberg.tableflow.service.status import TopicStatus
 from topicberg.topics import load_topic
 from topicberg.topics.requests import read_request
 from topicberg_local.datagen.status import ALIVE

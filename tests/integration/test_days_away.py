@@ -33,8 +33,8 @@ from topicberg.orchestration.jobs import sensors
 from topicberg.orchestration.jobs.pipelines import EVERYTHING
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.settings import settings
-from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.service.engine import run_once
+from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.testing import rows, spark_session
 from topicberg.topics import load_topic, load_topics
 from topicberg.transforms.spark_tables import spark_name

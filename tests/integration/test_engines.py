@@ -28,8 +28,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.group import PARTITIONS, holders, partition_of
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import read_status
 from topicberg.tableflow.values.identity import engine_group
 
 pytestmark = [pytest.mark.integration, pytest.mark.project]
@@ -143,7 +143,7 @@ def engine() -> Iterator[subprocess.Popen[bytes]]:
     log = settings().state_dir / "second-engine.log"
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "topicberg.tableflow.service"], stderr=stream
+            [sys.executable, "-m", "topicberg.tableflow.service.service"], stderr=stream
         )
         try:
             yield process

@@ -16,7 +16,7 @@ from kafka_topics import ORDER, Topic, encode
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values import commit, skips
 from topicberg.topics.deadletters import dead_letter_spec
 

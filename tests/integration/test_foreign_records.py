@@ -23,8 +23,8 @@ from kafka_topics import ORDER, Topic, avro, encode
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
-from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.layout.foreign import MISSING_SECONDS
+from topicberg.tableflow.service.engine import Ingestor
 
 pytestmark = pytest.mark.integration
 

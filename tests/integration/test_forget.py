@@ -33,15 +33,15 @@ from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import control
 from topicberg.tableflow.erasure import catch_up
 from topicberg.tableflow.erasure.catch_up import CatchUp
 from topicberg.tableflow.erasure.forgetting import FORGOTTEN, Forgetting
 from topicberg.tableflow.erasure.records import write_tombstones
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
-from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.history import history_table, ingest_history
+from topicberg.tableflow.service.wait import wait_for
 from topicberg.tableflow.values import commit
-from topicberg.tableflow.wait import wait_for
 from topicberg.testing import spark_session
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.transforms.derived import write_window

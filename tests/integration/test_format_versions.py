@@ -30,8 +30,8 @@ from topicberg.iceberg.versions import upgrade_table
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import control
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.table.table import drop
 
 pytestmark = pytest.mark.integration

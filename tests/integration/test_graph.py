@@ -24,7 +24,7 @@ from topicberg.orchestration.jobs import sensors
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
-from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.service.engine import Ingestor, run_once
 from topicberg.topics import load_topic, load_topics
 from topicberg_local.datagen.runner import run_here
 

@@ -45,9 +45,9 @@ from topicberg.orchestration.resources import Spark
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import control
 from topicberg.tableflow.decode.plan import CONSUMER
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.testing import spark_session
 from topicberg_local import stack as local_stack
 

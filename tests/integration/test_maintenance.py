@@ -30,7 +30,7 @@ from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.snapshots import report as snapshot_report
 from topicberg.query import run_query
 from topicberg.spark import new_session, quote
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values import commit
 
 pytestmark = pytest.mark.integration

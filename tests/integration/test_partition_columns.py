@@ -32,7 +32,7 @@ from topicberg.iceberg.readers import SPARK
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 
 pytestmark = pytest.mark.integration
 

@@ -39,7 +39,7 @@ from topicberg.logins.kafka import KafkaSettings
 from topicberg.logins.registry import RegistrySettings
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
-from topicberg.tableflow.metrics import StatusCollector
+from topicberg.tableflow.service.metrics import StatusCollector
 from topicberg.topics import load_topics
 from topicberg_deploy.confluent.connect import QUICKSTARTS
 from topicberg_deploy.settings import DeploySettings

@@ -35,7 +35,7 @@ from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.kafka.transactions import transactional_producer
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.service.engine import run_once
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.spec import KeySpec, TableflowSpec

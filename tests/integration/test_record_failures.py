@@ -22,8 +22,8 @@ from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.decode.processes import Processes
 from topicberg.tableflow.decode.reading import EARLY, WrittenBatch
-from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.rejected.deadletters import DeadLetters
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values import commit
 from topicberg.topics.deadletters import dead_letter_spec
 

@@ -34,13 +34,13 @@ from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import log_watch
-from topicberg.tableflow.engine import Ingestor, run_once
-from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.pool import Pool
-from topicberg.tableflow.status import remove_status
+from topicberg.tableflow.service import log_watch
+from topicberg.tableflow.service.engine import Ingestor, run_once
+from topicberg.tableflow.service.metrics import StatusCollector
+from topicberg.tableflow.service.pool import Pool
+from topicberg.tableflow.service.status import remove_status
+from topicberg.tableflow.service.wait import held_offsets, wait_for
 from topicberg.tableflow.values import commit
-from topicberg.tableflow.wait import held_offsets, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -18,9 +18,9 @@ from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.status import read_status
-from topicberg.tableflow.wait import wait_for
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import read_status
+from topicberg.tableflow.service.wait import wait_for
 from topicberg.topics import requests
 
 pytestmark = pytest.mark.integration

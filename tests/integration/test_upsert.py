@@ -28,7 +28,7 @@ from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.table.reread import REREAD, Reread, reread
 
 pytestmark = pytest.mark.integration

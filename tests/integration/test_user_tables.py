@@ -20,9 +20,9 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
 from topicberg.settings import settings
-from topicberg.tableflow import control
-from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.engine import run_once
+from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.tableflow.values import skips
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topic

@@ -23,7 +23,7 @@ from topicberg.spark import new_session
 from topicberg.tableflow.decode import sessions, tasks
 from topicberg.tableflow.decode.sessions import Sessions
 from topicberg.tableflow.decode.tasks import check_workers
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -35,7 +35,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.consumer import messages
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow.status import TopicStatus, read_status
+from topicberg.tableflow.service.status import TopicStatus, read_status
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg_local import stack as local_stack
 

@@ -18,7 +18,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.ends import EndReader, Ends
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.service.engine import run_once
 from topicberg.topics import TopicSpec
 
 Row = dict[str, Any]

@@ -17,10 +17,10 @@ from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
-from topicberg.tableflow import engine
 from topicberg.tableflow.decode import reading
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service import engine
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.topics import TopicSpec
 

@@ -17,7 +17,7 @@ from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.settings.emr import EmrSettings, emr_settings
-from topicberg.tableflow.confluent import TOPICS
+from topicberg.tableflow.service.confluent import TOPICS
 from topicberg.transforms.emr import start_job_run
 from topicberg_deploy.aws.bucket import CODE
 from topicberg_deploy.aws.emr import STATE_SECONDS

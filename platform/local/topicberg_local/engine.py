@@ -17,8 +17,8 @@ from topicberg.alerts.settings import alert_settings
 from topicberg.alerts.watch import Watched, Watcher, how_to_restart
 from topicberg.errors import StackError
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.service import Engine, main
-from topicberg.tableflow.status import Unavailable
+from topicberg.tableflow.service.service import Engine, main
+from topicberg.tableflow.service.status import Unavailable
 from topicberg_local import ports, stack, state
 from topicberg_local.supervisor import Control
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
-    from topicberg.tableflow.status import TopicStatus
+    from topicberg.tableflow.service.status import TopicStatus
     from topicberg.topics import TopicSpec
 
 

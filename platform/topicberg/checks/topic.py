@@ -29,13 +29,13 @@ from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.changelog.fold_state import FoldState
-from topicberg.tableflow.control import as_requested
 from topicberg.tableflow.layout.drift import Drift, is_plain
 from topicberg.tableflow.layout.drift import compare as compare_records
-from topicberg.tableflow.status import COUNTERS, TopicStatus
+from topicberg.tableflow.service.control import as_requested
+from topicberg.tableflow.service.status import COUNTERS, TopicStatus
+from topicberg.tableflow.service.wait import held_offsets
 from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
-from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET
 from topicberg.topics.spec import Freshness, TopicSpec
 from topicberg.wording import count

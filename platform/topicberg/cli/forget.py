@@ -68,11 +68,11 @@ def forget(
     In a compacted topic, a tombstone deletes the key's records. You cannot undo it. The exit code
     is 1 if nothing holds the key.
     """
-    from topicberg.tableflow.control import enabled_topics, find_topic
     from topicberg.tableflow.erasure.catch_up import CatchUp
     from topicberg.tableflow.erasure.forgetting import Forgetting
     from topicberg.tableflow.erasure.records import write_tombstones
     from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
+    from topicberg.tableflow.service.control import enabled_topics, find_topic
 
     require_own_engine()
     config = settings()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from topicberg.kafka.registration import FileState
     from topicberg.settings import Settings
     from topicberg.tableflow.layout.waiting import WaitingChange
-    from topicberg.tableflow.status import TopicStatus
+    from topicberg.tableflow.service.status import TopicStatus
     from topicberg.topics import TopicSpec
     from topicberg.topics.discovery import FoundTopic
 
@@ -86,7 +86,7 @@ def enable(
     ] = None,
 ) -> None:
     """Materialize a topic, with or without a spec; the engine begins within seconds."""
-    from topicberg.tableflow import control
+    from topicberg.tableflow.service import control
 
     config = settings()
     changes: dict[str, object] = {
@@ -146,7 +146,7 @@ def disable(
     yes: Yes = False,
 ) -> None:
     """Stop materializing a topic. Its table is kept; enabling the topic again resumes it."""
-    from topicberg.tableflow import control
+    from topicberg.tableflow.service import control
     from topicberg.tableflow.table.table import drop
     from topicberg.tableflow.upsert import keys
 
@@ -170,7 +170,7 @@ def resume(topic: Topic) -> None:
 
     What other writers did to the rows of its table is accepted.
     """
-    from topicberg.tableflow import control
+    from topicberg.tableflow.service import control
     from topicberg.tableflow.table.foreign_commits import changed_by_others
 
     accepted: list[str] = []
@@ -193,7 +193,7 @@ def skip(
     Of a batch of records that cannot be read, all from this one on are skipped.
     The table's properties record who did so, when and why. It cannot be undone.
     """
-    from topicberg.tableflow import control
+    from topicberg.tableflow.service import control
     from topicberg.tableflow.values import skips
 
     config = settings()
@@ -292,7 +292,7 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
     :raises SpecError: it has no table
     """
     from topicberg.iceberg.tables import find_table
-    from topicberg.tableflow.control import find_topic
+    from topicberg.tableflow.service.control import find_topic
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
@@ -324,9 +324,9 @@ def run(
 
     Safe beside the stack's own engine: of two commits, the second plans its batch again.
     """
-    from topicberg.tableflow.control import find_topic
-    from topicberg.tableflow.engine import run_once
-    from topicberg.tableflow.pool import Pool
+    from topicberg.tableflow.service.control import find_topic
+    from topicberg.tableflow.service.engine import run_once
+    from topicberg.tableflow.service.pool import Pool
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
@@ -357,7 +357,7 @@ def serve(
     The local stack includes one.
     """
     from topicberg.alerts.dagster_ui import dagster_watcher
-    from topicberg.tableflow.service import main
+    from topicberg.tableflow.service.service import main
 
     main(
         metrics_port,
@@ -399,8 +399,8 @@ def status(
 ) -> None:
     """Show phase, error handling, counters and error of each topic."""
     from topicberg.endpoints import runtime_file
-    from topicberg.tableflow import control
-    from topicberg.tableflow.status import OBSERVED_SECONDS, observed_at, read_status
+    from topicberg.tableflow.service import control
+    from topicberg.tableflow.service.status import OBSERVED_SECONDS, observed_at, read_status
 
     config = settings()
     enabled, wrong = control.usable_topics(config)

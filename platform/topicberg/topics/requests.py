@@ -1,6 +1,6 @@
 """Requests to Tableflow that override a topic's spec: one file for each topic.
 
-:mod:`topicberg.tableflow.control` applies the requests to the specs.
+:mod:`topicberg.tableflow.service.control` applies the requests to the specs.
 """
 
 from __future__ import annotations

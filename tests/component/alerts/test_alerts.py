@@ -65,7 +65,7 @@ from topicberg.orchestration.jobs.checks import CHECK, check_schedule
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import TopicStatus, note_observation, write_status
+from topicberg.tableflow.service.status import TopicStatus, note_observation, write_status
 from topicberg.topics import TopicSpec, load_topic
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)

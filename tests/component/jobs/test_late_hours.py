@@ -61,7 +61,7 @@ from topicberg.orchestration.jobs.tick_computations import MAX_PLANNED, MAX_RUNS
 from topicberg.orchestration.jobs.watches import TableWatch, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
-from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.tableflow.service.status import TopicStatus, write_status
 from topicberg.topics import TopicSpec, load_topics
 from topicberg.transforms.derived import summary_of
 from topicberg.transforms.unread import READ

@@ -35,7 +35,7 @@ from topicberg.orchestration.jobs.watches import TABLES, listed_tables, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.settings import Settings
-from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.tableflow.service.status import TopicStatus, write_status
 from topicberg.topics import load_topics
 
 TOPICS, SWEEP = 12, 4

@@ -29,11 +29,11 @@ from topicberg.iceberg.files import entries, live_files
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, PICKED_FROM, TRIMMED
 from topicberg.settings import Settings
-from topicberg.tableflow import control
 from topicberg.tableflow.changelog import old_values
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
 from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
+from topicberg.tableflow.service import control
 from topicberg.tableflow.table.reread import Reread, reread
 from topicberg.topics.requests import StoredRequest, write_request
 

@@ -24,7 +24,7 @@ from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.isolation import ATTEMPTS
 from topicberg.tableflow.decode import reading
 from topicberg.tableflow.decode.processes import ProcessEndedError, Processes
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values.memory import ExhaustedError, limited
 
 MEGABYTE = 1024**2

@@ -14,7 +14,7 @@ from memory_topic import MemoryTopic, mock_registry
 from topicberg import kafka
 from topicberg.errors import TableflowError
 from topicberg.kafka.last_records import find_records
-from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.topics import TopicSpec

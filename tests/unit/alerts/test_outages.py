@@ -22,7 +22,7 @@ from topicberg.alerts.outages import LEFTOVER, MARGIN
 from topicberg.checks.finding import Finding
 from topicberg.checks.topic import check_engine
 from topicberg.errors import UnreachableError
-from topicberg.tableflow.status import TopicStatus, Unavailable
+from topicberg.tableflow.service.status import TopicStatus, Unavailable
 from topicberg.topics import load_topic
 
 NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)

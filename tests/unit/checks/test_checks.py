@@ -96,7 +96,7 @@ from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.erasure.matching import Rows
 from topicberg.tableflow.erasure.steps import Erasure
-from topicberg.tableflow.status import OpenTransaction, TopicStatus
+from topicberg.tableflow.service.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.upsert.tombstones import MISSED, Missed
 from topicberg.topics import Rules, TopicSpec, load_topic, load_topics
 from topicberg.topics.spec import Freshness

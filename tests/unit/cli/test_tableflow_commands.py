@@ -18,7 +18,12 @@ from topicberg.cli import app
 from topicberg.endpoints import runtime_file
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import TopicStatus, note_observation, remove_status, write_status
+from topicberg.tableflow.service.status import (
+    TopicStatus,
+    note_observation,
+    remove_status,
+    write_status,
+)
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import Settings, settings, with_choices
 from topicberg.settings.deployed import DEPLOYED_LINK, deployment_parameter
 from topicberg.spark import check_spark
-from topicberg.tableflow import confluent
-from topicberg.tableflow.status import FailingFormat
+from topicberg.tableflow.service import confluent
+from topicberg.tableflow.service.status import FailingFormat
 from topicberg.topics import load_topic, load_topics
 from topicberg_local.datagen.producer import GeneratorRun
 

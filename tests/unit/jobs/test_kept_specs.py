@@ -18,7 +18,7 @@ from topicberg.alerts.evaluation import evaluate
 from topicberg.errors import SpecError
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control
+from topicberg.tableflow.service import control
 from topicberg.topics.kept import KnownSpecs, build_with_kept, specs_in_use
 
 SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {partitions}\n"

@@ -25,8 +25,8 @@ from topicberg.formats.protobuf import protoc
 from topicberg.iceberg.maintenance.conflicts import literal
 from topicberg.logins.catalog import literal as duckdb_literal
 from topicberg.settings import Settings
-from topicberg.tableflow import control
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import read_status
 from topicberg.topics import check_topics
 from topicberg_local.datagen.status import read_status as read_generator
 

@@ -20,13 +20,13 @@ from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
-from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.layout.identity_columns import (
     IDENTITY_COLUMNS,
     changed_identity,
     note_identity,
 )
 from topicberg.tableflow.layout.waiting import check_table
+from topicberg.tableflow.service.ingestion import Ingestion
 
 ITEM = {
     "type": "record",

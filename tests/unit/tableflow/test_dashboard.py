@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from repository import PROJECT_ROOT
 
-from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.status import COUNTERS, OpenTransaction, TopicStatus
+from topicberg.tableflow.service.metrics import StatusCollector
+from topicberg.tableflow.service.status import COUNTERS, OpenTransaction, TopicStatus
 
 DASHBOARD = json.loads((PROJECT_ROOT / "docs/production/grafana-dashboard.json").read_text())
 PANELS: list[Any] = DASHBOARD["panels"]

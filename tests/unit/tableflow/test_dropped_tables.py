@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from memory_topic import MemoryTopic, memory_topic, text_topic
 
-from topicberg.tableflow import control
-from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.topics.discovery import FoundSchema, FoundTopic
 
 FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))

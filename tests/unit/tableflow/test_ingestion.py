@@ -17,17 +17,17 @@ from topicberg.errors import LoginError, TopicbergError, UnreachableError, split
 from topicberg.kafka.ends import Ends
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import Commit
-from topicberg.tableflow.ingestion import Ingestion
-from topicberg.tableflow.log_watch import LogWatch
-from topicberg.tableflow.status import (
+from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.log_watch import LogWatch
+from topicberg.tableflow.service.status import (
     PENDING_SECONDS,
     TopicStatus,
     Unavailable,
     read_status,
     status_file,
 )
-from topicberg.tableflow.status_report import StatusReport
-from topicberg.tableflow.turn_schedule import TurnSchedule
+from topicberg.tableflow.service.status_report import StatusReport
+from topicberg.tableflow.service.turn_schedule import TurnSchedule
 from topicberg.topics import TopicSpec, load_topic
 
 HELD = {0: 3}

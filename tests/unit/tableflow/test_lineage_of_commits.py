@@ -12,7 +12,7 @@ from lineage_receiver import Receiver, receiving
 from memory_topic import MemoryTopic, text_topic
 
 from topicberg.clients import lineage
-from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.service.ingestion import Ingestion
 
 pytest.importorskip("openlineage.client")
 

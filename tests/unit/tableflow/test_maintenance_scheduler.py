@@ -11,8 +11,8 @@ import pytest
 from clocks import Clock
 
 from topicberg.settings import Settings
-from topicberg.tableflow import maintenance_scheduler
-from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.service import maintenance_scheduler
+from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.topics import load_topic
 
 

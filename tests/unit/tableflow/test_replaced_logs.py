@@ -26,9 +26,9 @@ from topicberg.kafka.last_records import (
     parse_last_records,
 )
 from topicberg.kafka.offsets import Offsets
-from topicberg.tableflow import control
-from topicberg.tableflow.ingestion import Ingestion
-from topicberg.tableflow.log_check import OTHER_LOG, LogCheck
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.log_check import OTHER_LOG, LogCheck
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics.discovery import FoundSchema, FoundTopic
 

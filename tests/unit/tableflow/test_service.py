@@ -17,8 +17,8 @@ from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
-from topicberg.tableflow import service
-from topicberg.tableflow.status import PENDING_SECONDS, Unavailable, read_status
+from topicberg.tableflow.service import service
+from topicberg.tableflow.service.status import PENDING_SECONDS, Unavailable, read_status
 from topicberg.topics import TopicSpec, load_topic
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from topicberg.settings import Settings
-from topicberg.tableflow.status import (
+from topicberg.tableflow.service.status import (
     TopicStatus,
     remove_status,
     reported_snapshot,

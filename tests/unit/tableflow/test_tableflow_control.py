@@ -15,9 +15,9 @@ from topicberg.cli import tableflow as cli
 from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
-from topicberg.tableflow import control
-from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.status import (
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.metrics import StatusCollector
+from topicberg.tableflow.service.status import (
     COUNTERS,
     OpenTransaction,
     TopicStatus,

@@ -11,7 +11,7 @@ from threading import Event, Thread
 import pytest
 
 from topicberg.settings import Settings
-from topicberg.tableflow.turns import turn, wait_for_turns
+from topicberg.tableflow.service.turns import turn, wait_for_turns
 
 TABLE = "lkc.orders"
 
@@ -64,7 +64,7 @@ CODE = """
 import sys, time
 from pathlib import Path
 from topicberg.settings import Settings
-from topicberg.tableflow.turns import turn
+from topicberg.tableflow.service.turns import turn
 with turn(Settings(state_dir=Path(sys.argv[1])), sys.argv[2]):
     print("begun", flush=True)
     time.sleep(60)

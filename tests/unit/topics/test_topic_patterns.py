@@ -13,7 +13,7 @@ from repository import PROJECT_ROOT
 from topicberg import kafka
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
-from topicberg.tableflow import control
+from topicberg.tableflow.service import control
 from topicberg.topics import check_topics
 from topicberg.topics.discovery import (
     Discovery,

@@ -13,7 +13,7 @@ from topicberg import peek
 from topicberg.errors import SpecError
 from topicberg.kafka import discovery
 from topicberg.settings import Settings
-from topicberg.tableflow import control
+from topicberg.tableflow.service import control
 from topicberg.topics import TopicSpec, check_topics, load_topic, requests
 from topicberg.topics.discovery import (
     Discovery,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topicberg.clients.confluent import FailedError
-from topicberg.tableflow.confluent import where
+from topicberg.tableflow.service.confluent import where
 from topicberg_deploy.confluent.catalogs import CatalogKind
 from topicberg_deploy.confluent.organization import named
 from topicberg_deploy.confluent_apis import CLUSTER

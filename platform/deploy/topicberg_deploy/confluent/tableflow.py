@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from topicberg.clients.confluent import CredentialsError, FailedError, GoneError
 from topicberg.clients.secrets import ApiKey
 from topicberg.settings import Settings
-from topicberg.tableflow.confluent import (
+from topicberg.tableflow.service.confluent import (
     TOPICS,
     catalog_problems,
     read_topic,

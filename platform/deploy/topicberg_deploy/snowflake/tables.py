@@ -16,7 +16,7 @@ from topicberg.catalogs.snowflake.statements import (
 from topicberg.catalogs.snowflake.tables import LinkStatus, link_status
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.tableflow.confluent import catalog_problems, read_topic, syncs
+from topicberg.tableflow.service.confluent import catalog_problems, read_topic, syncs
 from topicberg.topics import TopicSpec
 from topicberg_deploy.aws.glue import tables
 from topicberg_deploy.confluent.tableflow import FAILED_POLLS

@@ -31,7 +31,7 @@ from topicberg.orchestration.assets.topics import (
     upsert_view_asset,
     wait_for_topic,
 )
-from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.topics.spec import asset_name
 from topicberg.transforms.upsert_view import UpsertView
 
@@ -218,7 +218,7 @@ class TopicTable(TableOfTopic):
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryTable(TableOfTopic):
-    """Every record of an upsert topic, see :mod:`topicberg.tableflow.history`."""
+    """Every record of an upsert topic, see :mod:`topicberg.tableflow.service.history`."""
 
     described = "history of topic {topic}"
     needs_spark = True

@@ -12,7 +12,7 @@ from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.tables import LakeTable, kafka_key
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings.emr import emr_settings
-from topicberg.tableflow.history import ingest_history
+from topicberg.tableflow.service.history import ingest_history
 from topicberg.topics import TopicSpec
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.wording import count

@@ -65,7 +65,7 @@ from topicberg.orchestration.jobs.watches import MAX_LISTED, TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.retry import classify
 from topicberg.settings import Settings
-from topicberg.tableflow.wait import held_offsets
+from topicberg.tableflow.service.wait import held_offsets
 from topicberg.wording import listed
 
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60

@@ -12,7 +12,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.wait import held_offsets, wait_for
+from topicberg.tableflow.service.wait import held_offsets, wait_for
 from topicberg.topics import TopicSpec
 
 PATIENCE_SECONDS = 20 * 60.0

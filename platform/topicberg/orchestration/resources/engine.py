@@ -9,9 +9,9 @@ from pyiceberg.table import Table
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
-from topicberg.tableflow import control
-from topicberg.tableflow.status import reported_snapshot
-from topicberg.tableflow.wait import wait_for
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import reported_snapshot
+from topicberg.tableflow.service.wait import wait_for
 from topicberg.topics import TopicSpec
 
 PATIENCE_SECONDS = 30.0
@@ -26,7 +26,7 @@ def ingest(
     If the engine is silent for too long, one in this process commits: of two engines, the second to
     commit plans its batch again.
     """
-    from topicberg.tableflow.engine import Ingestor, run_once
+    from topicberg.tableflow.service.engine import Ingestor, run_once
 
     def missing(records: int) -> None:
         control.commit_soon(config, spec.name)

@@ -14,8 +14,8 @@ from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.extensions import local_stack
 from topicberg.orchestration.resources import confluent, engine
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.confluent import read_status as read_of_confluent
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service.confluent import read_status as read_of_confluent
+from topicberg.tableflow.service.status import read_status
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.iceberg.maintenance import MaintenanceReport
-    from topicberg.tableflow.status import TopicStatus
+    from topicberg.tableflow.service.status import TopicStatus
 
 
 RUNNING_SECONDS = 2.0

@@ -50,7 +50,7 @@ class Commit:
     skip_requests: list[skips.Skip] = field(default_factory=list)
     """All requests to skip a record since the table was created."""
     unproven: Offsets = field(default_factory=dict)
-    """See :class:`topicberg.tableflow.log_check.LogCheck`."""
+    """See :class:`topicberg.tableflow.service.log_check.LogCheck`."""
     missed_deletes: tombstones.Missed | None = None
     reader: Reader | None = None
     """What read the newest batch."""

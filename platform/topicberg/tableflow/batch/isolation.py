@@ -5,8 +5,8 @@ again in parts. After a part that succeeds comes the one behind it; of one that 
 piece is next, until it is one record. When all of the batch was read, it is read again and
 committed, without the records that were found: parts are not in the order of time, in which keys of
 several partitions have to be committed. This module reads and writes nothing:
-:class:`topicberg.tableflow.record_search.RecordSearch` has it, and
-:class:`topicberg.tableflow.engine.Ingestor` reads.
+:class:`topicberg.tableflow.service.record_search.RecordSearch` has it, and
+:class:`topicberg.tableflow.service.engine.Ingestor` reads.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.erasure.rows import ErasureTarget
 from topicberg.tableflow.erasure.steps import READERS_SECONDS
-from topicberg.tableflow.history import history_table, ingest_history
-from topicberg.tableflow.turns import wait_for_turns
-from topicberg.tableflow.wait import POLL_SECONDS, noted_offsets, wait_for
+from topicberg.tableflow.service.engine import run_once
+from topicberg.tableflow.service.history import history_table, ingest_history
+from topicberg.tableflow.service.turns import wait_for_turns
+from topicberg.tableflow.service.wait import POLL_SECONDS, noted_offsets, wait_for
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
 

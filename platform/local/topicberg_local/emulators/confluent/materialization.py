@@ -11,8 +11,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.catalogs import glue
 from topicberg.errors import TopicbergError, first_line
-from topicberg.tableflow import control
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import read_status
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg_local.emulators.store import Stored

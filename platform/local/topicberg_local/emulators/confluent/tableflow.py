@@ -10,8 +10,8 @@ from topicberg import kafka
 from topicberg.errors import SpecError
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import find_topic
-from topicberg.tableflow import control
-from topicberg.tableflow.status import read_status
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.status import read_status
 from topicberg.tableflow.table.table import drop
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics import check_topics

@@ -14,7 +14,7 @@ from topicberg.checks.finding import Finding
 from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
 from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
 from topicberg.settings import Settings
-from topicberg.tableflow.status import (
+from topicberg.tableflow.service.status import (
     OBSERVED_SECONDS,
     TopicStatus,
     observed_at,

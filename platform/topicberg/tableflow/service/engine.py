@@ -51,14 +51,14 @@ from topicberg.tableflow.decode.tasks import ingest_by_spark, split
 from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import Layout, read_layout
-from topicberg.tableflow.log_check import LogCheck
-from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejected.rejections import Rejections
+from topicberg.tableflow.service.log_check import LogCheck
+from topicberg.tableflow.service.record_search import RecordSearch
+from topicberg.tableflow.service.turns import turn
 from topicberg.tableflow.table.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.table.table_loader import TableLoader
 from topicberg.tableflow.table.topic_keys import TopicKeys
-from topicberg.tableflow.turns import turn
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.values import commit, skips
 from topicberg.tableflow.values.memory import ExhaustedError

@@ -19,7 +19,7 @@ from topicberg.extensions import local_stack
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import App, serve
 from topicberg.settings import settings
-from topicberg.tableflow.status import SHOWN_PHASES, TopicStatus
+from topicberg.tableflow.service.status import SHOWN_PHASES, TopicStatus
 
 LOOPBACK = "127.0.0.1"
 _PREFIX = "topicberg_tableflow_"

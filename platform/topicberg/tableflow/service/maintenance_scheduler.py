@@ -14,8 +14,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableFormatError, first_line
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
-from topicberg.tableflow.ingestion import Ingestion
-from topicberg.tableflow.turn_queue import TurnQueue
+from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.turn_queue import TurnQueue
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The engine as a service: ingests each topic whose spec enables Tableflow.
 
-Run as ``python -m topicberg.tableflow.service`` as a service of the local stack, and by
+Run as ``python -m topicberg.tableflow.service.service`` as a service of the local stack, and by
 ``topicberg tableflow serve`` elsewhere.
 """
 
@@ -24,11 +24,11 @@ from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control
-from topicberg.tableflow.maintenance_scheduler import MaintenanceScheduler
-from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
-from topicberg.tableflow.pool import Pool
-from topicberg.tableflow.status import (
+from topicberg.tableflow.service import control
+from topicberg.tableflow.service.maintenance_scheduler import MaintenanceScheduler
+from topicberg.tableflow.service.metrics import LOOPBACK, serve_metrics
+from topicberg.tableflow.service.pool import Pool
+from topicberg.tableflow.service.status import (
     TopicStatus,
     Unavailable,
     give_up_status,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.service.ingestion import Ingestion
 
 INSPECTIONS_PER_SECOND = 2.0
 """How many topics without new records have a turn, to find changes that others made to their tables

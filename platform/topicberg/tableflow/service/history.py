@@ -24,8 +24,8 @@ def history_table(spec: TopicSpec, config: Settings | None = None) -> tuple[str,
 
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
     """Commit every record that the topic holds now; return the table."""
-    from topicberg.tableflow.control import as_requested
-    from topicberg.tableflow.engine import Ingestor, run_once
+    from topicberg.tableflow.service.control import as_requested
+    from topicberg.tableflow.service.engine import Ingestor, run_once
 
     class HistorySpec(TopicSpec):
         def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:

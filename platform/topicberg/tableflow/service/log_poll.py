@@ -11,8 +11,8 @@ from topicberg.errors import TopicbergError
 from topicberg.kafka.ends import EndReader
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.ingestion import Ingestion
-from topicberg.tableflow.status import note_observation
+from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.status import note_observation
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from topicberg.endpoints.addresses import Addresses
 from topicberg.endpoints.cloud import read_secret
 from topicberg.naming import Names
 from topicberg.settings import Settings
-from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
+from topicberg.tableflow.service.status import FailingFormat, Phase, TopicStatus
 
 TOPICS = "/tableflow/v1/tableflow-topics"
 ATTEMPTS = 2

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.ingestion import Ingestion
-from topicberg.tableflow.log_poll import LogPoll
-from topicberg.tableflow.status import Unavailable
-from topicberg.tableflow.turn_queue import TurnQueue
+from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.log_poll import LogPoll
+from topicberg.tableflow.service.status import Unavailable
+from topicberg.tableflow.service.turn_queue import TurnQueue
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -21,16 +21,16 @@ from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.after_commit import LineageReporter, sync_delta
 from topicberg.tableflow.batch import failures
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.sizing import SMALL_RECORDS
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.engine import AbandonedError, Ingestor
-from topicberg.tableflow.log_watch import LogWatch
-from topicberg.tableflow.status import OpenTransaction
-from topicberg.tableflow.status_report import StatusReport
-from topicberg.tableflow.turn_schedule import TurnSchedule
+from topicberg.tableflow.service.after_commit import LineageReporter, sync_delta
+from topicberg.tableflow.service.engine import AbandonedError, Ingestor
+from topicberg.tableflow.service.log_watch import LogWatch
+from topicberg.tableflow.service.status import OpenTransaction
+from topicberg.tableflow.service.status_report import StatusReport
+from topicberg.tableflow.service.turn_schedule import TurnSchedule
 from topicberg.topics import TopicSpec, check_topics
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import Commit
-from topicberg.tableflow.status import (
+from topicberg.tableflow.service.status import (
     OpenTransaction,
     TopicStatus,
     Unavailable,

@@ -6,7 +6,7 @@ import time
 
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
-from topicberg.tableflow.status import OpenTransaction
+from topicberg.tableflow.service.status import OpenTransaction
 
 OPEN_SECONDS = 10.0
 """A transaction that has been open for less time is not reported."""

@@ -12,7 +12,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.iceberg import delta
 from topicberg.tableflow.batch.batch_plan import Commit
-from topicberg.tableflow.status import FailingFormat
+from topicberg.tableflow.service.status import FailingFormat
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import metadata_description
 

@@ -7,7 +7,7 @@ import time
 import zlib
 
 from topicberg.kafka.offsets import Offsets
-from topicberg.tableflow.log_watch import LogWatch
+from topicberg.tableflow.service.log_watch import LogWatch
 from topicberg.topics import TopicSpec
 
 FIRST_BACKOFF_SECONDS = 1.0

@@ -1,0 +1,1 @@
+"""Turns of many topics: pool, control, status, metrics, maintenance."""
