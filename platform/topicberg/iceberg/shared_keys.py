@@ -1,6 +1,6 @@
 """Where the key file of a data file is shared: in the table's folder.
 
-Writers share what they compute of a data file's keys (:mod:`topicberg.tableflow.upsert.key_files`), so
+Writers share what they compute of a data file's keys (:mod:`.upsert.key_files`), so
 another one need not compute it again. Losing such a file only costs time. The name of the folder
 begins with an underscore: readers and Iceberg's procedure ``remove_orphan_files`` ignore it, as
 they do Delta's log. Maintenance deletes a key file with its data file.

@@ -2,7 +2,7 @@
 
 The envelope of a record is decoded by its writer's schema into the row after the change (and, in
 write mode append, before it), with the types of the table's columns. What it says of the change
-itself are the :data:`FACTS`; :mod:`topicberg.tableflow.changelog.folding` makes the current rows of both.
+itself are the :data:`FACTS`; :mod:`.changelog.folding` makes the current rows of both.
 
 Source: Debezium's documentation of its PostgreSQL connector, "Data change events".
 """

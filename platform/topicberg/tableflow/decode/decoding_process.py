@@ -1,7 +1,7 @@
 """The main module of a process of :mod:`topicberg.tableflow.decode.processes`.
 
-``python -m topicberg.tableflow.decode.decoding_process SOCKET MEMORY``: the number of an open socket, and
-how many bytes a batch may take.
+``python -m topicberg.tableflow.decode.decoding_process SOCKET MEMORY``: the number of an open
+socket, and how many bytes a batch may take.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What identifies a row of an upsert table: the bytes of its key, or the decoded key.
 
 A key without a schema is its bytes, in its partition of Kafka. A key with a schema is its decoded
-value (:mod:`topicberg.tableflow.values.key_values`) in all partitions, because its bytes, and with them
+value (:mod:`.values.key_values`) in all partitions, because its bytes, and with them
 the partition, change with the id of the schema.
 """
 

@@ -1,6 +1,6 @@
 """One topic into its table: plan a batch, write its data files, commit them.
 
-Small batches are read by processes of the engine (:mod:`topicberg.tableflow.decode.processes`), large ones
+Small batches are read by processes of the engine (:mod:`.decode.processes`), large ones
 by tasks of Spark; both do the same (:mod:`topicberg.tableflow.decode.reading`).
 
 Every step starts from the offsets that the table holds, so a step that failed or was killed at any

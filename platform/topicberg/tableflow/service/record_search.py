@@ -1,6 +1,6 @@
 """The search of one topic for the records at which its batches fail.
 
-:mod:`topicberg.tableflow.batch.isolation` says which part is read next; here is what follows from one
+:mod:`.batch.isolation` says which part is read next; here is what follows from one
 that failed.
 """
 

@@ -5,7 +5,7 @@ their commits (:mod:`topicberg.tableflow.table.foreign_commits`), from where the
 
 Of an upsert table, rows of keys that the topic lacks are deleted, and rows whose key a newer row
 has. A table that has read every record differs from its topic only by deletes that it missed (see
-:mod:`topicberg.tableflow.upsert.tombstones`). So the topic's keys are read from its beginning, without
+:mod:`.upsert.tombstones`). So the topic's keys are read from its beginning, without
 their values, and the rows of all other keys are deleted by one commit on ``main``, beside a running
 engine.
 

@@ -1,6 +1,6 @@
 """The index of an upsert table's keys: the rows that a batch replaces are looked up, not scanned.
 
-Every data file of a table has a *key file* (:mod:`topicberg.tableflow.upsert.key_files`) in the state
+Every data file of a table has a *key file* (:mod:`.upsert.key_files`) in the state
 directory: a hash of each row's key, sorted, and the row's position. A data file never changes, so
 its key file stays valid. A missing key file is copied from the table's folder, where the writer
 that computed it shares it, and computed from the data file if it is not there either, or damaged.

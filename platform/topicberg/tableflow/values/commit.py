@@ -38,7 +38,7 @@ class Committed:
     at_ms: int | None = None
     """When the engine planned the batch."""
     batch_size: str | None = None
-    """What the engine had learnt by then, see :class:`topicberg.tableflow.batch.sizing.BatchSize`."""
+    """What the engine had learnt by then, see :class:`.batch.sizing.BatchSize`."""
     key_definition: str | None = None
     """See :data:`topicberg.iceberg.summaries.KEY_DEFINITION`."""
     current_at_ms: int | None = None
