@@ -16,6 +16,7 @@ import fastavro
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
+from found_topics import AVRO_TOPIC
 from pyiceberg.table import Table
 
 from topicberg import kafka
@@ -68,8 +69,8 @@ class Load(threading.Thread):
             schema = Schema(json.dumps(SCHEMA), "AVRO")
             self._prefix = wire_prefix(registry.register_schema(f"{topic}-value", schema))
         cadence = {"commit_interval_seconds": 2}
-        control.enable(self.config, self.append, cadence)
-        control.enable(self.config, self.upsert, cadence, "upsert")
+        control.enable(self.config, self.append, cadence, discovered=AVRO_TOPIC)
+        control.enable(self.config, self.upsert, cadence, "upsert", discovered=AVRO_TOPIC)
 
     @property
     def topics(self) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
+from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, Topic
 from waiting import wait_until
 
@@ -61,7 +62,7 @@ def topic(stack: Endpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     admin.create_topics([NewTopic(name, 2)])[name].result(30)
     schema = Schema(json.dumps(ORDER), "AVRO")
     stack.schema_registry_client().register_schema(f"{name}-value", schema)
-    control.enable(settings(), name, {"commit_interval_seconds": 1})
+    control.enable(settings(), name, {"commit_interval_seconds": 1}, discovered=AVRO_TOPIC)
     spec = control.find_topic(settings(), name)
     yield Topic(load_endpoints(), spec, settings())
     catalog = stack.catalog()

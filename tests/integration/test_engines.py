@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
+from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, encode
 from typer.testing import CliRunner
 from waiting import wait_until
@@ -80,7 +81,7 @@ class Load(threading.Thread):
             if name == self.logged:
                 settings_["error_handling"] = {"mode": "LOG", "target": self.error_log}
             mode = "upsert" if name == self.upsert else "append"
-            control.enable(settings(), name, settings_, mode)  # type: ignore[arg-type]
+            control.enable(settings(), name, settings_, mode, discovered=AVRO_TOPIC)  # type: ignore[arg-type]
 
     def run(self) -> None:
         parsed = fastavro.parse_schema(ORDER)

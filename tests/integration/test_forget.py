@@ -18,6 +18,7 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from debezium import Replay, captured
 from deltalake import DeltaTable
+from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, Topic, encode
 from pyiceberg.table import Table
 from typer.testing import CliRunner
@@ -500,7 +501,8 @@ def running(stack: Endpoints, make_topic: Make) -> Iterator[Topic]:
     """A topic that the service's engine materializes."""
     topic = make_topic()
     topic.register(ORDER)
-    control.enable(settings(), topic.spec.name, {"commit_interval_seconds": 1})
+    often = {"commit_interval_seconds": 1}
+    control.enable(settings(), topic.spec.name, often, discovered=AVRO_TOPIC)
     topic.spec = control.find_topic(settings(), topic.spec.name)
     yield topic
     control.disable(settings(), topic.spec.name)

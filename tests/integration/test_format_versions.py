@@ -11,6 +11,7 @@ from typing import Any
 
 import fastavro
 import pytest
+from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, Topic, encode
 from pyiceberg.manifest import DataFileContent
 from typer.testing import CliRunner
@@ -275,7 +276,7 @@ def test_upgrade_command_warns_and_compacts_first(make_topic: MakeTopic) -> None
     for n in range(2):
         topic.send(ORDER, [{"id": n, "note": "n"}])
         topic.ingest()
-    control.enable(topic.config, topic.spec.name, {}, None, command=True)
+    control.enable(topic.config, topic.spec.name, {}, discovered=AVRO_TOPIC, command=True)
     runner = CliRunner()
     refused = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name], input="n\n")
     assert refused.exit_code == 1

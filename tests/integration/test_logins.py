@@ -25,6 +25,7 @@ from company import REALM, Site
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from found_topics import AVRO_TOPIC
 from gateways import catalog_gateway, registry_gateway
 from httpx2 import HTTPError
 from kafka_topics import ORDER, Topic
@@ -107,7 +108,7 @@ def topic(site: Site, connect: Callable[..., Endpoints]) -> Iterator[Callable[..
         endpoints, name = connect(kind), f"orders_{uuid.uuid4().hex[:8]}"
         admin = endpoints.kafka_admin()
         admin.create_topics([NewTopic(name, 2)])[name].result(30)
-        control.enable(settings(), name, {"commit_interval_seconds": 1})
+        control.enable(settings(), name, {"commit_interval_seconds": 1}, discovered=AVRO_TOPIC)
         made.append(Topic(endpoints, control.find_topic(settings(), name), settings()))
         return made[-1]
 

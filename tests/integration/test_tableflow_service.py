@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
+from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, Topic
 from typer.testing import CliRunner, Result
 from waiting import wait_until
@@ -72,7 +73,7 @@ def test_a_topic_that_is_not_there_is_refused(stack: Endpoints) -> None:
 
 def test_a_topic_that_is_deleted_is_waited_for(stack: Endpoints) -> None:
     topic = f"never-created-{uuid.uuid4().hex[:6]}"
-    control.enable(settings(), topic)
+    control.enable(settings(), topic, discovered=AVRO_TOPIC)
     try:
         wait_until(
             lambda: topic in (read_status(settings(), topic).error_message or ""), PATIENCE_SECONDS

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from found_topics import AVRO_TOPIC
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -144,7 +145,8 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
     producer.produce(name, b"\x01nor is this", b"u")
     assert producer.flush(30) == 0
     send("e")
-    control.enable(settings(), name, {"error_handling": {"mode": "LOG"}}, "upsert")
+    logs = {"error_handling": {"mode": "LOG"}}
+    control.enable(settings(), name, logs, "upsert", discovered=AVRO_TOPIC)
     try:  # what was asked for since holds for it as well; the dead letters are the topic's own
         assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5, 7]
         table = stack.catalog(settings()).load_table(history_table(spec))
