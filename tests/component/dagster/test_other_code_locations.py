@@ -298,8 +298,7 @@ def test_cursors_of_two_projects_are_stored_apart(instance: dg.DagsterInstance) 
         found = load(instance, Position(life=life, changed=changed), [table], location)
         return found[table].requests if table in found else None
 
-    assert stored(None, "earlier", 1) == 1  # by a version that stored it without the code location
-    assert stored(label(HERE), "earlier") == 1
+    assert stored(label(HERE), "earlier", 1) == 1
     assert stored(label(OTHER), "other") is None
     assert stored(label(OTHER), "other", 5) == 5
     assert stored(label(HERE), "earlier", 2) == 2

@@ -347,7 +347,7 @@ def test_late_hours_of_several_topics_are_computed_and_nothing_else_waits(
     serve_catalog(monkeypatch, catalog)
     monkeypatch.setattr(Lakehouse, "config", property(lambda _: project.config))
     storage = {
-        "module": "topicberg.dagster.storage",
+        "module": "topicberg_local.dagster.storage",
         "class": "SqliteStorage",
         "config": {"base_dir": str(tmp_path / "dagster")},
     }
