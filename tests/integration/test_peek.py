@@ -106,7 +106,7 @@ def test_peek_protobuf_shows_nested_messages(topic: Topic) -> None:
         [prefix + line, prefix + order], partition=0, timestamp=lambda number: 1_000 + number
     )
     first, other = peek(topic)
-    assert (first.value, first.problem) == ({"sku": "a"}, None)
+    assert (first.value, first.problem) == ({"sku": "a", "pieces": 0}, None)
     assert "the record is a Order" in (other.problem or "")
 
 

@@ -87,17 +87,17 @@ def forget(
     enabled = topic in enabled_topics(config)
     left = catch_up.unread() if dry_run else catch_up.drain(enabled=enabled)
     records = job.records()
-    found = {target.name: one for target in targets if (one := job.find(target)).holders}
-    if not found and not records.pending:
+    reports = {target.name: report for target in targets if (report := job.find(target)).holders}
+    if not reports and not records.pending:
         derived.report()
         _report_uncovered(left, fails=not dry_run)
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
-    has_dead = any(target.is_dead_letters and target.name in found for target in targets)
+    has_dead = any(target.is_dead_letters and target.name in reports for target in targets)
     dead = job.dead_letters() if has_dead else None
     for target in targets:
-        if target.name in found:
-            echo(f"{target.name} ({target.description}): {_shown(found[target.name])}")
+        if target.name in reports:
+            echo(f"{target.name} ({target.description}): {_shown(reports[target.name])}")
     if records.compacted:
         echo(
             f"Kafka topic {topic}, compacted: {count(records.count, 'record')} of the key, "

@@ -315,8 +315,8 @@ def delete(
                 f"warning: {len(holding)} of them hold data, which cannot be restored: "
                 f"{', '.join(holding)}"
             )
-        what, number = ("Delete", len(deleted)) if deleted else ("Forget", len(context.unseen))
-        confirm(f"{what} these {number} resources?", yes=yes)
+        verb, number = ("Delete", len(deleted)) if deleted else ("Forget", len(context.unseen))
+        confirm(f"{verb} these {number} resources?", yes=yes)
         left = engine.delete(existing, context, report)
         if not left:
             forget_note(context)

@@ -72,22 +72,22 @@ def prove(table: Table, rows: Rows) -> Found:
 
     :raises TopicbergError: a file cannot be read, or has such rows
     """
-    found, name = find(table, rows), ".".join(table.name())
-    if found.elsewhere:
-        names = ", ".join(path.rpartition("/")[2] for path in found.elsewhere[:_MAX_SHOWN])
-        more = ", …" if len(found.elsewhere) > _MAX_SHOWN else ""
+    report, name = find(table, rows), ".".join(table.name())
+    if report.elsewhere:
+        names = ", ".join(path.rpartition("/")[2] for path in report.elsewhere[:_MAX_SHOWN])
+        more = ", …" if len(report.elsewhere) > _MAX_SHOWN else ""
         raise TopicbergError(
-            f"table {name}: no snapshot has {count(len(found.elsewhere), 'file')} of its data "
+            f"table {name}: no snapshot has {count(len(report.elsewhere), 'file')} of its data "
             f"folder {data_folder(table)}, in which rows are left: {names}{more}",
             hint="delete these files if no other table has them, and run the command again",
         )
-    if found.holders:
+    if report.holders:
         raise TopicbergError(
-            f"table {name}: {found.holders} of {found.files} files hold the key, which another "
+            f"table {name}: {report.holders} of {report.files} files hold the key, which another "
             "writer wrote meanwhile",
             hint="run the command again",
         )
-    return found
+    return report
 
 
 def file_batches(table: Table, wanted: Collection[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -129,7 +129,7 @@ class RowLocations:
         live = [file.file_path for file in head if self.has_rows(file.file_path)]
         # A file that was removed is in no snapshot, but a manifest may still name it.
         outside = without(filter(is_data, self.unreachable()), named)
-        found = Found(
+        report = Found(
             live=len(live),
             history=sum(map(self.has_rows, named.keys() - set(live))),
             outside=tuple(filter(self.has_rows, outside)),
@@ -138,11 +138,11 @@ class RowLocations:
             unreachable=len(outside),
             snapshots=len(self._table.metadata.snapshots),
         )
-        if not found.holders:
-            return found
+        if not report.holders:
+            return report
         deleted, expired = self.deleted(head), self.expirable()
         return replace(
-            found,
+            report,
             rows=sum(len(np.setdiff1d(self.positions(path), deleted[path])) for path in live),
             expired=len(expired.snapshots) + self.is_head_tainted(),
             refs=tuple(sorted(expired.refs)),
