@@ -80,7 +80,7 @@ def _unpacked(ranges: Any) -> Any:
 Ranges = Annotated[list[Unread], BeforeValidator(_unpacked), PlainSerializer(_packed)]
 
 
-class ReadState(BaseModel):
+class SourceState(BaseModel):
     """The state of a source that was read."""
 
     mark: Mark
@@ -93,7 +93,7 @@ class ReadState(BaseModel):
         return self.epoch * _EPOCH + self.mark.sequence
 
 
-class Read(ReadState):
+class Read(SourceState):
     """How far a source is read: all of a state, except for some hours."""
 
     unread: Ranges = []
@@ -185,7 +185,7 @@ def unread(
         oldest = min(firsts, default=sys.maxsize)
         for write in writes:
             if other := write.read.get(name):
-                clock = ReadState.model_validate(other).clock
+                clock = SourceState.model_validate(other).clock
                 read = read.without(write.windows, clock) if clock >= oldest else read
         return read
 
