@@ -122,16 +122,6 @@ def test_topic_stays_what_it_was_until_its_table_is_dropped(config: Settings) ->
     assert control.enable(config, "orders", discovered=later, command=True).key.format == "avro"
 
 
-def test_topic_enabled_by_an_earlier_version_stays_as_it_is(config: Settings) -> None:
-    request = requests.StoredRequest(topic="orders", enabled=True, write_mode="upsert")
-    text = request.model_dump_json(exclude={"found"})
-    folder = requests.requests_folder(config)
-    folder.mkdir(parents=True)
-    (folder / "orders.json").write_text(text)
-    spec = control.enable(config, "orders", {"retention_ms": 86_400_000}, command=True)
-    assert (spec.key.format, spec.write_mode, spec.external) == ("none", "upsert", False)
-
-
 def test_write_mode_of_the_command_wins(config: Settings) -> None:
     found = topic("avro", None, True, False)
     assert control.enable(config, "orders", None, "append", discovered=found).write_mode == "append"
