@@ -111,7 +111,7 @@ class Topic:
         decoded = message_decoders(spec, layout, table, {KEY: foreign, VALUE: foreign})
         names = {name: spec.metadata_column(name) for name in METADATA_TYPES}
         raw, texts = raw_columns(layout, schema.fields)
-        target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
+        target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC, schema=schema))
         return ReadPlan(spec.name, target, {}, {}, decoded, raw, texts, names, "SKIP"), spec
 
     def record(self, *, is_good: bool) -> Pair:
