@@ -532,8 +532,8 @@ FAILED = {
 @pytest.mark.parametrize(
     ("ticks", "why"),
     [
-        (tick("SKIPPED", -600), None),
-        (tick("STARTED", -600), None),
+        (tick("SKIPPED", -6_000), None),
+        (tick("STARTED", -6_000), None),
         ({}, None),
         (tick("FAILURE", 1, **FAILED), r"fails: \[Errno 13\] Permission denied"),
         (tick("STARTED", 50), r"hangs: its last tick has been in progress for \d+ s"),
