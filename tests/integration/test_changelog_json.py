@@ -215,7 +215,7 @@ def test_json_malformed_changes_go_to_dead_letters(make_topic: Callable[..., Top
         "field after.nbig (string): a number, or base64 of its unscaled bytes expected",
         "the record is not JSON: it ends at",
         "the record",
-        "the record is no change of a row (after, source, op): its fields are a",
+        "the record is not a change of a row (after, source, op): its fields are a",
         "it begins with a schema, but does not end with its payload",
         "the record is not JSON",
         "the record is not JSON: it is empty",

@@ -139,7 +139,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
     try:
         supervisor.launch(context, services)
         return _wait(context, supervisor.Control(context), report)
-    except NotReadyError:  # the supervisor goes on, and so do the services that answer
+    except NotReadyError:  # the supervisor continues, and so do the services that answer
         raise
     except BaseException:  # also Ctrl-C: a failed start leaves nothing running
         _stop(config, context, report)

@@ -44,7 +44,7 @@ def refuse_stopped(config: Settings) -> None:
     """Check that a run may start the stack.
 
     :raises StackNotRunningError: a user has stopped it, or the project is at another path now: a
-        run that goes on there must not create its folder again
+        run that continues there must not create its folder again
     """
     if stopped_file(config).exists():
         raise StackNotRunningError(

@@ -146,18 +146,26 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     def is_routed(alert: Alert) -> bool:
         return any(owner in chosen.routes for owner in alert.owners)
 
-    own = [(name, partial(send, name)) for name, send in _senders(config, chosen, chosen)]
-    to: Iterable[tuple[str, Callable[[Notice], None]]] = [*own, *_added(config)]
-    for name, deliver_to in to:
-        yield Channel(name, deliver_to, chosen.least, lambda alert: not is_routed(alert))
+    for name, send in (*_built_in(config, chosen, chosen), *_added(config)):
+        yield Channel(name, send, chosen.least, lambda alert: not is_routed(alert))
     for owner, addresses in chosen.routes.items():
-        for name, send in _senders(config, chosen, addresses):
-            routed = f"{name} of {owner}"
-            yield Channel(routed, partial(send, routed), chosen.least, partial(_is_of_owner, owner))
+        for name, send in _built_in(config, chosen, addresses, f" of {owner}"):
+            yield Channel(name, send, chosen.least, partial(_is_of_owner, owner))
 
 
 def _is_of_owner(owner: str, alert: Alert) -> bool:
     return owner in alert.owners
+
+
+def _built_in(
+    config: Settings, chosen: AlertSettings, to: AlertAddresses, suffix: str = ""
+) -> Iterator[tuple[str, Send]]:
+    """Yield each channel that has an address, by the name that its messages have.
+
+    :param suffix: what the name has after the kind
+    """
+    for kind, send in _senders(config, chosen, to):
+        yield kind + suffix, partial(send, kind + suffix)
 
 
 def _senders(

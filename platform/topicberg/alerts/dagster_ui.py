@@ -101,7 +101,7 @@ def dagster_checks(
 
 
 def dagster_watcher(config: Settings, is_healthy: Callable[[], bool]) -> Watcher:
-    """Return the watch of an engine that is no service of the local stack: over Dagster."""
+    """Return the watch of an engine that is not a service of the local stack: over Dagster."""
     chosen = alert_settings()
     watched, url = watched_dagster(config, chosen), partial(ui_url, config, chosen)
     return Watcher(config, watched, lambda faults: None, is_healthy, url)

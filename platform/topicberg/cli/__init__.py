@@ -18,7 +18,7 @@ from typing import Annotated, Any  # noqa: E402
 
 import typer  # noqa: E402
 
-from topicberg.cli.output import echo  # noqa: E402
+from topicberg.cli.output import complain, echo, warn  # noqa: E402
 from topicberg.errors import TopicbergError, causes  # noqa: E402
 from topicberg.extensions import entry_points, load, package_of  # noqa: E402
 from topicberg.extras import needs  # noqa: E402
@@ -105,8 +105,7 @@ def _add_commands() -> None:
     for point in entry_points("topicberg.commands"):
         if point.name in _MODULES:
             owner = package_of(point)
-            text = f"warning: the command {point.name} of {owner} is left out: topicberg has one"
-            echo(text, fg="yellow", err=True)
+            warn(f"warning: the command {point.name} of {owner} is left out: topicberg has one")
             continue
         missing.pop(point.name, None)
         try:
@@ -136,8 +135,7 @@ def _warn_of_variables() -> None:
 
     in_file = variables.in_file()
     lines = variables.problems({*os.environ, *in_file}) + variables.without_effect({*in_file})
-    for line in lines:
-        echo(f"warning: {line}", fg="yellow", err=True)
+    warn(f"warning: {line}" for line in lines)
 
 
 def main() -> None:
@@ -159,15 +157,18 @@ def run(command: Callable[..., Any]) -> None:
             _warn_of_variables()
         command()
     except TopicbergError as error:
-        echo(f"error: {error}", fg="red", err=True)
+        complain(f"error: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if (why := _storage_failure(error)) is None:
             raise
-        echo(f"error: {why}", fg="red", err=True)
+        complain(f"error: {why}")
         sys.exit(2)
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _storage_failure(error: Exception) -> str | None:
@@ -176,12 +177,8 @@ def _storage_failure(error: Exception) -> str | None:
     Libraries raise the errors of the disk and of SQLite as causes of their own.
     """
     for cause in causes(error):
-        of_disk = isinstance(cause, OSError) and cause.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EROFS,
-        )
-        if not of_disk and type(cause).__module__ != "sqlite3":
+        is_of_disk = isinstance(cause, OSError) and cause.errno in _DISK_ERRORS
+        if not is_of_disk and type(cause).__module__ != "sqlite3":
             continue
         from topicberg.alerts.dagster_health import full_disk, storage_problem
         from topicberg.cli.lazy import settings

@@ -89,7 +89,7 @@ def print_table(
     unbroken: str | None = None,
     right: Container[int] = (),
 ) -> None:
-    """Print a table without lines, whose cells go on in the next line where they are too wide.
+    """Print a table without lines, whose cells continue in the next line where they are too wide.
 
     :param unbroken: the column whose cells do not
     :param right: the numbers of the columns that are aligned to the right

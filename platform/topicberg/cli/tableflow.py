@@ -230,7 +230,7 @@ def reread(topic: Topic, yes: Yes = False) -> None:
     confirm(question, yes=yes)
     done = run_reread(spec, table, endpoints, settings())
     if done.restored is not None:
-        echo(f"{name} is set to snapshot {done.restored}; the engine goes on from there")
+        echo(f"{name} is set to snapshot {done.restored}; the engine continues from there")
     if done.records or done.restored is None:
         echo(f"{topic}: {count(done.records, 'record')} read, {count(done.rows, 'row')} deleted")
 

@@ -278,7 +278,7 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
         from topicberg_deploy.draw import lines
         from topicberg_deploy.platform import resources
         from topicberg_deploy.settings import DeploySettings
-        from topicberg_deploy.graph.assets import platform_keys
+        from topicberg_deploy.graph.assets import platform_assets
         from topicberg.settings import Settings
 
         os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
@@ -307,7 +307,8 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
         ((quota, used),) = usage([group], config).items()
         assert (quota.name, used) == ("IAM groups", 1)
         assert any('"aws/group"' in line for line in lines([group]))
-        assert ["platform", "aws", "group"] in [key.path for key in platform_keys(config, [])]
+        (platform,) = platform_assets(config, [])
+        assert ["platform", "aws", "group"] in [key.path for key in platform.keys]
         of = Deployed(config, "123456789012", ())
         for purpose, action in (("plan", "iam:GetGroup"), ("deploy", "iam:CreateGroup")):
             allowed = policy(purpose, of)["Statement"]
@@ -735,7 +736,7 @@ def test_package_that_fails_leaves_commands_graph_and_channels(package: Package)
     for left_out in (
         "glue of topicberg.catalogs is left out: topicberg has that name",
         "absent:CATALOG (topicberg.catalogs) cannot be used",
-        "broken:Incomplete (topicberg.catalogs) cannot be used: it is no catalog, since it lacks",
+        "broken:Incomplete (topicberg.catalogs) cannot be used: it is not a catalog: it lacks",
         "catalog orphan is left out: its source nowhere is none of iceberg, glue, snowflake",
         "absent:definitions (topicberg.definitions) cannot be used",
         "broken:fail (topicberg.definitions) cannot be used: ValueError: out of order",

@@ -152,7 +152,7 @@ def test_first_change_of_a_topic_is_learnt_from_after_it_had_none(
     monkeypatch: pytest.MonkeyPatch, first: list[bytes]
 ) -> None:
     reader = Reader(monkeypatch, first)
-    why = pytest.raises(TableflowError, match="changes: the record is no change of a row")
+    why = pytest.raises(TableflowError, match="changes: the record is not a change of a row")
     with why if first else nullcontext():
         reader.framing.learn_from({0: 0}, {0: len(first)})
     assert not reader.registry.known

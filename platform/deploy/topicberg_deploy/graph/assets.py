@@ -28,11 +28,6 @@ def asset_key(key: str) -> dg.AssetKey:
     return dg.AssetKey([PLATFORM, *key.split("/")])
 
 
-def platform_keys(config: Settings, specs: Sequence[TopicSpec]) -> set[dg.AssetKey]:
-    """Return the keys of the assets of the platform, also where the graph does not have them."""
-    return {asset_key(one.key) for one in resources(config, list(specs)) if one.wanted}
-
-
 def platform_assets(config: Settings, specs: Sequence[TopicSpec]) -> list[dg.AssetsDefinition]:
     """Return the platform as assets, which only a cloud deployment has.
 

@@ -87,7 +87,7 @@ def _complete(catalog: object) -> Catalog:
     """Return a catalog that has every attribute and method of :class:`Catalog`."""
     stated = {*Catalog.__annotations__, *vars(Catalog)}
     if lacks := [name for name in stated if name[0] != "_" and not hasattr(catalog, name)]:
-        raise TopicbergError(f"it is no catalog, since it lacks {', '.join(sorted(lacks))}")
+        raise TopicbergError(f"it is not a catalog: it lacks {', '.join(sorted(lacks))}")
     complete: Catalog = catalog  # type: ignore[assignment]
     return complete
 

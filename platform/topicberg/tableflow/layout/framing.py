@@ -126,7 +126,7 @@ class Framing:
     def _register(self, half: str, raw: bytes, other: str | None) -> bool:
         """Register the schema of a record; return whether more is known of it than before.
 
-        :param other: why the record is no change of a row, so that its schema is not the table's
+        :param other: why the record is not a change of a row, so that its schema is not the table's
         """
         known = self._known[half]
         opening = connect_json.opening(raw)
@@ -201,7 +201,7 @@ class Framing:
 
     def inline_schemas(self, layout: Layout) -> dict[str, InlineSchemas]:
         """Return the same for the halves that are not in the wire format."""
-        # Of a record that is no change of a row, the value says so.
+        # Of a record that is not a change of a row, the value says so.
         found = {half.column: self.inline(half) for half in (layout.value, layout.key)}
         return {column: one for column, one in found.items() if one is not None}
 
@@ -287,7 +287,7 @@ class InlineSchemas:
 
 
 def _other_record(value: bytes | None) -> str | None:
-    """Return why a record with a schema is no change of a row; None: it may be one.
+    """Return why a record with a schema is not a change of a row; None: it may be one.
 
     Some connectors write schema changes and watermarks into the topic of a table.
     """
@@ -299,7 +299,7 @@ def _other_record(value: bytes | None) -> str | None:
     if {AFTER, SOURCE, OPERATION} <= {*names}:
         return None
     listed = ", ".join(map(str, names))
-    return f"the record is no change of a row (after, source, op): its fields are {listed}"
+    return f"the record is not a change of a row (after, source, op): its fields are {listed}"
 
 
 def _is_recognized(own: SchemaSection) -> bool:

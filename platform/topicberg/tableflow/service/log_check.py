@@ -143,7 +143,7 @@ class LogCheck:
                 transaction.set_properties({OTHER_LOG: other.model_dump_json()})
         return TableflowError(
             f"topic {self._spec.name}: {reason}",
-            hint="put the former log back, after which the topic goes on; or, to read what Kafka "
+            hint="put the former log back, after which the topic continues; or, to read what Kafka "
             f"has now, {start_again(self._spec.name)}",
         )
 

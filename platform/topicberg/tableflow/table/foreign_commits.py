@@ -180,7 +180,7 @@ def changed_by_others(table: Table, spec: TopicSpec) -> Iterator[ForeignCommits]
 
 
 def restore(table: Table, changed: ForeignCommits) -> None:
-    """Set ``main`` to the snapshot before the commits of others, from where the engine goes on.
+    """Set ``main`` to the snapshot before the commits of others, from where the engine continues.
 
     :param table: as it was compared
     :raises CommitConflictError: another commit came first

@@ -1,7 +1,7 @@
 """Make a table equal to its topic again.
 
 If other writers replaced its rows as they were earlier, ``main`` is set to the snapshot before
-their commits (:mod:`topicberg.tableflow.table.foreign_commits`), from where the engine goes on.
+their commits (:mod:`topicberg.tableflow.table.foreign_commits`), from where the engine continues.
 
 Of an upsert table, rows of keys that the topic lacks are deleted, and rows whose key a newer row
 has. A table that has read every record differs from its topic only by deletes that it missed (see
