@@ -100,6 +100,9 @@ def test_the_image_holds_what_it_needs_and_no_secret() -> None:
         assert (PROJECT_ROOT / source).exists(), source
         assert f"!{source}" in ignore, source
     assert {line[1:] for line in ignore if line.startswith("!")} == set(copied())
+    installed = re.findall(r"--editable (\S+)", (FOLDER / "Dockerfile").read_text())
+    assert len(installed) > 1
+    assert not {*installed} & {*ignore}, "what is installed is not left out"
     assert instructions("USER") == [["topicberg"]]
     (words,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.M)
     parse(yaml.safe_load(words))
