@@ -27,6 +27,11 @@ FIRST_RELEASE = (8, 1)
 class NoLoginError(TopicbergError):
     """No login to an account is set, and nothing else of the settings is wrong."""
 
+    def __init__(self, message: str, missing: Sequence[str], hint: str) -> None:
+        """:param missing: a line for each setting that is missing"""
+        super().__init__(message, hint=hint)
+        self.missing = missing
+
 
 class DeploySettings(Addresses):
     """Addresses, credentials and choices of ``topicberg deploy``. URLs without a trailing slash."""
@@ -120,12 +125,13 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     if deploy is None or problems or missing:
         logins = ("confluent_api_key", "confluent_api_secret", "admin_user_secrets_root_path")
         has_login = any(getattr(stated, name) for name in logins)
-        kind = TopicbergError if problems or has_login else NoLoginError
-        raise kind(
-            "the deployment's settings are incomplete or wrong:\n  "
-            + "\n  ".join([*missing, *problems]),
-            hint="set them in the environment or in .env, or by the flag of the same name",
+        text = "\n  ".join(
+            ["the deployment's settings are incomplete or wrong:", *missing, *problems]
         )
+        hint = "set them in the environment or in .env, or by the flag of the same name"
+        if problems or has_login:
+            raise TopicbergError(text, hint=hint)
+        raise NoLoginError(text, missing, hint)
     return deploy
 
 

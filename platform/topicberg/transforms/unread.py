@@ -70,7 +70,7 @@ def _packed(ranges: Iterable[Unread]) -> str:
 
 
 def _unpacked(ranges: Any) -> Any:
-    """Return ranges from their text; earlier versions wrote them as lists."""
+    """Return ranges from their text; those of a model that is made in code are no text."""
     if not isinstance(ranges, str):
         return ranges
     fields = json.loads(zlib.decompress(b64decode(ranges)))

@@ -206,7 +206,7 @@ def plan(
     except NoLoginError as error:
         echo(
             "The accounts were not read, because no login is set: this plan creates everything. "
-            "To compare it with your accounts, set:\n" + error.message.partition("\n")[2]
+            "To compare it with your accounts, set:\n  " + "\n  ".join(error.missing)
         )
         check_specs(config, specs := load_topics(config))
         graph = resources(config, specs)
