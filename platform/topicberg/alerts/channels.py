@@ -111,11 +111,10 @@ def deliver(
                 try:
                     send_by(channel, notice)
                     continue
-                except RefusedNoticeError as error:
-                    problems.append(str(error))
-                    continue
                 except TopicbergError as error:
                     problems.append(str(error))
+                    if isinstance(error, RefusedNoticeError):
+                        continue
                 is_down = True
             if moment - notice.at < KEPT:
                 undelivered.append((channel.name, notice))
@@ -149,12 +148,12 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     for name, send in (*_built_in(config, chosen, chosen), *_added(config)):
         yield Channel(name, send, chosen.least, lambda alert: not is_routed(alert))
     for owner, addresses in chosen.routes.items():
+
+        def is_theirs(alert: Alert, owner: str = owner) -> bool:
+            return owner in alert.owners
+
         for name, send in _built_in(config, chosen, addresses, f" of {owner}"):
-            yield Channel(name, send, chosen.least, partial(_is_of_owner, owner))
-
-
-def _is_of_owner(owner: str, alert: Alert) -> bool:
-    return owner in alert.owners
+            yield Channel(name, send, chosen.least, is_theirs)
 
 
 def _built_in(
@@ -184,15 +183,9 @@ def _senders(
         if url is not None:
             yield kind, partial(_post_as, url, body)
     if to.pagerduty_key is not None:
-        key = to.pagerduty_key.get_secret_value()
-        yield (
-            "pagerduty",
-            partial(
-                _post_as,
-                SecretStr(chosen.pagerduty_url),
-                lambda notice: pagerduty_event(notice, key, config.prefix),
-            ),
-        )
+        key, pagerduty = to.pagerduty_key.get_secret_value(), SecretStr(chosen.pagerduty_url)
+        event = partial(pagerduty_event, routing_key=key, source=config.prefix)
+        yield "pagerduty", partial(_post_as, pagerduty, event)
     if to.email_to is not None:
         yield "email", partial(_mail, chosen, to.email_to)
 
