@@ -7,23 +7,16 @@ sessions and JVMs stay open between calls, as a service's do.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import BytesIO
 from typing import Any, Protocol
 
-import fastavro
 import flink
-import kafka_connect
 import pyarrow as pa
 import pyarrow.parquet as pq
-from confluent_kafka import Consumer, TopicPartition
-from kafka_java import java_config
 from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
@@ -55,8 +48,6 @@ from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.decode.sessions import Sessions
 from topicberg.tableflow.service.engine import Ingestor
 
-_KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
-_LOOP_ROWS = 100_000
 _READ_ROWS, _READ_BYTES = 131_072, 16 * 1024 * 1024
 
 
@@ -66,7 +57,6 @@ class Lab:
 
     endpoints: Endpoints
     config: Settings
-    connect: kafka_connect.Worker | None = None
     flink: flink.Cluster | None = None
     source: tuple[str, ...] = ()
     """A table with the rows of the topic, for the limits."""
@@ -87,7 +77,7 @@ class Lab:
 
     @cached_property
     def spark(self) -> Any:
-        """The session of Spark's contenders."""
+        """The session that verifies and copies tables."""
         spark = new_session(self.endpoints.spark_connect)
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{NAMESPACE}")
         return spark
@@ -166,7 +156,7 @@ def _flink(lab: Lab, topic: Topic, decoder: str) -> tuple[str, ...]:
 
 
 def table_schema(topic: Topic) -> Schema:
-    """Return the table's schema: the columns of plain Spark."""
+    """Return the table's schema: those of the record, and what Kafka says of it."""
     columns: list[tuple[str, IcebergType]] = [
         ("key", BinaryType()),
         *((one["name"], _type(one["type"])) for one in topic.shape.avro["fields"]),
@@ -199,134 +189,6 @@ def _type(avro: Any) -> IcebergType:
     return StructType(
         *(NestedField(301 + n, one["name"], _type(one["type"])) for n, one in enumerate(fields))
     )
-
-
-# --- Spark ---
-
-
-def _decoded(frame: Any, topic: Topic) -> Any:
-    from pyspark.sql import functions as F
-    from pyspark.sql.avro.functions import from_avro
-
-    text = topic.shape.schema("avro").schema_str or ""
-    record = from_avro(F.expr("substring(value, 6)"), text)
-    return frame.withColumn("r", record).select(
-        "key",
-        *(F.col("r").getField(name).alias(name) for name in topic.shape.fields),
-        "topic",
-        "partition",
-        F.map_from_entries("headers").alias("headers"),
-        "offset",
-        "timestamp",
-        F.col("timestampType").cast("string").alias("timestamp_type"),
-    )
-
-
-def _options(lab: Lab, topic: Topic) -> dict[str, str]:
-    return {
-        **{f"kafka.{name}": text for name, text in java_config(lab.endpoints).items()},
-        "subscribe": topic.spec.name,
-        "startingOffsets": "earliest",
-        "includeHeaders": "true",
-        **_KAFKA_FETCH,
-    }
-
-
-def plain_spark(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Ingest by one query of Spark: Kafka's source, ``from_avro``, Iceberg's writer.
-
-    Large fetches; one task for each of the 6 partitions, which suits two cores; no shuffle.
-    """
-    name = new_name("plain")
-    frame = lab.spark.read.format("kafka").options(**_options(lab, topic)).load()
-    writer = _decoded(frame, topic).writeTo(f"{CATALOG}.{quote(NAMESPACE, name)}")
-    writer.tableProperty("write.distribution-mode", "none").create()
-    return NAMESPACE, name
-
-
-def structured_streaming(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Ingest by Structured Streaming: the same query, all that is there, with a checkpoint.
-
-    One micro-batch (no limit of offsets), the checkpoint on the local disk.
-    """
-    name = new_name("stream")
-    frame = lab.spark.readStream.format("kafka").options(**_options(lab, topic)).load()
-    decoded = _decoded(frame, topic)
-    columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in decoded.schema)
-    target = f"{CATALOG}.{NAMESPACE}.{name}"
-    lab.spark.sql(
-        f"CREATE TABLE {target} ({columns}) USING iceberg "
-        "TBLPROPERTIES ('write.distribution-mode' = 'none')"
-    )
-    checkpoint = tempfile.mkdtemp(prefix="topicberg-benchmark-")
-    query = (
-        decoded.writeStream.format("iceberg")
-        .option("checkpointLocation", f"file://{checkpoint}")
-        .trigger(availableNow=True)
-        .toTable(target)
-    )
-    query.awaitTermination()
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    return NAMESPACE, name
-
-
-# --- Python ---
-
-
-def python_loop(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Ingest by confluent-kafka, fastavro and PyIceberg: one commit for 100,000 records.
-
-    ``consume`` of 10,000 messages; a short ``fetch.queue.backoff.ms``, without which librdkafka
-    waits a second whenever its queue was full.
-    """
-    schema = table_schema(topic)
-    name = new_name("loop")
-    table = lab.catalog.create_table((NAMESPACE, name), schema)
-    columns = pa.schema(
-        [one for one in table.schema().as_arrow() if one.name in _loop_columns(topic)]
-    )
-    ends = kafka.end_offsets(lab.endpoints, topic.spec.name)
-    consumer = Consumer(
-        {
-            **lab.endpoints.kafka_config(),
-            "group.id": uuid.uuid4().hex,
-            "fetch.queue.backoff.ms": 10,
-            "fetch.wait.max.ms": 20,
-        }
-    )
-    consumer.assign([TopicPartition(topic.spec.name, partition, 0) for partition in ends])
-    left = sum(ends.values())
-    while left:
-        values: dict[str, list[Any]] = {name: [] for name in columns.names}
-        while left and len(values["key"]) < _LOOP_ROWS:
-            for message in consumer.consume(min(10_000, left), 1.0):
-                value = message.value() or b""
-                row: Any = fastavro.schemaless_reader(BytesIO(value[5:]), topic.shape.parsed, None)
-                values["key"].append(message.key())
-                for name_ in topic.shape.fields:
-                    values[name_].append(row[name_])
-                values["partition"].append(message.partition())
-                values["offset"].append(message.offset())
-                values["timestamp"].append(message.timestamp()[1] * 1000)
-                left -= 1
-        table.append(pa.table(values, schema=columns))
-    consumer.close()
-    return NAMESPACE, name
-
-
-def _loop_columns(topic: Topic) -> set[str]:
-    return {"key", *topic.shape.fields, "partition", "offset", "timestamp"}
-
-
-# --- Kafka Connect ---
-
-
-def connect_sink(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Ingest by Iceberg's sink in Kafka Connect: see ``kafka_connect.py``."""
-    assert lab.connect is not None
-    name = new_name("connect")
-    lab.connect.ingest(topic.spec.name, topic.records, (NAMESPACE, name))
-    return NAMESPACE, name
 
 
 # --- limits ---
@@ -416,10 +278,6 @@ CONTENDERS: dict[str, Contender] = {
     OURS: engine,
     "Flink by hand": flink_by_hand,
     "Flink": flink_own,
-    "plain Spark": plain_spark,
-    "Structured Streaming": structured_streaming,
-    "Kafka Connect": connect_sink,
-    "Python loop": python_loop,
 }
 LIMITS: dict[str, Callable[[Lab, Topic], tuple[str, ...] | None]] = {
     "reading": raw_reading,
@@ -428,22 +286,12 @@ LIMITS: dict[str, Callable[[Lab, Topic], tuple[str, ...] | None]] = {
 }
 
 
-def contenders(lab: Lab, topic: Topic, *, others: bool) -> list[str]:
-    """Return the contenders that read the topic.
-
-    :param others: also those that only read clean topics of Avro
-    """
-    name = topic.workload.name
-    is_clean = name == topic.workload.clean and topic.workload.kind == "avro"
-    found = [OURS]
-    if lab.flink is not None:
-        found += ["Flink by hand"] * bool(topic.workload.flink) + ["Flink"] * (others and is_clean)
-    if others and is_clean:
-        found += ["plain Spark", "Structured Streaming"]
-        found += ["Kafka Connect"] * (lab.connect is not None)
-    if others and (is_clean or name.startswith("batch")):
-        found.append("Python loop")
-    return found
+def contenders(lab: Lab, topic: Topic) -> list[str]:
+    """Return the contenders that read the topic; Flink's own classes only clean topics of Avro."""
+    if lab.flink is None:
+        return [OURS]
+    is_clean = topic.workload.name == topic.workload.clean and topic.workload.kind == "avro"
+    return [OURS, *["Flink by hand"] * bool(topic.workload.flink), *["Flink"] * is_clean]
 
 
 def verify(lab: Lab, topic: Topic, table: tuple[str, ...], contender: str) -> None:
@@ -452,13 +300,10 @@ def verify(lab: Lab, topic: Topic, table: tuple[str, ...], contender: str) -> No
     :raises RuntimeError: they differ
     """
     text, source = topic.shape.text_sql, f"{CATALOG}.{quote(*table)}"
-    crc = f"crc32(cast({text} as binary)) % {CHECKED}"
-    expected = topic.rows, topic.checksum_of_values
+    crc = f"(crc32(cast({text} as binary)) % {CHECKED}) * ({topic.number_sql} % {CHECKED})"
+    expected = topic.rows, topic.checksum
     if topic.workload.changes and not topic.workload.is_upsert:
         source = f"(SELECT after.* FROM {source})"
-    if contender != "Kafka Connect":  # its table has no key
-        crc = f"({crc}) * ({topic.number_sql} % {CHECKED})"
-        expected = topic.rows, topic.checksum
     row = lab.spark.sql(f"SELECT count(*), sum({crc}) FROM {source}").head()
     if tuple(row) != expected:
         raise RuntimeError(

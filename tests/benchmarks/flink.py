@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from topicberg.endpoints import Endpoints
+from topicberg.settings import Settings
 from topicberg_local.jars import maven_context
 from topicberg_local.lock_jars import Bundle, resolve
 
@@ -67,6 +69,24 @@ def jdk() -> Path | None:
     found = shutil.which("javac", path=str(Path(home, "bin")) if home else None)
     found = found or shutil.which("javac")
     return Path(found).resolve().parent if found else None
+
+
+def rest_catalog(endpoints: Endpoints, config: Settings) -> dict[str, str]:
+    """Return the properties of the stack's catalog for Iceberg's REST client in Java."""
+    secrets = endpoints.s3_access_key, endpoints.s3_secret_key
+    token = endpoints.iceberg_rest_token
+    return {
+        "uri": endpoints.iceberg_rest,
+        "token": token.get_secret_value() if token else "",
+        "token-refresh-enabled": "false",
+        "warehouse": config.warehouse,
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "client.region": config.aws_region,
+        "s3.endpoint": endpoints.s3 or "",
+        "s3.path-style-access": "true",
+        "s3.access-key-id": secrets[0].get_secret_value() if secrets[0] else "",
+        "s3.secret-access-key": secrets[1].get_secret_value() if secrets[1] else "",
+    }
 
 
 class Cluster:

@@ -1,7 +1,7 @@
 """How fast a topic becomes a table: unusual topics beside clean ones, other engines, and limits.
 
     python tests/benchmarks/ingest.py [--records 2000000] [--wide-records 500000] [--rounds 2]
-        [--only WORKLOAD ...] [--flink] [--others] [--kafka-connect] [--json FILE]
+        [--only WORKLOAD ...] [--flink] [--json FILE]
 
 Against the running local stack. A workload is a topic (``workloads.py``), and each contender
 (``contenders.py``, with its settings) reads it from its beginning into a new Iceberg table. In each
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import flink
-import kafka_connect
 from contenders import CONTENDERS, LIMITS, OURS, Lab, contenders, engine, verify
 from kafka_java import java_config
 from rich import box
@@ -119,7 +118,7 @@ def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
         if clean is None:
             warm = fill(lab, WORKLOADS[0], arguments)
             for _ in range(WARM):
-                for name in contenders(lab, warm, others=False):
+                for name in contenders(lab, warm):
                     Rounds(lab, warm).run(name)
             delete(lab, warm)
         if clean is None or clean.workload.name != workload.clean:
@@ -130,10 +129,9 @@ def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
         topic = clean if workload is clean.workload else fill(lab, workload, arguments)
         lab.rows = None
         rounds = Rounds(lab, topic)
-        names = contenders(lab, topic, others=arguments.others)
-        # What takes a moment is measured more often.
-        for _ in range(3 * arguments.rounds if workload.records else arguments.rounds):
-            if topic is not clean and not workload.records:  # a batch is mostly fixed costs
+        names = contenders(lab, topic)
+        for _ in range(arguments.rounds):
+            if topic is not clean:
                 rounds.run_clean(clean)
             for name in names:
                 rounds.run(name)
@@ -246,7 +244,7 @@ def _seconds(lab: Lab, topic: Topic) -> float:
 
 
 def _topic_of(spec: Any, rows: int) -> Topic:
-    return Topic(WORKLOADS[0], spec, rows, 0, rows, 0, 0, 0)
+    return Topic(WORKLOADS[0], spec, rows, 0, rows, 0, 0)
 
 
 SMALL_BATCHES = 10, 100, 1_000
@@ -285,10 +283,6 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
     lab = Lab(load_endpoints(), settings())
     with ExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
-        if arguments.kafka_connect:
-            (folder / "connect").mkdir()
-            worker = kafka_connect.worker(folder / "connect", lab.endpoints, lab.config)
-            lab.connect = started.enter_context(worker)
         bin_dir = flink.jdk() if arguments.flink else None
         if arguments.flink and bin_dir is None:
             Console().print(
@@ -297,7 +291,7 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
         elif bin_dir is not None:
             (folder / "flink").mkdir()
             client = java_config(lab.endpoints)
-            catalog = kafka_connect.rest_catalog(lab.endpoints, lab.config)
+            catalog = flink.rest_catalog(lab.endpoints, lab.config)
             cluster = flink.cluster(folder / "flink", bin_dir, client, catalog)
             lab.flink = started.enter_context(cluster)
         yield lab
@@ -320,16 +314,6 @@ def main() -> None:
     parser.add_argument("--upsert-rows", type=int, default=0, help="also upserts, e.g. 10000000")
     parser.add_argument("--upserts", type=int, default=0, help="records of a batch; 1 %% of them")
     parser.add_argument("--flink", action="store_true", help="also Flink; fetches its jars")
-    parser.add_argument(
-        "--others",
-        action="store_true",
-        help="also Spark, a Python loop and Flink's own classes, for clean topics of Avro",
-    )
-    parser.add_argument(
-        "--kafka-connect",
-        action="store_true",
-        help="with --others: also Iceberg's sink; fetches its jars",
-    )
     parser.add_argument("--json", type=Path, help="also write the numbers to a file")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
