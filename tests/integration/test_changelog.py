@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
-from decimal import Context, Decimal
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import permutations
 from typing import Any
 
 import pytest
-from debezium import (
-    ENVELOPE,
-    UNAVAILABLE,
-    Event,
-    Replay,
-    Source,
-    SourceTopic,
-    captured,
-    folding_waits,
-)
+from debezium import ENVELOPE, UNAVAILABLE, Event, Replay, SourceTopic, captured
 from hostile import zigzag
 from kafka_topics import Row, Topic
 
 from topicberg.errors import TableflowError
 from topicberg.kafka.consumer import messages
-from topicberg.tableflow.changelog import old_values
-from topicberg.tableflow.changelog.old_values import LaterRecordsError
 from topicberg.tableflow.service.engine import Ingestor, run_once
 
 pytestmark = pytest.mark.integration
-EXACT = Context(prec=10_000)
-CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "40"))
-"""Of a random source; more take more batches, each of which costs seconds of CPU time."""
-
-
-def seeds(fast: int) -> list[Any]:
-    """Return the seeds of a random test: each costs up to fifty CPU seconds, so one is fast."""
-    number = int(os.environ.get("TOPICBERG_TEST_HISTORIES", "2"))
-    return [
-        seed if seed == fast else pytest.param(seed, marks=pytest.mark.slow)
-        for seed in range(number)
-    ]
 
 
 def change_topic(make_topic: Callable[..., Topic], **fields: Any) -> Topic:
@@ -455,114 +429,3 @@ def test_changelog_snapshot_times_later_than_changes(
     finally:
         ingestor.close()
     assert {row["id"]: row["big"] for row in rows_of(topic)} == {3: "new", 4: "old", 9: "old"}
-
-
-def test_changelog_unknown_old_value_suspends(make_topic: Callable[..., Topic]) -> None:
-    topic = change_topic(make_topic)
-    writer = SourceTopic(topic)
-    writer.send([Event(0, 1, "u", 10, {"id": 1, "v": 1, "big": UNAVAILABLE})])
-    with pytest.raises(TableflowError, match=r"partition 0, offset 0: field after\.big"):
-        topic.ingest()
-
-
-def test_changelog_decimals_of_any_size_are_text(make_topic: Callable[..., Topic]) -> None:
-    rng = random.Random(3)
-    topic = change_topic(make_topic, partitions=3)
-    variable = {
-        "type": "record",
-        "name": "VariableScaleDecimal",
-        "namespace": "io.debezium.data",
-        "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
-        "connect.name": "io.debezium.data.VariableScaleDecimal",
-    }
-    big = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2}
-    nanos = {"type": "long", "connect.name": "io.debezium.time.NanoTimestamp"}
-    envelope = json.loads(json.dumps(ENVELOPE))
-    envelope["fields"][0]["type"][1]["fields"] += [
-        {"name": "free", "type": variable},
-        {"name": "money", "type": big},
-        {"name": "at", "type": nanos},
-    ]
-    rows: list[Row] = []
-    expected: dict[int, tuple[str, str, datetime]] = {}
-    for number in range(120):
-        size = rng.choice([1, 3, 7, 8, 9, 15, 16, 17, 40, 3_000])
-        unscaled = rng.choice(
-            [rng.randrange(-(256**size) // 2, 256**size // 2), 0, -1, 255, 256, -(2**71)]
-        )
-        scale = rng.choice([0, 1, 2, 5, 30, -2])
-        length = max(1, (unscaled.bit_length() + 8) // 8)
-        value = unscaled.to_bytes(length, "big", signed=True)
-        cents = rng.randrange(-(10**60), 10**60)
-        micros = rng.randrange(-(9 * 10**15), 9 * 10**15)
-        row = {"id": number, "v": 1, "big": "b", "free": {"scale": scale, "value": value}}
-        rows.append(row | {"money": Decimal(cents).scaleb(-2, EXACT), "at": micros * 1000 + 999})
-        free = f"{Decimal(unscaled).scaleb(-scale, EXACT):f}"
-        expected[number] = (
-            free,
-            f"{Decimal(cents).scaleb(-2, EXACT):f}",
-            datetime(1970, 1, 1) + timedelta(microseconds=micros),
-        )
-    SourceTopic(topic, envelope).send(Event(row["id"] % 3, row["id"], "c", 10, row) for row in rows)
-    topic.ingest()
-    assert {r["id"]: (r["free"], r["money"], r["at"]) for r in rows_of(topic)} == expected
-
-
-@pytest.mark.parametrize("seed", seeds(fast=1))
-def test_changelog_random_changes_in_any_batches_equal_source(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    folding_waits(monkeypatch, 3_600_000, old_values.CERTAIN_MS)
-    rng = random.Random(seed)
-    keys_move = seed % 2 == 1
-    source = Source(rng)
-    for number in range(CHANGES):
-        if number == CHANGES // 2 and keys_move:
-            source.change_key_schema()
-        source.change()
-        if rng.random() < 0.05:
-            source.restart()
-    topic = change_topic(make_topic)
-    writer = SourceTopic(topic)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-    try:
-        for batch in source.batches(6):
-            writer.send(batch)
-            with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
-                while ingestor.step().records:
-                    pass
-        folding_waits(monkeypatch, 3_600_000, 0)  # all records are in Kafka
-        while ingestor.step().records:
-            pass
-    finally:
-        ingestor.close()
-    assert {row["id"]: row for row in rows_of(topic)} == source.rows
-
-
-@pytest.mark.parametrize("seed", seeds(fast=0))
-def test_changelog_left_out_changes_leave_no_older_values(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """A value that a malformed change may have had is not taken from the row before it."""
-    folding_waits(monkeypatch, 3_600_000, old_values.CERTAIN_MS)
-    rng = random.Random(seed)
-    source = Source(rng)
-    for _ in range(CHANGES):
-        source.change()
-    source.damage(0.15)
-    topic = change_topic(make_topic, tableflow=SKIP)
-    writer = SourceTopic(topic)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-    try:
-        for batch in source.batches(5):
-            writer.send(batch)
-            with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
-                while ingestor.step().records:
-                    pass
-        last = ingestor.step()
-    finally:
-        ingestor.close()
-    rows, left_out = source.rows_without_malformed()
-    assert {row["id"]: row for row in rows_of(topic)} == rows
-    malformed = sum(event.is_malformed for event in source.events)
-    assert malformed <= last.rows_skipped <= left_out  # some are superseded in their batch

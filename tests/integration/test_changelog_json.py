@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import Schema
-from debezium import UNAVAILABLE, Captured, captured_json, send_captured
+from debezium import Captured, captured_json, send_captured
 from kafka_topics import Topic
 from test_changelog import CUSTOMER, ORDERS, rows_of
 
 from topicberg.formats.framing import wire_prefix
-from topicberg.formats.json.connect import json_schema, opening
+from topicberg.formats.json.connect import opening
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.service.engine import Ingestor, run_once
 
@@ -96,19 +96,6 @@ def test_json_toast_types_are_taken_from_the_row(make_topic: Callable[..., Topic
     (after,) = rows_of(topic)
     assert after == {**before, "n": 2, "nu": None}
     assert len(after["ia"]) == len(after["ta"]) == 800
-
-
-def test_json_append_has_a_row_for_each_change(make_topic: Callable[..., Topic]) -> None:
-    topic = json_topic(make_topic)
-    topic.respec(write_mode="append", key={"format": "none"})
-    records = captured_json("djsons.shop.nopk")
-    send_captured(topic, records)
-    topic.ingest()
-    payloads = [json.loads(one.value)["payload"] for one in records if one.value]
-    expected = sorted((p["op"], str(p["before"]), str(p["after"])) for p in payloads)
-    assert expected == sorted(
-        (row["$$op"], str(row["before"]), str(row["after"])) for row in topic.rows()
-    )
 
 
 LONG = {"type": "integer"}
@@ -224,22 +211,3 @@ def test_json_malformed_changes_go_to_dead_letters(make_topic: Callable[..., Top
     ]
     for reason, text in zip(reasons, texts, strict=True):
         assert reason in text
-
-
-def test_json_placeholder_of_unknown_row_suspends(make_topic: Callable[..., Topic]) -> None:
-    topic = json_topic(make_topic)
-    register(topic, ENVELOPE, KEY)
-    row = {"id": 1, "bio": UNAVAILABLE}
-    source = {"ts_us": 1, "lsn": 1, "snapshot": "false"}
-    value = {"before": None, "after": row, "source": source, "op": "u"}
-    change = Captured("", 0, 0, 0, (), b'{"id":1}', json.dumps(value).encode())
-    send_captured(topic, [change])
-    with pytest.raises(Exception, match=r"partition 0, offset 0: field after\.bio"):
-        topic.ingest()
-
-
-def test_json_schemas_of_connect_are_json_schemas() -> None:
-    for record in captured_json("djsons.shop.customers"):
-        begin = opening(record.value or b"")
-        if begin is not None and begin.schema is not None:
-            assert json.loads(json_schema(begin.schema))["properties"]["after"]["type"] == "object"

@@ -13,11 +13,10 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
-from fuzz_protobuf import schema_and_records
 from kafka_topics import Row, Topic, avro, encode
 
 from topicberg import kafka
-from topicberg.errors import TableflowError, TopicbergError
+from topicberg.errors import TopicbergError
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import files, shared_keys
@@ -198,109 +197,6 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     assert ends == held.offsets, "the marker of the transaction is after it"
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_protobuf_is_the_same_by_both(make_topic: Callable[..., Topic], seed: int) -> None:
-    topic = make_topic(KEPT, schema={"format": "protobuf", "file": "from-the-registry"})
-    sample = schema_and_records(random.Random(seed), 150)
-    registry = topic.endpoints.schema_registry_client()
-    number = registry.register_schema(topic.spec.value_subject, Schema(sample.text, "PROTOBUF"))
-    produce(topic, [None, *(wire_prefix(number) + one for one in sample.payloads)], seed)
-    topic.ingest()
-    assert reader(topic) == "process"
-    found = in_order(topic)
-    assert len(found) == 151
-    # NaN is not equal to itself.
-    assert repr(found) == repr(by_spark(topic))
-
-
-def test_json_is_the_same_by_both(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(KEPT, schema={"format": "json", "file": "from-the-registry"})
-    text, time = {"type": "string"}, {"type": "integer", "connect.type": "int64"}
-    line = {"type": "object", "properties": {"sku": text, "counts": {"items": {"type": "integer"}}}}
-    schema = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "integer", "connect.type": "int32"},
-            "note": {"oneOf": [{"type": "null"}, text]},
-            "price": {"type": "number"},
-            "ratio": {"type": "number", "connect.type": "float32"},
-            "at": {**time, "title": "org.apache.kafka.connect.data.Timestamp"},
-            "lines": {"type": "array", "items": line},
-            "raw": {**text, "connect.type": "bytes"},
-        },
-    }
-    registry = topic.endpoints.schema_registry_client()
-    number = registry.register_schema(topic.spec.value_subject, Schema(json.dumps(schema), "JSON"))
-    rng = random.Random(5)
-    values: list[bytes | None] = [None]
-    for count in range(600):
-        row = {
-            "id": count,
-            "note": rng.choice((None, "", "5", 'ü🙂"\\\n', "x" * rng.randrange(40))),
-            "price": rng.gauss(0, 1e6),
-            "ratio": rng.random(),
-            "at": rng.randrange(-(10**13), 10**13),
-            "lines": [{"sku": f"s{rng.randrange(9)}", "counts": rng.choice(([], [1, None, -7]))}],
-            "raw": "AQID",
-            "other": {"is": ["not", "declared", 1e-7, True]},
-        }
-        kept = {name: value for name, value in row.items() if rng.random() < 0.9}
-        encoded = json.dumps(kept, ensure_ascii=rng.random() < 0.5).encode()
-        values.append(wire_prefix(number) + encoded)
-    produce(topic, values, 6)
-    topic.ingest()
-    assert reader(topic) == "process"
-    found = in_order(topic)
-    assert len(found) == 601
-    assert found == by_spark(topic)
-    topic.send_raw([wire_prefix(number) + b'{"id": 1.0}', wire_prefix(number) + b'{"id": 2}'])
-    topic.ingest()
-    assert reader(topic) == "process"
-    assert {1, 2} <= {row["id"] for row in topic.rows("id")}
-
-
-@pytest.mark.parametrize("mode", ["SKIP", "SUSPEND"])
-def test_malformed_record_among_others_is_treated_alone(
-    make_topic: Callable[..., Topic], mode: str
-) -> None:
-    topic = make_topic(tableflow={"error_handling": {"mode": mode}})
-    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
-    rng = random.Random(11)
-    sound = [prefix + encode(parsed, make_row(rng, n)) for n in range(20)]
-    topic.send_raw(sound[:10])
-    topic.ingest()
-    assert reader(topic) == "process"
-    topic.send_raw([*sound[10:15], sound[15] + b"\x00", *sound[15:]], partition=0)
-    if mode == "SUSPEND":
-        with pytest.raises(TableflowError, match=r"partition 0, offset \d+: the record ends at"):
-            topic.ingest()
-        assert len(topic.rows("id")) == 10
-        return
-    topic.ingest()
-    assert reader(topic) == "process"
-    assert sorted(row["id"] for row in topic.rows("id")) == list(range(20))
-
-
-def test_versions_that_add_and_drop_fields(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    first = avro({"name": "id", "type": "int"}, {"name": "old", "type": "string"})
-    second = avro({"name": "id", "type": "long"}, {"name": "new", "type": ["null", "string"]})
-    topic.endpoints.schema_registry_client().set_config(
-        topic.spec.value_subject, _no_compatibility()
-    )
-    topic.send(first, [{"id": 1, "old": "a"}])
-    topic.ingest()
-    topic.send(second, [{"id": 2**40, "new": "b"}])
-    topic.send(first, [{"id": 3, "old": "c"}])
-    topic.ingest()
-    assert reader(topic) == "process"
-    assert topic.rows("id", "old", "new") == [
-        {"id": 1, "old": "a", "new": None},
-        {"id": 2**40, "old": None, "new": "b"},
-        {"id": 3, "old": "c", "new": None},
-    ]
-
-
 @pytest.mark.parametrize(
     ("kind", "given", "without_value"),
     [("string", "v", None), ("long", 7, None), ("bytes", b"v", b"raw")],
@@ -337,12 +233,6 @@ def test_field_of_the_key_named_value_is_the_raw_value(make_topic: Callable[...,
     found = in_order(topic)
     assert [(row["id"], row["value"]) for row in found] == [(1, b"raw"), (1, None)]
     assert found == by_spark(topic)
-
-
-def _no_compatibility() -> Any:
-    from confluent_kafka.schema_registry import ConfigCompatibilityLevel, ServerConfig
-
-    return ServerConfig(compatibility=ConfigCompatibilityLevel.NONE)
 
 
 @pytest.mark.parametrize("version", [2, 3])

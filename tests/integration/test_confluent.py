@@ -215,38 +215,6 @@ def test_cluster_has_the_topics_created_through_it(cloud: Cloud) -> None:
     wait_until(lambda: names[1] not in cloud.stack.kafka_admin().list_topics(timeout=10).topics)
 
 
-def test_changes_of_topics_want_a_role(cloud: Cloud) -> None:
-    found = cloud.get(f"/iam/v2/role-bindings?crn_pattern={cloud.crn}")["data"]
-    for one in found:
-        cloud.call("DELETE", f"/iam/v2/role-bindings/{one['id']}")
-    refused = cloud.call("POST", cloud.topics, {"topic_name": "forbidden"}, cloud.kafka)
-    assert (refused.status_code, refused.json()["error_code"]) == (403, 40301)
-
-
-def test_access_lists_are_kept(cloud: Cloud) -> None:
-    path = f"/kafka/v3/clusters/{cloud.cluster}/acls"
-    acl = {
-        "resource_type": "TOPIC",
-        "resource_name": TOPIC,
-        "pattern_type": "LITERAL",
-        "principal": f"User:{cloud.owner}",
-        "host": "*",
-        "operation": "WRITE",
-        "permission": "ALLOW",
-    }
-    for _ in range(2):
-        assert cloud.call("POST", path, acl, cloud.kafka).status_code == 201
-    (found,) = cloud.get(f"{path}?resource_type=TOPIC&operation=WRITE", cloud.kafka)["data"]
-    assert {key: found[key] for key in acl} == acl
-    assert cloud.get(f"{path}?operation=READ", cloud.kafka)["data"] == []
-    wrong = cloud.call("POST", path, acl | {"operation": "ANY"}, cloud.kafka)
-    assert wrong.status_code == 400
-    every = "?resource_type=TOPIC&pattern_type=LITERAL&operation=WRITE&permission=ALLOW"
-    deleted = cloud.call("DELETE", path + every, auth=cloud.kafka)
-    assert len(deleted.json()["data"]) == 1
-    assert cloud.get(path, cloud.kafka)["data"] == []
-
-
 def test_subjects_are_those_of_the_registry(cloud: Cloud) -> None:
     subject = f"s-{uuid.uuid4().hex[:8]}-value"
     path = f"/subjects/{subject}/versions?normalize=true"
@@ -450,25 +418,3 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         iam.delete_policy(PolicyArn=may)
         iam.delete_role(RoleName=role)
         control.enable(settings(), TOPIC)  # as the other tests find it
-
-
-def test_a_kill_loses_nothing_and_changes_no_key(cloud: Cloud, kill_service: KillService) -> None:
-    before = cloud.get(f"/iam/v2/api-keys?spec.owner={cloud.owner}")
-    kill_service("confluent")
-    assert cloud.get(f"/iam/v2/api-keys?spec.owner={cloud.owner}") == before
-    assert cloud.call("GET", cloud.topics, auth=cloud.kafka).ok
-
-
-def test_requested_faults_occur_over_the_network(cloud: Cloud) -> None:
-    url = f"{cloud.stack.confluent}/emulator/v1/faults"
-    fault = {"kind": "slow", "times": 1, "seconds": 1.5, "path": "organizations"}
-    assert requests.post(url, json=fault, timeout=5).status_code == 401
-    assert requests.post(url, json=fault, headers=cloud.admin, timeout=5).ok
-    try:
-        with pytest.raises(requests.Timeout):
-            requests.get(
-                f"{cloud.stack.confluent}/org/v2/organizations", auth=cloud.cloud, timeout=0.5
-            )
-        assert cloud.call("GET", "/org/v2/organizations").ok
-    finally:
-        requests.delete(url, headers=cloud.admin, timeout=5)

@@ -148,45 +148,6 @@ def test_newer_format_version_is_reported(make_topic: MakeTopic, fields: dict[st
     assert topic.ingest() == 2
 
 
-def test_versions_agree_after_each_commit(make_topic: MakeTopic) -> None:
-    """A table of version 2, one of version 3, and one that is upgraded midway."""
-    topics = [make_topic(**KEYED), make_topic(**version(3, **KEYED)), make_topic(**KEYED)]
-    three, midway = topics[1:]
-    ingestors = [Ingestor(t.spec, t.endpoints, t.config) for t in topics]
-    rng, rows = random.Random(3), Rows()
-    for batch in range(3):
-        if batch == 2:
-            assert delete_files(midway) > 0
-            upgrade_table(midway.table())
-            assert read(midway) == rows
-        changes: dict[str, int | None] = {
-            f"k{rng.randrange(30)}": None if rng.random() < 0.2 else 100 * batch + n
-            for n in range(20)
-        }
-        rows = {k: v for k, v in (rows | changes).items() if v is not None}
-        for topic, ingestor in zip(topics, ingestors, strict=True):
-            send(topic, changes)
-            ingestor.step()
-            assert read(topic) == rows
-            assert counted(topic) == (len(rows), len(rows))
-            vectors(topic)
-    assert [delete_files(topic) > 0 for topic in topics] == [True, False, False]
-    assert [topic.table().format_version for topic in topics] == [2, 3, 3]
-    assert len(vectors(midway)) > 0
-    for topic, ingestor in zip(topics, ingestors, strict=True):
-        maintain(topic.spec, topic.endpoints, topic.config, EAGER)
-        assert read(topic) == rows
-        assert counted(topic) == (len(rows), len(rows))
-        send(topic, {"k1": 999})
-        ingestor.step()
-        assert read(topic) == rows | {"k1": 999}
-        ingestor.close()
-    with spark(three) as sql:  # row lineage: every row has an id, and no two the same
-        ids = [row[0] for row in sql("SELECT _row_id FROM {}")]
-    assert None not in ids
-    assert len(set(ids)) == len(ids) == len(rows | {"k1": 999})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "2"))))
 def test_versions_agree_in_random_workloads(make_topic: MakeTopic, seed: int) -> None:

@@ -292,17 +292,6 @@ def test_tableflow_makes_the_same_rows_of_an_append_topic(
 
 
 @pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
-def test_a_key_of_two_rows_is_refused(topic: Published_, spark: SparkSession) -> None:
-    topic.write([stats(1), stats(1, duration=5)])
-    with pytest.raises(PublishError, match="several rows"):
-        topic.publish(spark)
-    assert topic.records() == []
-    topic.write([stats(1)], f"window_start >= '{START.isoformat()}'")
-    # The refused snapshot was never begun, so the corrected one is published in its place.
-    assert topic.publish(spark).records == 1
-
-
-@pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
 def test_a_key_without_the_event_time_is_looked_up_in_every_hour(
     topic: Published_, spark: SparkSession
 ) -> None:

@@ -253,21 +253,6 @@ def test_two_engines_log_each_record_once(dates: Topic) -> None:
     assert int(dates.table().properties[summaries.ROWS_SKIPPED]) == 300
 
 
-@pytest.mark.parametrize("mode", ["SUSPEND", "SKIP"])
-def test_a_schema_of_another_subject_is_looked_up(
-    make_topic: Callable[..., Topic], mode: str
-) -> None:
-    """A producer with another subject name strategy writes records of the same shape."""
-    topic = make_topic(tableflow={"error_handling": {"mode": mode}})
-    other = Topic(topic.endpoints, topic.spec.model_copy(update={"name": f"{topic.spec.name}_x"}))
-    topic.send(ORDER, [{"id": 1, "note": "a"}])
-    wider = avro(*ORDER["fields"], {"name": "more", "type": "int"})
-    foreign = wire_prefix(other.register(wider))
-    topic.send_raw([foreign + b"\x04\x02b\x0e"])
-    topic.ingest()
-    assert topic.rows("id", "note") == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
-
-
 @pytest.mark.parametrize("mode", ["SKIP", "LOG"])
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_new_schemas_are_looked_up_when_the_first_records_name_them(

@@ -18,7 +18,6 @@ import pytest
 import snowflake.connector
 from conftest import KillService
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from equality_deletes import with_equality_deletes
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
@@ -46,7 +45,7 @@ from pyiceberg.types import (
 )
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.cursor import SnowflakeCursor
-from snowflake.connector.errors import DatabaseError, ProgrammingError
+from snowflake.connector.errors import ProgrammingError
 from typer.testing import CliRunner
 
 from topicberg.cli import app
@@ -158,30 +157,6 @@ def numbers(stack: Endpoints, catalog: Catalog, query: Query, name: str, more: s
     register(stack, name, table.metadata_location)
     query(f"CREATE OR REPLACE ICEBERG TABLE {name} {OPTIONS} CATALOG_TABLE_NAME = '{name}' {more}")
     return table
-
-
-def test_login_needs_the_password(stack: Endpoints, connection: SnowflakeConnection) -> None:
-    for wrong in ({"password": "wrong"}, {"user": "nobody"}):
-        with pytest.raises(DatabaseError, match="Incorrect username or password") as caught:
-            connect(stack, **wrong)
-        assert caught.value.errno == 390100
-
-
-def test_volume_and_integration_are_described(query: Query) -> None:
-    described = {row[1]: row[3] for row in query("DESC EXTERNAL VOLUME standin_volume")}
-    location = json.loads(described["STORAGE_LOCATION_1"])
-    assert described["ACTIVE"] == "here"
-    assert described["ALLOW_WRITES"] == "false"
-    assert location["STORAGE_AWS_EXTERNAL_ID"] == "x"
-    assert location["STORAGE_AWS_IAM_USER_ARN"].startswith("arn:aws:iam::")
-    properties = {row[0]: row[2] for row in query("DESC CATALOG INTEGRATION STANDIN_CATALOG")}
-    assert properties["CATALOG_NAMESPACE"] == NAMESPACE
-    assert properties["REFRESH_INTERVAL_SECONDS"] == "30"
-    assert properties["GLUE_AWS_IAM_USER_ARN"].startswith("arn:aws:iam::")
-    assert properties["GLUE_AWS_EXTERNAL_ID"]
-    assert ("STANDIN_VOLUME", "false", "") in query("SHOW EXTERNAL VOLUMES LIKE 'standin\\\\_%'")
-    assert refused(query, "DESC EXTERNAL VOLUME nope").errno == 2003
-    assert refused(query, INTEGRATION.replace("IF NOT EXISTS", "")).errno == 2002
 
 
 def test_a_volume_is_really_checked(stack: Endpoints, query: Query) -> None:
@@ -416,57 +391,6 @@ def test_automated_refresh_follows_the_catalog(
     assert all(isinstance(value, str) for value in status().values())
     query("ALTER ICEBERG TABLE followed SET AUTO_REFRESH = FALSE")
     assert status()["executionState"] == "STOPPED"
-
-
-def test_a_user_logs_in_with_either_of_two_keys(stack: Endpoints, query: Query) -> None:
-    keys = [rsa.generate_private_key(65537, 2048) for _ in range(2)]
-
-    def public(key: rsa.RSAPrivateKey) -> str:
-        der = key.public_key().public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        return base64.b64encode(der).decode()
-
-    def log_in(key: rsa.RSAPrivateKey) -> list[Any]:
-        der = key.private_bytes(
-            serialization.Encoding.DER,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        address = stack.snowflake
-        with snowflake.connector.connect(
-            account=address.account,
-            user="standin_user",
-            private_key=der,
-            host=address.host,
-            port=address.port,
-            protocol=address.protocol,
-            login_timeout=10,
-        ) as made:
-            return ask(made, "SELECT CURRENT_USER(), CURRENT_ROLE(), CURRENT_DATABASE()")
-
-    query("CREATE OR REPLACE ROLE standin_role")
-    query(
-        f"CREATE OR REPLACE USER standin_user TYPE = SERVICE DEFAULT_ROLE = STANDIN_ROLE "
-        f"DEFAULT_NAMESPACE = '{DATABASE}.PUBLIC' RSA_PUBLIC_KEY = '{public(keys[0])}'"
-    )
-    query("GRANT ROLE standin_role TO USER standin_user")
-    query(f"GRANT USAGE ON DATABASE {DATABASE} TO ROLE standin_role")
-    assert log_in(keys[0]) == [("STANDIN_USER", "STANDIN_ROLE", DATABASE)]
-    with pytest.raises(DatabaseError, match="JWT token is invalid"):
-        log_in(keys[1])
-    query(f"ALTER USER standin_user SET RSA_PUBLIC_KEY_2 = '{public(keys[1])}'")
-    assert log_in(keys[0]) == log_in(keys[1])
-    query("ALTER USER standin_user UNSET RSA_PUBLIC_KEY")
-    with pytest.raises(DatabaseError, match="JWT token is invalid"):
-        log_in(keys[0])
-    described = {row[0]: row[1] for row in query("DESC USER standin_user")}
-    assert described["RSA_PUBLIC_KEY_FP"] == "null"
-    assert described["RSA_PUBLIC_KEY_2_FP"].startswith("SHA256:")
-    granted = query("SHOW GRANTS TO ROLE standin_role")
-    assert [row[1:4] for row in granted] == [("USAGE", "DATABASE", DATABASE)]
-    query("DROP USER standin_user")
-    query("DROP ROLE standin_role")
 
 
 def test_bootstrap_creates_the_admin_user(stack: Endpoints, query: Query) -> None:

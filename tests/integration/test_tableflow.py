@@ -28,14 +28,12 @@ from topicberg import kafka
 from topicberg.checks.topic import check_lag, lag_of
 from topicberg.clients.catalog import CheckedCatalog, ensure_namespace
 from topicberg.endpoints import Endpoints
-from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
 from topicberg.tableflow.service import log_watch
-from topicberg.tableflow.service.engine import Ingestor, run_once
 from topicberg.tableflow.service.metrics import StatusCollector
 from topicberg.tableflow.service.pool import Pool
 from topicberg.tableflow.service.status import remove_status
@@ -149,76 +147,6 @@ def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -
         # The latest schema dropped `note`; an old producer that still sends it loses nothing.
         {"id": 4, "note": "d", "amount": None},
     ]
-
-
-def test_a_tombstone_is_a_row_without_values(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.send(ORDER, [{"id": 1, "note": "a"}])
-    topic.send_raw([None], key=lambda _: b"k")
-    assert topic.ingest() == 2
-    assert topic.rows("key", "id") == [{"key": None, "id": 1}, {"key": b"k", "id": None}]
-
-
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        (b"\x01 no magic byte", "wire format"),
-        (b"\x00\x00", "wire format"),
-        (
-            wire_prefix(2_000_000_000) + b"x",
-            "schema 2000000000, which the schema registry does not have",
-        ),
-        (None, r"field note \(string\): 1 byte expected at byte 2"),
-    ],
-)
-def test_a_broken_record_suspends_and_skip_leaves_it_out(
-    make_topic: Callable[..., Topic], broken: bytes | None, reason: str
-) -> None:
-    topic = make_topic()
-    topic.send(ORDER, [{"id": 1, "note": "a"}])
-    topic.send_raw([wire_prefix(topic.register(ORDER)) + b"\x02\xff" if broken is None else broken])
-    topic.send(ORDER, [{"id": 2, "note": "b"}])
-    with pytest.raises(TableflowError, match=reason) as error:
-        topic.ingest()
-    assert topic.spec.name in str(error.value)
-    assert topic.rows("id") == []
-    topic.respec(tableflow={"error_handling": {"mode": "SKIP"}})
-    topic.ingest()
-    assert topic.rows("id") == [{"id": 1}, {"id": 2}]
-
-
-def test_two_engines_on_one_topic(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.send(ORDER, [{"id": -1, "note": ""}])
-    topic.ingest()
-    stop = threading.Event()
-    failures: list[Exception] = []
-
-    def engine() -> None:
-        ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-        while not stop.is_set():
-            try:
-                ingestor.step()
-            except CommitConflictError:  # the other one was always faster: the service tries again
-                continue
-            except Exception as error:  # collected for the assertion below
-                failures.append(error)
-        ingestor.close()
-
-    engines = [threading.Thread(target=engine) for _ in range(2)]
-    for thread in engines:
-        thread.start()
-    for start in range(0, 5000, 500):
-        topic.send(ORDER, [{"id": i, "note": "x"} for i in range(start, start + 500)])
-        time.sleep(0.5)
-    deadline = time.monotonic() + 120
-    while len(topic.rows("id")) < 5001 and time.monotonic() < deadline:
-        time.sleep(1)
-    stop.set()
-    for thread in engines:
-        thread.join()
-    assert not failures
-    assert sorted(row["id"] for row in topic.rows("id")) == list(range(-1, 5000))
 
 
 def test_topics_that_need_a_new_namespace_at_once_all_get_it(
@@ -336,27 +264,6 @@ def test_recreated_topic_is_refused(make_topic: Callable[..., Topic]) -> None:
     assert len(topic.rows("id")) == 20
 
 
-def test_aborted_transactions_never_appear(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    prefix, parsed = wire_prefix(topic.register(ORDER)), fastavro.parse_schema(ORDER)
-    producer = Producer({**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(30)
-    for number in range(4):
-        producer.begin_transaction()
-        for i in range(10):
-            value = prefix + encode(parsed, {"id": number * 10 + i, "note": ""})
-            producer.produce(topic.spec.name, value)
-        if number % 2:
-            producer.flush(30)  # else they may not have been sent
-            producer.abort_transaction(30)
-        else:
-            producer.commit_transaction(30)
-    topic.wait_for_markers()
-    done = run_once(topic.spec, topic.endpoints, topic.config)
-    assert done.rows == 20 < done.records
-    assert sorted(row["id"] for row in topic.rows("id")) == [*range(10), *range(20, 30)]
-
-
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize("handling", ["SUSPEND", "LOG"])
 def test_batch_without_committed_records_is_passed(
@@ -392,19 +299,6 @@ def test_batch_without_committed_records_is_passed(
     held = commit.committed(topic.table(), topic.table().current_snapshot())
     assert held.offsets is not None
     assert held.offsets[0] >= 11
-
-
-def test_offsets_survive_other_commits(make_topic: Callable[..., Topic]) -> None:
-    """A commit without offsets (compaction, a delete) does not make the engine read again."""
-    topic = make_topic()
-    topic.send(ORDER, [{"id": i, "note": "x"} for i in range(10)])
-    topic.ingest()
-    table = topic.endpoints.catalog(topic.config).load_table(topic.spec.table_identifier())
-    table.delete("id < 5")
-    topic.send(ORDER, [{"id": i, "note": "x"} for i in range(10, 20)])
-    assert topic.ingest() == 10
-    assert sorted(row["id"] for row in topic.rows("id")) == list(range(5, 20))
-    assert summaries.CHECKPOINT_TAG in table.refresh().metadata.refs
 
 
 @pytest.mark.parametrize(

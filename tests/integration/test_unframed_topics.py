@@ -90,34 +90,6 @@ def reading(rng: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("engine", ["auto", "spark"])
-def test_plain_json_is_what_json_reads(make: Make, engine: str) -> None:
-    topic = make(tableflow={"engine": engine}, key={"format": "string"})
-    rng = random.Random(46)
-    sent = [text(reading(rng, number)) for number in range(3_000)]
-    topic.send_raw(sent, key=lambda number: f"k{number}".encode())
-    topic.ingest()
-    rows = sorted(topic.rows("id", "note", "at", "tags", "key"), key=lambda row: row["id"])
-    expected = [json.loads(one) | {"key": f"k{number}"} for number, one in enumerate(sent)]
-    assert rows == expected
-
-
-def test_malformed_plain_records_are_dead_letters_with_field_and_value(make: Make) -> None:
-    topic = make(tableflow=LOG)
-    topic.send_raw([text({"id": 1}), text({"id": "x"}), b"\0\0\0\0\1{}", b"no"], partition=0)
-    topic.ingest()
-    assert [row["id"] for row in topic.rows("id")] == [1]
-    dead = DeadLetters(topic.spec, topic.endpoints, topic.config)
-    found = list(_dead(topic, dead))
-    assert len(found) == 3
-    shown = peek.newest(topic.spec.name, 10, topic.endpoints, topic.config)
-    problems = [one.problem for one in shown]
-    assert problems[0] is None
-    assert problems[1] is not None
-    assert problems[1].startswith("field id (long): ")
-    assert sorted(found) == sorted(one for one in problems if one)
-
-
 def _dead(topic: Topic, dead: DeadLetters) -> Iterator[str]:
     target = dead.target.name
     begin = kafka.beginning_offsets(topic.endpoints, target)
@@ -174,24 +146,6 @@ def rows_by_key(topic: Topic) -> dict[int, str]:
     rows = topic.rows("device", "note")
     assert len({row["device"] for row in rows}) == len(rows)
     return {row["device"]: row["note"] for row in rows}
-
-
-def test_text_keys_are_upserted_and_forgotten(make: Make) -> None:
-    topic = make(
-        key={"format": "string"}, write_mode="upsert", topic_config={"cleanup.policy": "compact"}
-    )
-    topic.send_raw(
-        [text({"id": 1}), text({"id": 2}), text({"id": 3})],
-        key=lambda number: [b"a", b"\xc3\xbc", b"a"][number],
-        partition=0,
-    )
-    topic.ingest()
-    assert {row["key"]: row["id"] for row in topic.rows("key", "id")} == {"ü": 2, "a": 3}
-    layout = read_layout(topic.spec, None, topic.config)  # type: ignore[arg-type]
-    key = Key.parse(topic.spec.name, layout.key.fields(), "ü")
-    matching = matching_keys(topic.spec, layout, key, topic.endpoints)
-    records = records_of(topic.endpoints, topic.spec.name, matching)
-    assert {raw for raw, _ in records.newest} == {"ü".encode()}
 
 
 def test_plain_records_of_a_subjects_version(make: Make) -> None:

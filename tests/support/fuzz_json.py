@@ -6,11 +6,10 @@ Only :mod:`random` and the schema itself say what is expected: nothing here is t
 from __future__ import annotations
 
 import base64
-import json
 import random
 import struct
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -43,16 +42,6 @@ def schema_and_records(rng: random.Random) -> tuple[Schema, list[Record]]:
     if definitions:
         schema["definitions"] = definitions
     return schema, [random_value(rng, schema, schema) for _ in range(rng.randint(1, 8))]
-
-
-def expected_row(schema: Schema, record: Record) -> Record:
-    """Every column by name, as Python values that DuckDB returns of them.
-
-    A struct is a dict with all of its fields; a ``timestamptz`` a datetime in UTC.
-    """
-    row = _expected(schema, record, schema)
-    assert isinstance(row, dict)
-    return row
 
 
 def random_object(rng: random.Random, depth: int, definitions: Schema) -> Schema:
@@ -307,97 +296,3 @@ def _anything(rng: random.Random, depth: int) -> Any:
         [_anything(rng, depth + 1) for _ in range(2)] if kind == 4 else None,
         {f"{plain}{n}": _anything(rng, depth + 1) for n in range(2)} if kind == 5 else None,
     )[kind]
-
-
-def _expected(schema: Schema, value: Any, root: Schema) -> Any:
-    schema = resolve(schema, root)
-    if value is None:
-        return None
-    if "members" in schema:
-        return _expected_union(schema["members"], value, root)
-    title = str(schema.get("title", "")).removeprefix(CONNECT)
-    match schema.get("type"):
-        case _ if _is_decimal(schema):
-            _, scale = _parameters(schema)
-            if isinstance(value, str):
-                unscaled = int.from_bytes(base64.b64decode(value), "big", signed=True)
-                return Decimal((unscaled < 0, tuple(map(int, str(abs(unscaled)))), -scale))
-            return Decimal(repr(value)).quantize(Decimal(1).scaleb(-scale))
-        case "integer" | "number" if title == "Date":
-            return date(1970, 1, 1) + timedelta(days=value)
-        case "integer" | "number" if title == "Timestamp":
-            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
-        case "number" if "flink.type" in schema:
-            return datetime(1970, 1, 1) + timedelta(milliseconds=value)
-        case "integer":
-            return int(value)
-        case "number":
-            return float(value)
-        case "string" if schema.get("connect.type") == "bytes":
-            return base64.b64decode(value)
-        case "array" if "prefixItems" in schema:
-            return json_text(value)
-        case "array" if schema.get("connect.type") == "map":
-            inner = schema["items"]["properties"]
-            return {
-                _expected(inner["key"], entry["key"], root): _expected(
-                    inner["value"], entry["value"], root
-                )
-                for entry in value
-            }
-        case "array":
-            return [_expected(schema["items"], element, root) for element in value]
-        case "object" if "properties" in schema:
-            return {
-                name: _expected(inner, value.get(name), root)
-                for name, inner in schema["properties"].items()
-            }
-        case "object" if "additionalProperties" in schema:
-            inner = schema["additionalProperties"]
-            return {name: _expected(inner, one, root) for name, one in value.items()}
-        case "string" | "boolean":
-            return value
-    if "const" in schema or "enum" in schema:
-        return value
-    return json_text(value)
-
-
-def _expected_union(members: list[Schema], value: Any, root: Schema) -> Record:
-    """Of the members that a value may be, types and ``Kind'`` leave one."""
-    row: Record = {f"connect_union_field_{number}": None for number in range(len(members))}
-    for number, member in enumerate(members):
-        fits = {
-            "string": isinstance(value, str),
-            "boolean": isinstance(value, bool),
-            "integer": isinstance(value, (int, float)) and not isinstance(value, bool),
-            "array": isinstance(value, list),
-            "object": isinstance(value, dict)
-            and value["Kind'"] == member.get("properties", {}).get("Kind'", {}).get("const"),
-        }
-        if fits[member["type"]]:
-            row[f"connect_union_field_{number}"] = _expected(member, value, root)
-    return row
-
-
-class JsonText(str):
-    """The JSON text of a value, in any of its forms."""
-
-    __slots__ = ()
-
-
-def json_text(value: Any) -> JsonText:
-    return JsonText(json.dumps(value))
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Equal and of one type, without regard to the order of a map.
-
-    Negative zero is zero: inside of a union, a table has 0.0 for -0.0.
-    """
-    if isinstance(expected, JsonText):
-        return isinstance(value, str) and bool(json.loads(value) == json.loads(expected))
-    if isinstance(expected, dict) and isinstance(value, dict):
-        return value.keys() == expected.keys() and all(same(value[k], expected[k]) for k in value)
-    if isinstance(expected, list) and isinstance(value, list):
-        return len(value) == len(expected) and all(map(same, value, expected))
-    return type(value) is type(expected) and bool(value == expected)

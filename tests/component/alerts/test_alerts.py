@@ -218,12 +218,6 @@ def bad(what: str, **more: Any) -> Finding:
     return Finding(passed=False, what=what, **more)
 
 
-def test_alerts_without_fault_send_nothing(desk: Desk) -> None:
-    desk.run()
-    assert desk.tick() == []
-    assert desk.tick() == []
-
-
 def test_fault_is_sent_once_and_once_when_resolved(desk: Desk) -> None:
     since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     verdicts["tableflow"] = bad("it is suspended", remediation="`fix it`", since=since)
@@ -384,27 +378,6 @@ def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
     assert after.since > before.since
 
 
-def test_failed_run_of_an_older_cursor_resolved_by_its_kind(desk: Desk) -> None:
-    broken.add("orders")
-    desk.run()
-    assert desk.tick() == [("firing", "run shop")]
-    older = AlertState.parse(desk.cursor).model_dump(mode="json", exclude={"pending"})
-    desk.cursor = json.dumps(older)
-    assert desk.tick() == []
-    broken.clear()
-    desk.run()
-    assert desk.tick() == [("resolved", "run shop")]
-
-
-def test_state_of_many_failed_runs_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topicberg.alerts.evaluation.MAX_PENDING", 2)
-    broken.add("orders")
-    for hour in ("2026-01-01-00:00", "2026-01-02-00:00", "2026-01-03-00:00"):
-        desk.run((hour, hour))
-    assert desk.tick() == [("firing", "run shop")]
-    assert len(AlertState.parse(desk.cursor).pending) == 2
-
-
 def test_run_stopped_by_a_blocking_check_is_its_alert(desk: Desk) -> None:
     verdicts["blocks"] = bad("the rows are wrong")
     desk.run()
@@ -507,14 +480,6 @@ def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> N
     assert desk.tick() == [("resolved", "run shop")]
 
 
-def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
-    broken.add("orders")
-    desk.run()
-    assert desk.tick() == [("firing", "run shop")]
-    without = dg.Definitions(assets=[invoices])
-    assert faults(desk, without, AlertState.parse(desk.cursor))[1] == {}
-
-
 def faults(
     desk: Desk, defs: dg.Definitions, state: AlertState
 ) -> tuple[AlertState, dict[str, Alert]]:
@@ -599,15 +564,6 @@ def test_checks_that_do_not_run_quote_the_skip_reason(
     monkeypatch.setattr("topicberg.alerts.observation.CHECKS_REST", 0)
     assert watch.faults(UNCHECKED_TICKS - 1) == {}
     assert list(watch.faults()) == ["checks"]
-
-
-def test_schedule_of_the_checks_that_is_off_is_a_fault(watch: Watch) -> None:
-    watch.skipped("the stack is not running")
-    (state,) = watch.desk.instance.all_instigator_state()
-    watch.desk.instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
-    fault = watch.faults(UNCHECKED_TICKS)["checks"]
-    assert "check_tables_schedule is off" in fault.what
-    assert "turn it on" in (fault.remediation or "")
 
 
 def test_stopped_local_stack_is_not_a_fault(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -915,17 +871,6 @@ def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
         *("Content-Type", "Content-Transfer-Encoding"),
     }
     assert message.as_bytes()
-
-
-def test_slack_message_of_a_long_fault_is_short(tmp_path: Path, hook: Hook) -> None:
-    chosen = AlertSettings(slack_url=hook.url)
-    long = "it costs > 5 & < 6, " * 500
-    fault = FAULT.model_copy(update={"what": long, "title": long, "remediation": long})
-    deliver(AlertState(), {"k": fault}, channels(Settings(state_dir=tmp_path), chosen))
-    text = hook.got[0]["blocks"][0]["text"]["text"]
-    assert len(text) <= 3000, "Slack's limit for a section"
-    assert [line[:5] for line in text.splitlines()] == ["*[top", "it co", "since", "fix: ", "<http"]
-    assert set(re.findall("&[^ ]*", text)) == {"&gt;", "&amp;", "&lt;"}
 
 
 def test_notice_that_is_refused_holds_back_no_other(tmp_path: Path, hook: Hook) -> None:

@@ -17,7 +17,6 @@ from topicberg.formats import json as json_schema
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.json.plan import JsonPlan
 from topicberg.formats.limits import MAX_FIELDS
-from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
@@ -181,33 +180,6 @@ def test_record_decoder_json_text_is_as_it_stands(text: str) -> None:
     assert value({}, f" {text}\t") == text
     items = {"type": "array", "items": {"description": "anything"}}
     assert value(items, f"[ {text} , {text}]") == [text, text]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1970-01-01T00:00:00.0000019Z", 1),
-        ("1970-01-01T23:59:00+23:59", 0),
-        ("0001-01-01T00:00:00Z", -62_135_596_800_000_000),
-        *((text, None) for text in ("0001-01-01T00:00:00+00:01", "1970-01-01T00:00:00+24:00")),
-        *((text, None) for text in ("1970-01-01T24:00:00Z", "2023-02-29T00:00:00Z", "1970-01-01")),
-    ],
-)
-def test_record_decoder_date_time_is_that_of_rfc_3339(text: str, expected: int | None) -> None:
-    schema = RegisteredSchema(
-        1,
-        "JSON",
-        json.dumps(properties(f={**TEXT, "format": "date-time"})),
-        options=JsonOptions(parses_times=True),
-    )
-    columns = json_schema.fields("s", schema, itertools.count(1))
-    decode = json_schema.record_decoder(ResolvedSchema(schema, schema, columns))
-    record = json.dumps({"f": text}).encode()
-    if expected is not None:
-        assert decode(record) == {"f": expected}
-        return
-    with pytest.raises(MalformedError, match=r"field f \(timestamptz\): a date-time of RFC 3339"):
-        decode(record)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -15,7 +12,6 @@ from typing import Any
 
 import pytest
 from decoders import Decoders
-from fuzz_json import expected_row, same, schema_and_records
 from pyiceberg.types import BinaryType, NestedField
 from reasons import reason
 
@@ -26,7 +22,6 @@ from topicberg.formats.json import fields
 from topicberg.formats.json.syntax import Texts
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
-SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 20)), 20
 CONNECT = "org.apache.kafka.connect.data."
 
 
@@ -56,48 +51,6 @@ def test_text_of_a_value_after_repeated_names_is_its_own() -> None:
     repeated = b", ".join([rb'"a": {"x": "\u0041"}'] * 100)
     texts = Texts(b"[{" + repeated + b"}" + b', {"x": "B"}' * 60 + b"]")
     assert {texts.of("B", member, "x") for member in texts.value[1:]} == {'"B"'}
-
-
-@pytest.mark.parametrize("start", range(0, SCHEMAS, AT_ONCE))
-def test_random_record_is_what_was_produced(start: int) -> None:
-    """Value by value, also among damaged records."""
-    rng, accepted = random.Random(4 + start), 0
-    for _ in range(AT_ONCE):
-        schema, records = schema_and_records(rng)
-        payloads: list[bytes] = []
-        for record in records:
-            payloads.append(json.dumps(record, ensure_ascii=rng.random() < 0.5).encode())
-            payloads += [damaged(rng, json.dumps(record).encode()) for _ in range(3)]
-        decoders = decoders_of(schema)
-        for record, row in zip(records, decoders.decoded(payloads)[::4], strict=True):
-            expected = expected_row(schema, record)
-            assert same(row, expected), (schema, record, expected, row)
-        accepted += sum(decoders.accepted)
-    assert accepted > 50
-
-
-def damaged(rng: random.Random, payload: bytes) -> bytes:
-    """The record cut off, with other bytes, or with a number or text replaced."""
-    place = rng.randrange(len(payload))
-    match rng.randrange(4):
-        case 0:
-            return payload[:place]
-        case 1:
-            return payload[:place] + rng.choice(DAMAGE) + payload[place:]
-        case 2:
-            return payload[:place] + payload[place + 1 :]
-    values = list(re.finditer(rb'-?\d+(\.\d+)?([eE][+-]?\d+)?|"[^"\\]*"', payload))
-    if not values:
-        return payload
-    chosen = rng.choice(values)
-    return payload[: chosen.start()] + rng.choice(DAMAGE) + payload[chosen.end() :]
-
-
-DAMAGE = (
-    *(b"1e400", b'"5"', b"1.5", b"true", b"null", b"-0.0", b"1E3", b"12345678901234567890123"),
-    *(b"9223372036854775808", b"1e-400", b"1.2345678901234567890e5", b"[1]", b"{}", b'"aGk="'),
-    *(b"\\ud800", b"\xff", b"[", b"}", b",", b'"', b"e5"),
-)
 
 
 def typed(kind: str, **more: Any) -> dict[str, Any]:
@@ -343,18 +296,6 @@ def test_older_writers() -> None:
     other = table(typed("object", properties={"s": {}}))
     with pytest.raises(TableflowError, match="schema 1: field s is a struct, its column a string"):
         json_schema.record_decoder(ResolvedSchema(writer, writer, other))
-
-
-def test_union_takes_the_member_that_loses_nothing() -> None:
-    """Also one whose properties are all optional, and names that no path of a variant can have."""
-    a, b = (typed("object", properties={name: {}}) for name in ("a", '?"b'))
-    schema = typed("object", properties={"u": {"anyOf": [a, {**b, "required": ['?"b']}]}})
-    found = rows(schema, '{"u": {"a": 1}}', '{"u": {"?\\"b": 1}}', '{"u": {}}')
-    assert [row and row["u"] for row in found] == [
-        {"connect_union_field_0": {"a": "1"}, "connect_union_field_1": None},
-        {"connect_union_field_0": None, "connect_union_field_1": {'?"b': "1"}},
-        {"connect_union_field_0": {"a": None}, "connect_union_field_1": None},
-    ]
 
 
 def test_values_that_a_narrower_column_cannot_hold() -> None:

@@ -208,26 +208,6 @@ def test_random_records(seed: int) -> None:
     assert list(map(comparable, rows)) == list(map(comparable, sample.rows)), sample.text
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_damaged_records_never_raise(seed: int) -> None:
-    """Records next to a damaged one are as they were."""
-    rng = random.Random(seed)
-    sample = schema_and_records(rng, 30)
-    damaged: list[bytes] = []
-    for payload in sample.payloads:
-        broken = bytearray(payload)
-        if len(broken) > 1 and rng.random() < 0.7:
-            broken[rng.randrange(len(broken))] = rng.randrange(256)
-        cut = bytes(broken[: rng.randint(0, len(broken))])
-        damaged += [payload, cut, bytes(broken), rng.randbytes(rng.randrange(40))]
-    rows = decode(damaged, registered(sample.text))[::4]
-    assert list(map(comparable, rows)) == list(map(comparable, sample.rows))
-
-
-def test_no_records() -> None:
-    assert decode([], proto("int32 a = 1; repeated Line b = 2; map<string, Line> c = 3;")) == []
-
-
 def test_an_empty_record_is_all_defaults() -> None:
     body = "int32 a = 1; optional int32 b = 2; string c = 3; Line d = 4; Kind e = 5;"
     schema = proto(f"{body} repeated int32 f = 6; map<string, string> g = 7;")
