@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import uuid
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.schema_registry import Schema
 from kafka_topics import Row, Topic, avro, encode
 
 from topicberg import kafka
@@ -219,19 +217,6 @@ def test_field_named_key_is_the_values(
         (1, None),
         (None, without_value),
     ]
-    assert found == by_spark(topic)
-
-
-def test_field_of_the_key_named_value_is_the_raw_value(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(KEPT, schema={"format": "none"}, key={"format": "avro"})
-    schema = avro({"name": "id", "type": "long"}, {"name": "value", "type": "bytes"})
-    registry = topic.endpoints.schema_registry_client()
-    number = registry.register_schema(topic.spec.key_subject, Schema(json.dumps(schema), "AVRO"))
-    key = wire_prefix(number) + encode(fastavro.parse_schema(schema), {"id": 1, "value": b"k"})
-    topic.send_raw([b"raw", None], lambda _: key, partition=0)
-    topic.ingest()
-    found = in_order(topic)
-    assert [(row["id"], row["value"]) for row in found] == [(1, b"raw"), (1, None)]
     assert found == by_spark(topic)
 
 

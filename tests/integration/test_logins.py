@@ -248,64 +248,6 @@ def test_engine_reads_a_broker_with_login(topic: Callable[..., Topic], kind: str
     assert len(one.rows("id")) == 10
 
 
-@pytest.mark.parametrize(
-    ("changes", "said", "hint"),
-    [
-        ({"ICEBERG_REST_CLIENT_ID": "reader"}, "the catalog refuses to write", "_CLIENT_ID"),
-        ({"ICEBERG_REST_HEADERS": "{}"}, "unknown realm", "_HEADERS"),
-        slow({"ICEBERG_REST_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
-        slow({"ICEBERG_REST_AUTH": "token", "ICEBERG_REST_TOKEN": "a.b"}, "refuses", "_TOKEN"),
-        slow({"SCHEMA_REGISTRY_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not", "_TOKEN_URI"),
-        slow({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses", "_CLIENT_ID"),
-    ],
-)
-def test_refusal_names_server_and_setting(
-    connect: Callable[..., Endpoints],
-    topic: Callable[..., Topic],
-    changes: dict[str, Any],
-    said: str,
-    hint: str,
-) -> None:
-    one = topic("scram")
-    send(one, 0)
-    with pytest.raises(TopicbergError) as refused:
-        Topic(connect("scram", **changes), one.spec, one.config).ingest()
-    assert said in refused.value.message
-    assert hint in str(refused.value.hint)
-    assert "engine-client-secret" not in str(refused.value)
-    one.endpoints = connect("scram")
-    assert one.ingest() == 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "changes", "said", "hint"),
-    [
-        ("scram", {"KAFKA_API_SECRET": "not-the-secret"}, "invalid credentials", "_API_SECRET"),
-        (
-            "oidc",
-            {"KAFKA_TOKEN_URI": "http://127.0.0.1:9/t"},
-            "127.0.0.1:9/t does not",
-            "_TOKEN_URI",
-        ),
-    ],
-)
-def test_kafka_refusal_names_the_setting(
-    connect: Callable[..., Endpoints],
-    impatient_kafka: None,
-    kind: str,
-    changes: dict[str, str],
-    said: str,
-    hint: str,
-) -> None:
-    endpoints = connect(kind, **changes)
-    with pytest.raises(TopicbergError) as refused:
-        kafka.topic_id(endpoints, "orders")
-    assert said in refused.value.message
-    assert f"TOPICBERG_KAFKA{hint}" in str(refused.value.hint)
-    assert "not-the-secret" not in str(refused.value)
-
-
 @pytest.fixture(scope="module")
 def nessie_lake(
     stack: Endpoints, tmp_path_factory: pytest.TempPathFactory

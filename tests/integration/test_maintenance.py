@@ -212,35 +212,6 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     assert commit.committed(table) == offsets
 
 
-def test_what_an_engine_of_an_earlier_version_staged_goes(topic: Topic) -> None:
-    table = topic.table()
-    append(table, 0)
-    append(table, 5)
-    head = table.refresh().current_snapshot()
-    assert head is not None
-    fresh, used, gone = (summaries.STAGING_PREFIX + name for name in ("fresh", "used", "gone"))
-    for branch in (fresh, used, gone):
-        table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
-    append(table, 10, branch=used)
-    append(table, 20, branch=gone, wap_id="dead")
-    table.manage_snapshots().remove_branch(gone).commit()
-    before = files(table)
-    report = run(topic, replace(PATIENT, compact_after=timedelta(1)))
-    assert not report.snapshots_expired
-    assert files(table) >= before
-    report = run(topic, replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)))
-    assert report.snapshots_expired == 2
-    # Two data files, two manifests, two manifest lists.
-    assert report.files_deleted == 6
-    # Nothing tells how old an unused branch on the head is; it is kept, and costs nothing.
-    assert set(table.refresh().metadata.refs) == {summaries.MAIN, fresh}
-    assert counts(topic) == 10
-    append(table, 10)
-    run(topic, replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)))
-    assert set(table.refresh().metadata.refs) == {summaries.MAIN}
-    assert counts(topic) == 15
-
-
 def test_orphans_go_only_when_they_are_old(topic: Topic) -> None:
     table = topic.table()
     append(table, 0)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -287,30 +286,6 @@ def test_generators_run_what_no_connector_generates() -> None:
     claim = found["PersistentVolumeClaim"]["metadata"]["name"]
     assert {"claimName": claim} in [one.get("persistentVolumeClaim") for one in pod["volumes"]]
     assert found["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
-
-
-def test_network_policy_lets_only_dagster_reach_the_code() -> None:
-    code, runs = yaml.safe_load_all((FOLDER / "network-policy.yaml").read_text())
-    (deployment,) = document("values.yaml")["dagster-user-deployments"]["deployments"]
-    assert code["spec"]["podSelector"]["matchLabels"]["deployment"] == deployment["name"]
-    (rule,) = code["spec"]["ingress"]
-    assert rule["ports"] == [{"protocol": "TCP", "port": deployment["port"]}]
-    assert "ingress" not in runs["spec"]
-    for policy in (code, runs):
-        assert policy["spec"]["policyTypes"] == ["Ingress"]
-
-
-def test_image_has_the_guarded_web_server() -> None:
-    text = (FOLDER / "Dockerfile").read_text()
-    assert "ln -sf topicberg-webserver .venv/bin/dagster-webserver" in text
-    assert instructions("ARG") == [["PYTHON_IMAGE=python:3.12-slim-bookworm"]]
-    assert instructions("FROM") == [["${PYTHON_IMAGE}"]]
-    scripts = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["topicberg-webserver"] == "topicberg.dagster.webserver:main"
-    for name in ("webserver", "viewer"):
-        service = document("compose.yaml")["services"][name]
-        assert service["command"][0] == "dagster-webserver"
-        assert service["read_only"]
 
 
 def test_guarded_web_server_takes_dagsters_options() -> None:

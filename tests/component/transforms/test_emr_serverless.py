@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import MagicMock
 
 import boto3
@@ -199,16 +199,6 @@ def test_request_of_a_deployed_application_names_no_jar() -> None:
     assert request["jobDriver"]["sparkSubmit"]["entryPoint"] == f"{code}/job.py"
 
 
-def test_job_run_with_the_jar_of_earlier_images_fails_as_in_a_real_account() -> None:
-    jar = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
-    report = JobReport(written=WRITTEN)
-    with (
-        serving(saying(report, ("SUCCESS", ""))) as service,
-        pytest.raises(TopicbergError, match=f"ended as FAILED: .*NoSuchFileException: {jar}"),
-    ):
-        computed(service, SPARK_SUBMIT_PARAMETERS=f"--conf spark.jars={jar}")
-
-
 def test_job_request_contains_no_secret() -> None:
     lake = LakeEndpoints(
         iceberg_rest="http://rest", s3="http://s3", s3_secret_key=SecretStr("not-shown")
@@ -308,20 +298,6 @@ def test_a_log_uri_without_a_folder() -> None:
     with serving(saying(report, ("SUCCESS", ""))) as service:
         assert computed(service, LOG_URI="s3://logs") == WrittenWindow([])
         assert all(path.startswith("/logs/pipes/") for path in service.objects)
-
-
-def test_report_of_a_version_that_does_not_say_the_window_is_refused() -> None:
-    """Rows that were written would be taken for a window that is past a retention."""
-    report = JobReport(written=WRITTEN)
-    document = report.model_dump(mode="json")
-    del document["written"]["windows"]
-    earlier = SimpleNamespace(model_dump=lambda mode: document)
-    with (
-        serving(saying(cast("JobReport", earlier), ("SUCCESS", ""))) as service,
-        pytest.raises(TopicbergError, match=r"not Dagster's: .* lacks written\.windows") as caught,
-    ):
-        computed(service)
-    assert "topicberg deploy create" in (caught.value.hint or "")
 
 
 def test_a_conflict_in_the_job_is_one_here() -> None:

@@ -54,16 +54,6 @@ def test_asset_keys() -> None:
     )
 
 
-def test_nodes_of_one_table_begin_with_what_they_are() -> None:
-    """The graph shows the last part of the key, which they share, and the description's begin."""
-    systems = {"kafka": "Kafka", "iceberg": "Iceberg", "glue": "Glue", "snowflake": "Snowflake"}
-    for key in GRAPH.get_all_asset_keys():
-        if key.path[0] in systems:
-            description = GRAPH.get(key).description
-            assert description
-            assert description.startswith(systems[key.path[0]])
-
-
 def test_platform_assets_are_only_of_the_cloud_deployment() -> None:
     config, specs = settings(), load_topics()
     assert platform_assets(config, specs) == []
@@ -100,50 +90,6 @@ def test_the_graph_reads_from_kafka_to_snowflake() -> None:
     assert parents("kafka/stock_trades_with_totals") == {"iceberg/stock_trades_with_totals"}
     assert parents("iceberg/flight") == {"iceberg/airline_sunset", "iceberg/airline_skyone"}
     assert parents("iceberg/flyer_stats") == {"iceberg/flight"}
-
-
-def test_jobs_and_sensors() -> None:
-    specs = load_topics()
-    assert {job.name for job in REPOSITORY.get_all_jobs() if not job.name.startswith("__")} == {
-        "check_tables",
-        "compute_tables",
-        "everything",
-        "forget_old_runs",
-        "maintain_tables",
-        "register_tables",
-        "rotate_keys",
-        *(f"{spec.pipeline}_pipeline" for spec in specs),
-    }
-    sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}
-    assert set(sensors) == {"alerts", "catalogs", "engine", "snapshots"}
-    assert {watch.name for watch in watches(LAKE)} == {
-        *(f"{spec.table_name}_snapshots" for spec in specs if spec.tableflow.enabled),
-        *(f"{table.name}_lookback" for table in find_derived() if table.lookback),
-        *(f"{table.name}_lookup" for table in find_derived() if table.lookups),
-    }
-    assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
-
-
-def test_every_table_is_maintained() -> None:
-    job = REPOSITORY.get_job("maintain_tables")
-    assert {node.name for node in job.nodes} == {"list_tables", "maintain"}
-    steps: Any = job.graph.node_named("list_tables").definition()
-    assert {step.mapping_key for step in steps} == table_names()
-    (schedule,) = (s for s in REPOSITORY.schedule_defs if s.job_name == job.name)
-    assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
-
-
-@pytest.mark.usefixtures("nothing_runs")
-def test_the_schedule_skips_while_the_stack_is_down() -> None:
-    (schedule,) = (s for s in REPOSITORY.schedule_defs if s.job_name == "maintain_tables")
-    with memory_instance() as instance:
-        tick = schedule.evaluate_tick(
-            dg.build_schedule_context(
-                instance=instance,
-                resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
-            )
-        )
-    assert "not running" in (tick.skip_message or "")
 
 
 def test_every_table_is_checked() -> None:

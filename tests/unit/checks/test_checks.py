@@ -62,7 +62,6 @@ from topicberg.checks.rules import (
     repeated,
 )
 from topicberg.checks.table import (
-    check_equality_deletes,
     check_readable_by,
     check_volume,
     equality_deletes_check,
@@ -315,23 +314,6 @@ def test_check_rules_narrower_rule_reads_files_that_passed(
     assert "1 row where" in finding.what
 
 
-def test_check_rules_exact_bounds_in_messages(table: Table) -> None:
-    append(table, {"price": 1_000_004})
-    finding = check(table, "ranges", Rules(ranges={"price": {"min": 0.5, "max": 1_000_003}}))
-    assert "is in 0.5 ≤ price ≤ 1000003" in finding.what
-
-
-def test_check_rules_result_of_an_earlier_version_reads_all_files(table: Table) -> None:
-    append(table, {"price": 1})
-    rules = Rules(not_null=("side",))
-    head = table.current_snapshot()
-    assert head is not None
-    facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: "side is never null"}
-    before = Finding("every row follows the rule", passed=True, facts=facts)
-    assert shown(table, "not_null", rules, before) is None
-    assert not check(table, "not_null", rules, before).passed
-
-
 def test_rows_that_go_are_forgiven(table: Table) -> None:
     append(table, {"price": 1}, {"side": "BUY", "price": 2})
     assert not check(table, "not_null", NOT_NULL).passed
@@ -389,10 +371,6 @@ def test_readable_by_names_the_readers_that_cannot(table: Table) -> None:
         assert other not in found.what
 
 
-def test_readable_by_passes_for_a_plain_table(table: Table) -> None:
-    assert check_readable_by(table, EVERY).passed
-
-
 @pytest.mark.parametrize("name", ["readable_by", "equality_deletes"])
 def test_checks_of_an_unreadable_table_fail_once(name: str) -> None:
     """All other checks name the check that reports it, so that it is one alert."""
@@ -409,11 +387,6 @@ def test_checks_of_an_unreadable_table_fail_once(name: str) -> None:
     found = evaluate(check, cast("Probe", Unreadable()))
     assert (found.passed, found.what) == (False, "table lake.orders: format version 4")
     assert found.cause == (None if name == "readable_by" else "iceberg/orders:readable_by")
-
-
-def test_no_equality_deletes(table: Table) -> None:
-    append(table, {"side": "BUY"})
-    assert check_equality_deletes(table, "CALL …").passed
 
 
 def test_equality_deletes_block_unless_confluent_wrote_them(table: Table) -> None:

@@ -19,7 +19,6 @@ from snowflake.connector.errors import ProgrammingError
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
 from topicberg.errors import TopicbergError
-from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
 from topicberg_deploy import engine, polling
@@ -31,7 +30,7 @@ from topicberg_deploy.lock import LockLostError
 from topicberg_deploy.platform import resources
 from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
 from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg_deploy.snowflake.principals import Grant, User, UserKeys
+from topicberg_deploy.snowflake.principals import Grant
 from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
 from topicberg_deploy.transient import exists
 
@@ -288,13 +287,6 @@ def test_a_failure_stops_only_what_needs_it(context: DeployContext) -> None:
     with pytest.raises(engine.DeployError, match="thing B: ValueError: no"):
         engine.create(graph, context, quiet)
     assert set(_there(context)) == {"a", "b", "d"}
-
-
-def test_a_part_of_the_graph(context: DeployContext) -> None:
-    engine.create(GRAPH[1:], context, quiet)
-    engine.plan(GRAPH, context)
-    engine.create(GRAPH[:1], context, quiet)
-    assert set(actions(context).values()) == {"keep"}
 
 
 def test_delete_goes_backwards(context: DeployContext) -> None:
@@ -813,13 +805,6 @@ def test_the_user_may_read_what_it_is_made_for() -> None:
     assert {target[-1] for target in read} == tables != set()
 
 
-def test_the_secret_is_of_the_user_that_is_made() -> None:
-    graph = resources(CONFIG, load_topics())
-    (keys,) = [one for one in graph if isinstance(one, UserKeys)]
-    (user,) = [one for one in graph if isinstance(one, User)]
-    assert keys.user == user.name
-
-
 def test_roles_are_on_what_is_ours_and_no_wider() -> None:
     bindings = [one for one in resources(CONFIG, load_topics()) if isinstance(one, RoleBinding)]
     assert {one.on for one in bindings} == {CLUSTER, REGISTRY, PROVIDER_INTEGRATION}
@@ -854,15 +839,6 @@ def test_roles_are_on_what_is_ours_and_no_wider() -> None:
 def test_order_of_deletion(first: str, then: str) -> None:
     order = [one.key for one in reversed(engine.in_order(resources(CONFIG, load_topics())))]
     assert order.index(first) < order.index(then)
-
-
-def test_names_with_the_default_prefix_are_the_kickstarters() -> None:
-    names = Names("tableflow_kickstarter")
-    assert names.service_account("app_manager") == "tableflow_app_manager"
-    assert names.snowflake_role == "snowflake_s3_glue_role"
-    assert names.namespace("airline") == "airline"
-    assert Names("demo").namespace("airline") == "demo_airline"
-    assert names.provider_integration == "tableflow_aws_integration"
 
 
 def test_names_with_another_prefix_share_nothing() -> None:

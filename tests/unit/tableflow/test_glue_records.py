@@ -14,10 +14,6 @@ from uuid import UUID, uuid4
 import fastavro
 import pyarrow as pa
 import pytest
-from aws_schema_registry import DataAndSchema, SchemaRegistryClient
-from aws_schema_registry.avro import AvroSchema
-from aws_schema_registry.jsonschema import JsonSchema
-from aws_schema_registry.serde import KafkaSerializer
 from fuzz_json import schema_and_records
 from glue_records import GlueRegistry, glue_record
 from google.protobuf.message_factory import GetMessageClass
@@ -116,20 +112,6 @@ def only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageDecoder, "decode", refuse)
 
 
-@pytest.mark.usefixtures("only_compiled")
-def test_records_of_awss_python_client_are_compiled(registry: GlueRegistry, name: str) -> None:
-    for schema, kind in ((AvroSchema(avro("id")), "avro"), (JsonSchema(JSON), "json")):
-        topic_name = f"{name}{kind}"
-        serializer = KafkaSerializer(SchemaRegistryClient(registry.client))
-        raws = [
-            serializer.serialize(topic_name, DataAndSchema({"id": number}, schema))
-            for number in range(50)
-        ]
-        subject = f"{topic_name}-value"  # as that client names it, unlike AWS's in Java
-        topic = Topic(topic_name, registry.reader(), schema=glue(kind, subject=subject))
-        assert topic.values(raws, "id") == [(number,) for number in range(50)]
-
-
 JSON = {"type": "object", "title": "Order", "properties": {"id": {"type": "integer"}}}
 
 
@@ -170,20 +152,6 @@ def test_random_json_equals_that_of_confluents_registry(registry: GlueRegistry, 
         plan, _ = plan_of(spec, layout, topic.table)
         framed = [(None, wire_prefix(1) + one) for one in payloads]
         assert (rows, reasons) == rows_of(plan, framed)
-
-
-def test_each_version_is_decoded_by_its_own_schema(registry: GlueRegistry, name: str) -> None:
-    reader = registry.reader()
-    first = registry.register(name, "avro", json.dumps(avro("id")))
-    topic = Topic(name, reader, schema=glue("avro"))
-    old = glue_record(first, encoded(avro("id"), {"id": 1}))
-    second = registry.register(name, "avro", json.dumps(avro("note", "id")))
-    new = glue_record(second, encoded(avro("note", "id"), {"note": 5, "id": 2}))
-    assert topic.values([old, new, old], "id") == [(1,), (2,), (1,)]
-    assert topic.layout.value.latest is not None
-    assert topic.layout.value.latest.schema_id == 2
-    again = Topic(name, reader, schema=glue("avro"))
-    assert again.values([old, new], "id", "note") == [(1, None), (2, 5)]
 
 
 def test_version_of_another_schema_needs_the_same_name(registry: GlueRegistry, name: str) -> None:
@@ -330,21 +298,6 @@ def test_keys_are_held_as_they_were_sent_and_read_again(registry: GlueRegistry, 
     held = pa.array([*sent, None, b"other", sent[1]], pa.binary())
     texts = read.texts(held).to_pylist()
     assert texts == [row["__topicberg_identity"] for row in rows] + [None, None, texts[1]]
-
-
-def test_keys_of_another_schema_are_read_again(registry: GlueRegistry, name: str) -> None:
-    topic, version = upserts(registry, name)
-    same = registry.register(f"{name}-same", "avro", json.dumps(avro("k", name="K")))
-    payload = encoded(avro("k", name="K"), {"k": 3})
-    rows, _ = topic.rows([(glue_record(one, payload), b"v") for one in (version, same)])
-    assert rows[0]["__topicberg_identity"] == rows[1]["__topicberg_identity"]
-    _, key = plan_of(topic.spec, topic.layout, topic.table, topic.foreign)
-    assert key is not None
-    readers = readers_of(glue=registry.reader())
-    layout = read_layout(topic.spec, readers)
-    read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
-    held = pa.array([row["$$raw-key"] for row in rows], pa.binary())
-    assert len({*read.texts(held).to_pylist()}) == 1
 
 
 def test_newer_version_of_a_key_is_newer_within_a_millisecond(
