@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -243,84 +240,6 @@ def test_rows_keep_their_identity_through_compaction(lake: Callable[..., Lake]) 
     assert b'"dataChange": true' not in log
     # Plain names: readers without column mapping read the table, too.
     assert by_id(it.delta_table().to_pyarrow_table()) == it.iceberg_rows()
-
-
-def test_a_kill_between_two_versions(lake: Callable[..., Lake]) -> None:
-    it = lake("id BIGINT, note STRING")
-    it.sql("INSERT INTO {t} VALUES (0, 'n')")
-    it.sync()
-    for number in range(1, 4):
-        it.sql(f"INSERT INTO {{t}} VALUES ({number}, 'n')")
-    it.sync()
-    whole = it.log()
-    assert len(whole) == 4
-    for key in sorted(whole)[2:]:
-        it.delete_object(key)
-    assert it.sync() == 3
-    assert it.log() == whole
-
-
-def test_two_engines_write_one_log(lake: Callable[..., Lake]) -> None:
-    it = lake("id BIGINT, note STRING")
-    table = it.table()
-    it.sync()
-    row = pa.Table.from_pylist([{"id": 1, "note": "n"}], schema=table.schema().as_arrow())
-    for _ in range(6):
-        table.append(row)
-    it.sync()
-    for _ in range(6):
-        table.append(row)
-    together = threading.Barrier(3)
-    failed: list[Exception] = []
-
-    def run() -> None:
-        together.wait()
-        try:
-            it.sync()
-        except Exception as error:
-            failed.append(error)
-
-    writers = [threading.Thread(target=run) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert it.sync() == 7
-    assert len(it.delta_rows()) == 12
-
-
-def test_checkpoints(
-    lake: Callable[..., Lake], delta_spark: SparkSession | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = 4
-    module = importlib.import_module("topicberg.iceberg.delta.sync")  # the name is a function's
-    monkeypatch.setattr(module, "CHECKPOINT_EVERY", every)
-    it = lake("id BIGINT, `$$offset` BIGINT")
-    table = it.table()
-    for number in range(every + 2):
-        row = [{"id": number, "$$offset": number}]
-        table.append(pa.Table.from_pylist(row, schema=table.schema().as_arrow()))
-        it.sync()
-    log = it.log()
-    assert sum(key.endswith(".checkpoint.parquet") for key in log) == 1
-    for key in log:
-        if key.endswith(".json") and int(Path(key).stem) < every - 1:
-            it.delete_object(key)  # as their retention will
-    expected = it.iceberg_rows()
-    assert it.delta_rows() == expected
-    if delta_spark is not None:
-        assert by_id(it.spark_delta(delta_spark).toArrow()) == expected
-    assert it.sync() == every + 1
-
-
-def test_position_deletes_are_refused(lake: Callable[..., Lake]) -> None:
-    it = lake("id BIGINT, note STRING")
-    it.sql("ALTER TABLE {t} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
-    it.sql("INSERT INTO {t} SELECT id, 'n' FROM range(0, 9, 1, 1)")  # one file
-    it.sync()
-    it.sql("DELETE FROM {t} WHERE id = 1")
-    with pytest.raises(TableflowError, match="has delete files"):
-        it.sync()
 
 
 def test_delta_without_its_store_is_reported(lake: Callable[..., Lake], stack: Endpoints) -> None:

@@ -16,16 +16,10 @@ from conftest import KillService
 from kafka_topics import ORDER, Topic
 from pyiceberg.table import Table
 
-from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.endpoints import CATALOG
 from topicberg.errors import TopicbergError
 from topicberg.iceberg import summaries
-from topicberg.iceberg.maintenance import (
-    MaintenancePolicy,
-    MaintenanceReport,
-    compaction,
-    maintain,
-    maintain_table,
-)
+from topicberg.iceberg.maintenance import MaintenancePolicy, MaintenanceReport, compaction, maintain
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.snapshots import report as snapshot_report
 from topicberg.query import run_query
@@ -229,17 +223,6 @@ def test_orphans_go_only_when_they_are_old(topic: Topic) -> None:
     assert counts(topic) == 5
 
 
-def test_metadata_files_are_bounded(topic: Topic) -> None:
-    table = topic.table()
-    table.transaction().set_properties(
-        {"write.metadata.previous-versions-max": "5"}
-    ).commit_transaction()
-    for number in range(8):
-        append(table, number * 5)
-    assert len([f for f in files(table) if f.endswith(".metadata.json")]) <= 6
-    assert len(table.refresh().metadata.metadata_log) <= 5
-
-
 def test_old_rows_go_and_stay_away(topic: Topic) -> None:
     table = topic.table()
     now = datetime.now(UTC)
@@ -334,25 +317,6 @@ def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillServi
     assert counts(topic) == 200
 
 
-def test_any_table_can_be_maintained(topic: Topic) -> None:
-    """A derived table: no topic, no offsets."""
-    identifier = ("shop", f"derived_{topic.spec.name}")
-    catalog = topic.endpoints.catalog(topic.config)
-    name = f"{CATALOG}.{quote(*identifier)}"
-    spark = new_session(topic.endpoints.spark_connect)
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.shop")
-    spark.sql(f"CREATE TABLE {name} USING iceberg AS SELECT id, 'x' AS note FROM range(5)")
-    for number in range(1, 5):
-        spark.sql(f"INSERT INTO {name} SELECT id + {number} * 5, 'x' FROM range(5)")
-    spark.stop()
-    table = catalog.load_table(identifier)
-    report = maintain_table(table, topic.endpoints, EAGER)
-    assert report.before.data_files > report.after.data_files
-    assert report.after.snapshots == 1
-    assert table.refresh().scan().to_arrow().num_rows == 25
-    catalog.drop_table(identifier)
-
-
 def test_manifests_and_delete_files_are_merged(topic: Topic) -> None:
     table = topic.table()
     for number in range(compaction.SMALL_MANIFESTS):
@@ -401,12 +365,3 @@ def test_the_job_reports_what_it_did(make_topic: MakeTopic) -> None:
     assert metadata["bytes_after"] < metadata["bytes_before"]
     assert metadata["rows_expired"] == 5
     assert counts(topic) == 5
-
-
-def test_the_job_gives_every_table_its_turn(stack: Endpoints) -> None:
-    """Those that do not exist yet as well."""
-    from definitions import defs
-
-    with dg.instance_for_test() as instance:
-        result = defs.resolve_job_def("maintain_tables").execute_in_process(instance=instance)
-    assert result.success

@@ -78,7 +78,7 @@ def test_skip_counts_what_it_leaves_out(dates: Topic) -> None:
     assert int(table.properties[summaries.ROWS_SKIPPED]) == len(malformed(dates)) + 1
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", [0, 3, 7])
 def test_suspend_names_the_record(make_topic: Callable[..., Topic], number: int) -> None:
     topic = make_topic()
     good(topic, 1)

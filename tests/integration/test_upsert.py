@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -138,44 +137,6 @@ def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic], vers
         assert found == wide, f"{engine}, after compaction"
 
 
-def test_long_keys_are_hashed_and_null_keys_refused(make_topic: Callable[..., Topic]) -> None:
-    topic = upsert_topic(make_topic)
-    long_key = b"k" * 300
-    produce(topic, [(long_key, {"id": 1, "note": "a"}), (b"s", {"id": 2, "note": "b"})])
-    topic.ingest()
-    produce(topic, [(long_key, {"id": 3, "note": "c"}), (b"s", None)])
-    topic.ingest()
-    (row,) = topic.rows("key", "id", "$$raw-key")
-    assert (row["key"], row["id"], len(row["$$raw-key"])) == (long_key.decode(), 3, 32)
-    topic.send(ORDER, [{"id": 4, "note": "no key"}])
-    with pytest.raises(TableflowError, match="no key"):
-        topic.ingest()
-
-
-def test_fields_of_the_key_are_columns_and_the_values_win(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(
-        write_mode="upsert", key={"format": "avro", "file": "key.avsc"}, schema={"format": "avro"}
-    )
-    key_schema = avro({"name": "user", "type": "string"}, {"name": "id", "type": "int"})
-    registry = topic.endpoints.schema_registry_client()
-    from confluent_kafka.schema_registry import Schema
-
-    key_id = registry.register_schema(
-        topic.spec.key_subject, Schema(json.dumps(key_schema), "AVRO")
-    )
-    parsed = fastavro.parse_schema(key_schema)
-
-    def key(user: str, number: int) -> bytes:
-        return wire_prefix(key_id) + encode(parsed, {"user": user, "id": number})
-
-    produce(topic, [(key("u", 1), {"id": 10, "note": "a"}), (key("v", 2), {"id": 20, "note": "b"})])
-    topic.ingest()
-    produce(topic, [(key("u", 1), {"id": 11, "note": "c"}), (key("v", 2), None)])
-    topic.ingest()
-    assert topic.rows("user", "id", "note") == [{"user": "u", "id": 11, "note": "c"}]
-    assert "key" not in topic.table().schema().column_names
-
-
 COMPACTED = {
     "cleanup.policy": "compact",
     "delete.retention.ms": "100",
@@ -190,6 +151,20 @@ def tombstones(topic: Topic) -> int:
     end = kafka.end_offsets(topic.endpoints, topic.spec.name)
     ranges = {p: (first[p], end[p]) for p in end}
     return sum(m.value() is None for m in messages(topic.endpoints, topic.spec.name, ranges))
+
+
+def test_long_keys_are_hashed_and_null_keys_refused(make_topic: Callable[..., Topic]) -> None:
+    topic = upsert_topic(make_topic)
+    long_key = b"k" * 300
+    produce(topic, [(long_key, {"id": 1, "note": "a"}), (b"s", {"id": 2, "note": "b"})])
+    topic.ingest()
+    produce(topic, [(long_key, {"id": 3, "note": "c"}), (b"s", None)])
+    topic.ingest()
+    (row,) = topic.rows("key", "id", "$$raw-key")
+    assert (row["key"], row["id"], len(row["$$raw-key"])) == (long_key.decode(), 3, 32)
+    topic.send(ORDER, [{"id": 4, "note": "no key"}])
+    with pytest.raises(TableflowError, match="no key"):
+        topic.ingest()
 
 
 @pytest.mark.slow
@@ -267,22 +242,3 @@ def test_a_reread_beside_an_engine_loses_nothing(make_topic: Callable[..., Topic
         thread.join()
     topic.ingest()
     assert rows_by_key(topic) == newest(changes)
-
-
-def test_the_mode_of_a_table_cannot_change(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.send(ORDER, [{"id": 1, "note": "a"}])
-    topic.ingest()
-    topic.respec(write_mode="upsert")
-    with pytest.raises(TableflowError, match="write mode append"):
-        topic.ingest()
-
-
-def test_the_names_of_metadata_columns_cannot_change(make_topic: Callable[..., Topic]) -> None:
-    """The key of a row, too, is in a metadata column."""
-    topic = upsert_topic(make_topic)
-    produce(topic, [(b"k", {"id": 1, "note": "a"})])
-    topic.ingest()
-    topic.respec(tableflow={"metadata_column_naming_scheme": "PORTABLE"})
-    with pytest.raises(TableflowError, match="metadata_column_naming_scheme"):
-        topic.ingest()

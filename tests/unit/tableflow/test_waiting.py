@@ -303,6 +303,10 @@ def test_service_that_does_not_answer_hides_no_other_change(
     assert "does not list its topics" in unknown[0]
     mode = find_waiting([spec(write_mode="upsert", key={"format": "string"})], endpoints, config)
     assert "its table is in write mode append" in mode[0][0].what
+    portable = spec(tableflow={"metadata_column_naming_scheme": "PORTABLE"})
+    assert "another tableflow.metadata_column_naming_scheme" in str(
+        find_waiting([portable], endpoints, config)[0]
+    )
     broker.failure, endpoints.catalog = None, silent
     found, unknown = find_waiting([spec()], endpoints, config)
     assert ["9 partitions" in one.what for one in found] == [True]
