@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,23 +84,6 @@ def test_update_table_is_optimistic(glue: Any) -> None:
     assert archived() == 2
     location = glue.get_table(DatabaseName=DATABASE, Name="t")["Table"]["Parameters"]
     assert location["metadata_location"] == "s3://b/2"
-
-
-def test_of_concurrent_updates_one_wins(stack: Endpoints, glue: Any) -> None:
-    version = glue.get_table(DatabaseName=DATABASE, Name="t")["Table"]["VersionId"]
-
-    def update(number: int) -> str:
-        try:
-            stack.boto3("glue").update_table(
-                DatabaseName=DATABASE, TableInput=entry(f"s3://b/{number}"), VersionId=version
-            )
-        except ClientError as error:
-            return str(error.response["Error"]["Code"])
-        return "won"
-
-    with ThreadPoolExecutor(6) as pool:
-        results = sorted(pool.map(update, range(6)))
-    assert results == ["ConcurrentModificationException"] * 5 + ["won"]
 
 
 def test_requests_are_signed_by_a_known_key(stack: Endpoints) -> None:
@@ -190,19 +171,3 @@ def test_a_state_that_cannot_be_loaded_is_not_dropped(
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert state.path.read_bytes() == content
-
-
-def test_secret_is_read_at_its_current_version(stack: Endpoints) -> None:
-    client = stack.boto3("secretsmanager")
-    name = f"/test/{uuid.uuid4().hex}"
-    first = client.create_secret(Name=name, SecretString="one")["VersionId"]
-    second = client.put_secret_value(SecretId=name, SecretString="two", VersionStages=["next"])
-    assert client.get_secret_value(SecretId=name)["SecretString"] == "one"
-    client.update_secret_version_stage(
-        SecretId=name,
-        VersionStage="AWSCURRENT",
-        MoveToVersionId=second["VersionId"],
-        RemoveFromVersionId=first,
-    )
-    assert client.get_secret_value(SecretId=name)["SecretString"] == "two"
-    client.delete_secret(SecretId=name, ForceDeleteWithoutRecovery=True)

@@ -318,11 +318,7 @@ def test_many_random_tables_in_any_runs_equal_the_whole(
     ("shape", "runs", "named"),
     [
         (Shape(payload_time, late=3), [(0, HOURS)], "lookahead=timedelta"),
-        (Shape(payload_time, late=3), [(n, n + 1) for n in range(ARRIVALS)], "lookahead=timedelta"),
-        (Shape(payload_time, early=3), [(0, HOURS)], "lookback=timedelta"),
-        (Shape(payload_time, lookback=5 * HOUR, late=3), [(0, HOURS)], "lookahead=timedelta"),
         (Shape(payload_time, lookback=FOREVER, late=3), [(7, 8)], "lookahead=timedelta"),
-        (Shape(payload_time, lookahead=2 * HOUR, late=7), [(0, HOURS)], "lookahead=timedelta"),
         (Shape(sums_of_six_hours), [(0, HOURS)], "lookahead=timedelta"),
         (Shape(payload_time, lookahead=FOREVER, early=3), [(0, HOURS)], "lookback=timedelta"),
     ],
@@ -342,56 +338,3 @@ def test_rows_that_no_run_would_find_are_refused(
     with pytest.raises(TopicbergError, match=expected) as refused:
         compute()
     assert named in (refused.value.hint or "")
-
-
-def test_partner_is_joined_if_its_own_window_reaches_it_in_any_runs(
-    stack: Endpoints, spark: SparkSession
-) -> None:
-    name, random = f"t{uuid.uuid4().hex[:8]}", Random(7)
-    orders, payments = (NAMESPACE, f"{name}_orders"), (NAMESPACE, f"{name}_payments")
-    delays = {
-        (hour, minute): random.choice([0.5, 2, 2.5, 3, 3.5])
-        for hour in range(ARRIVALS)
-        for minute in (0, 59)
-    }
-    of_orders, of_payments, paid = (
-        list[tuple[object, ...]](),
-        list[tuple[object, ...]](),
-        set[str](),
-    )
-    for (hour, minute), delay in delays.items():
-        at, key = START + timedelta(hours=hour, minutes=minute), f"{hour}:{minute}"
-        of_orders.append((at, hour, key, ""))
-        of_payments.append((at + delay * HOUR, hour, key, ""))
-        if at + delay * HOUR < START + (hour + 1 + 2) * HOUR:
-            paid.add(key)
-    assert 0 < len(paid) < len(delays)
-    for table, values in ((orders, of_orders), (payments, of_payments)):
-        create_table(spark, spark.createDataFrame(values, SCHEMA), table, TIME)
-
-    def joined(orders: DataFrame, payments: DataFrame) -> DataFrame:
-        rows_paid = payments.select("key", F.col(TIME).alias("paid_at"))
-        rows = orders.select(F.col(TIME).alias("ts"), "key")
-        return rows.join(rows_paid, "key", "left")
-
-    catalog = stack.catalog(settings())
-    sources = Source(orders, TIME), Source(payments, TIME, lookahead=2 * HOUR)
-    for number, cuts in enumerate(([0, HOURS], [0, 1, 5, 6, HOURS])):
-        plan = Derivation(sources, (NAMESPACE, f"{name}_{number}"), joined, "ts", first=START)
-        for first, stop in pairwise(cuts):
-            start = START + first * HOUR if first else None
-            write_window(spark, catalog, plan, Window(start, START + stop * HOUR))
-        found = rows(spark.table(spark_name(plan.target)))
-        assert len(found) == len(delays)
-        assert {row["key"] for row in found if row["paid_at"]} == paid
-    early = replace(
-        plan,
-        transform=lambda o, p: joined(o, p).withColumn(
-            "ts", F.col("ts") - F.expr("INTERVAL 1 HOUR")
-        ),
-    )
-    with pytest.raises(
-        TopicbergError, match=f"of {'.'.join(orders)}, its function returns"
-    ) as error:
-        write_window(spark, catalog, early, Window(START + HOUR, START + 9 * HOUR))
-    assert f"earlier it may be for {'.'.join(orders)}: `lookahead" in (error.value.hint or "")

@@ -215,44 +215,6 @@ def damage(topic: Topic, value: bytes) -> None:
 FAILING = "partition 1, offset 6: the record cannot be decoded: "
 
 
-@pytest.mark.parametrize("damaged", [handling("SUSPEND")], indirect=True)
-def test_a_failing_record_suspends_until_it_is_skipped(damaged: Topic) -> None:
-    ids = [{"id": number} for number in range(6)]
-    for _ in range(2):  # the second engine knows it from the table
-        with pytest.raises(TableflowError, match=FAILING) as error:
-            damaged.ingest()
-        assert damaged.rows("id") == ids
-    assert f"`topicberg tableflow skip {damaged.spec.name} 1 6`" in (error.value.hint or "")
-    table = damaged.table()
-    assert skips.request(table, damaged.endpoints, damaged.spec.name, (1, 6), "broken disk")
-    assert not skips.request(table, damaged.endpoints, damaged.spec.name, (1, 6), "again")
-    damaged.ingest()
-    assert damaged.rows("id") == [{"id": number} for number in range(9)]
-    assert skipped(damaged) == 1
-    (skip,) = skips.requested(damaged.table()).values()
-    assert (skip.place, skip.reason) == ((1, 6), "broken disk")
-    assert not skips.failing(damaged.table())
-
-
-@pytest.mark.parametrize("damaged", [handling("LOG", target="failing_errors")], indirect=True)
-def test_a_failing_record_is_logged_and_counted(damaged: Topic) -> None:
-    assert damaged.ingest() == 10
-    assert damaged.rows("id") == [{"id": number} for number in range(9)]
-    assert skipped(damaged) == 1
-    errors = Topic(damaged.endpoints, dead_letter_spec(damaged.spec), damaged.config)
-    errors.ingest()
-    rows = errors.rows("error_message", "source_record")
-    (row,) = (each for each in rows if each["source_record"]["topic"] == damaged.spec.name)
-    assert (row["source_record"]["partition"], row["source_record"]["offset"]) == (1, 6)
-    assert row["source_record"]["value"] is None
-    assert "failed CRC32C check" in row["error_message"]
-    # What is left behind: nothing that is staged.
-    table = damaged.table()
-    assert {s.snapshot_id for s in table.metadata.snapshots} == {
-        s.snapshot_id for s in summaries.ancestry(table)
-    }
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", ["SUSPEND", "SKIP"])
 @pytest.mark.parametrize("has_backlog", [False, True])

@@ -8,17 +8,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import fastavro
 import pytest
 import requests
-from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
-from kafka_topics import ORDER, Topic, avro, encode
+from kafka_topics import ORDER, Topic, avro
 
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
@@ -74,20 +72,6 @@ def test_foreign_type_suspend_names_schema(foreign: Topic) -> None:
         foreign.ingest()
 
 
-def test_same_type_elsewhere_is_accepted(make_topic: Callable[..., Topic]) -> None:
-    """More schemas than one look-up of a record at a time would find in five attempts."""
-    topic = make_topic()
-    topic.send(ORDER, [{"id": 0, "note": "a"}])
-    for number in range(1, 8):
-        wider = avro(*ORDER["fields"], {"name": f"more{number}", "type": "int"})
-        record = encode(
-            fastavro.parse_schema(wider), {"id": number, "note": "b", f"more{number}": 7}
-        )
-        topic.send_raw([register(topic, wider) + record])
-    topic.ingest()
-    assert [row["id"] for row in topic.rows("id")] == list(range(8))
-
-
 @pytest.mark.alone  # the next id of a schema is its own
 def test_unknown_schema_registered_later_resumes(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
@@ -112,39 +96,6 @@ def test_unknown_schema_registered_later_resumes(
     finally:
         ingestor.close()
     assert [row["id"] for row in topic.rows("id")] == [1, 2]
-
-
-def test_field_of_key_and_value_comes_from_each(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(
-        key={"format": "avro", "file": "users_key.avsc"},
-        tableflow={"error_handling": {"mode": "SUSPEND"}},
-    )
-    registry = topic.endpoints.schema_registry_client()
-    key_schema = {"type": "record", "name": "Key", "fields": [{"name": "user", "type": "string"}]}
-    key_id = registry.register_schema(
-        topic.spec.key_subject, Schema(json.dumps(key_schema), "AVRO")
-    )
-    key = wire_prefix(key_id) + b"\x06key"
-    first = avro({"name": "user", "type": "string"}, {"name": "a", "type": "int"})
-    second = avro({"name": "a", "type": "int"})
-    old, new = (wire_prefix(topic.register(schema)) for schema in (first, second))
-    topic.send_raw([old + b"\x06old\x02", new + b"\x04", None], key=lambda _: key)
-    topic.ingest()
-    assert topic.rows("user", "a") == [
-        {"user": "key", "a": 2},
-        {"user": "key", "a": None},
-        {"user": "old", "a": 1},
-    ]
-
-
-def test_renamed_case_suspends(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.send(avro({"name": "orderID", "type": "long", "default": 0}), [{"orderID": 1}])
-    topic.ingest()
-    topic.send(avro({"name": "orderId", "type": "long", "default": 0}), [{"orderId": 2}])
-    with pytest.raises(TableflowError, match="and the column orderID differ only in case"):
-        topic.ingest()
-    assert topic.rows("orderID") == [{"orderID": 1}]
 
 
 def test_protobuf_as_confluents_client_for_python_writes_it(

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from topicberg import kafka
 from topicberg.cli import app
-from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import delta
@@ -33,7 +33,6 @@ from topicberg.iceberg.tables import find_table
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
-from topicberg.spark import new_session, quote
 from topicberg.tableflow.erasure import catch_up
 from topicberg.tableflow.erasure.catch_up import CatchUp
 from topicberg.tableflow.erasure.forgetting import FORGOTTEN, Forgetting
@@ -409,53 +408,6 @@ def test_forget_command_erases_views_and_derived_tables(
     compute(stack, config, topic)
     assert run("forget", name, SECRET, "--yes")[0] == 1
     admin.delete_topics([log])[log].result(30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3])
-def test_forget_while_another_engine_rewrites_files(
-    make_topic: Make, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """Spark compacts before each of the first commits, and deletes rows by its own delete files."""
-    topic = make_topic(
-        write_mode="upsert", key={"format": "string"}, table={"format_version": number}
-    )
-    for batch in range(3):
-        orders(topic, SECRET, *(f"k{batch}{n}" for n in range(5)), note=f"b{batch}")
-        topic.ingest()
-    endpoints, config = topic.endpoints, topic.config
-    identifier = topic.spec.table_identifier(config)
-    name = quote(CATALOG, *identifier)
-    session = new_session(endpoints.spark_connect, endpoints.spark_session(config)[0])
-    session.sql(f"DELETE FROM {name} WHERE key = CAST('k01' AS binary)")
-    catalog = type(topic.table().catalog)
-    commit, left = catalog.commit_table, [3]
-
-    def after_another(*given: Any, **more: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
-            session.sql(f"REFRESH TABLE {name}")
-            session.sql(
-                f"CALL {CATALOG}.system.rewrite_data_files(table => '{quote(*identifier)}', "
-                "options => map('rewrite-all', 'true'))"
-            ).collect()
-        return commit(*given, **more)
-
-    monkeypatch.setattr(catalog, "commit_table", after_another)
-    try:
-        forget(topic, SECRET)
-    finally:
-        session.stop()
-    assert left == [0]
-    monkeypatch.undo()
-    assert files_with(topic.table(), SECRET, endpoints) == []
-    expected = {f"k{b}{n}" for b in range(3) for n in range(5)} - {"k01"}
-    assert {row["key"] for row in topic.rows("key")} == expected
-    orders(topic, "k01", "k02", note="later")
-    topic.ingest()
-    rows = {row["key"]: row["note"] for row in topic.rows("key", "note")}
-    assert rows.keys() == expected | {"k01"}
-    assert rows["k02"] == "later"
 
 
 class Killed(BaseException):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
-import fastavro
 import pytest
 import yaml
 from aws_schema_registry import DataAndSchema, SchemaRegistryClient
@@ -15,12 +13,12 @@ from aws_schema_registry.avro import AvroSchema
 from aws_schema_registry.serde import KafkaSerializer
 from debezium import ENVELOPE, KEY_SCHEMAS
 from glue_records import glue_record
-from kafka_topics import Topic, avro, encode
+from kafka_topics import Topic, avro
 from pyiceberg.types import LongType, NestedField
 
 from topicberg import peek
 from topicberg.endpoints.schemas import schema_readers
-from topicberg.errors import TableflowError, UnreachableError
+from topicberg.errors import UnreachableError
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
@@ -119,14 +117,6 @@ def test_glue_that_does_not_answer_loses_nothing(make_topic: Make) -> None:
     assert topic.rows("id") == [{"id": 1}]
 
 
-def test_missing_schema_suspends_the_topic(make_topic: Make) -> None:
-    topic = make_topic(schema=glue())
-    topic.send_raw([glue_record(uuid4(), b"\2")])
-    why = f"registry default-registry of AWS Glue Schema Registry has no schema {topic.spec.name}"
-    with pytest.raises(TableflowError, match=why):
-        topic.ingest()
-
-
 def test_keys_of_glue_are_upserted_reread_and_forgotten(make_topic: Make) -> None:
     made = make_topic()
     name = f"{made.spec.name}-key"
@@ -159,17 +149,6 @@ def test_keys_of_glue_are_upserted_reread_and_forgotten(make_topic: Make) -> Non
     assert [row["k"] for row in topic.rows("k")] == [0, 2]
 
 
-def test_confluents_records_beside_glues_keys(make_topic: Make) -> None:
-    """Keys and values have registries of their own."""
-    made = make_topic()
-    name = f"{made.spec.name}-key"
-    topic = make_topic(key=glue(name))
-    key = Producer(topic, name).record(KEY, {"k": 7})
-    topic.send(FIRST, [{"id": 1}], key=lambda _: key)
-    topic.ingest()
-    assert [(row["k"], row["id"]) for row in topic.rows("k", "id")] == [(7, 1)]
-
-
 def change(op: str, before: Any, after: Any, lsn: int) -> dict[str, Any]:
     source = {"ts_ms": lsn, "snapshot": "false", "ts_us": None, "txId": 1, "lsn": lsn}
     return {"before": before, "after": after, "source": source, "op": op, "ts_ms": lsn}
@@ -190,12 +169,3 @@ def test_changes_in_glue_become_current_rows(make_topic: Make) -> None:
     topic.send_raw(sent, key=lambda place: of_keys[place], partition=0)
     topic.ingest()
     assert [(row["id"], row["v"]) for row in topic.rows("id", "v")] == [(0, 9), (2, 2)]
-
-
-def test_reference_of_a_payload_is_avros_own_encoding(make_topic: Make) -> None:
-    topic = make_topic(schema=glue())
-    record = Producer(topic, topic.spec.name).record(SECOND, {"id": 3, "note": "x"})
-    assert record[18:] == encode(fastavro.parse_schema(SECOND), {"id": 3, "note": "x"})
-    client = topic.endpoints.boto3("glue")
-    answer = client.get_schema_version(SchemaVersionId=str(version_of(record)))
-    assert json.loads(answer["SchemaDefinition"])["name"] == "Order"

@@ -10,14 +10,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from confluent_kafka import Producer
 from snapshot_daemon import Daemon, snapshot_daemon
 
 from definitions import defs
 from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.endpoints import Endpoints
-from topicberg.formats.framing import wire_prefix
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.orchestration.jobs import sensors
@@ -137,23 +135,6 @@ def test_daemon_down_for_some_snapshots_registers_each(
         assert count(TOTALS, engine, stack) == produced
 
 
-@pytest.mark.slow
-def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: Daemon) -> None:
-    commit_some(stack, 100)
-    while not daemon.tick().skip_message:
-        pass
-    digest = f"SELECT count(*), sum(total_price), min(trade_timestamp) FROM {TOTALS}"
-    before = run_query(digest, "duckdb", stack, settings()).rows
-    key = partition_key(time_partitions(load_topic(TOPIC)), datetime.now(UTC))
-    for _ in range(2):
-        defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
-            instance=daemon.instance,
-            asset_selection=[dg.AssetKey(["iceberg", TOTALS])],
-            partition_key=key,
-        )
-    assert run_query(digest, "duckdb", stack, settings()).rows == before
-
-
 @pytest.mark.parametrize(
     ("fault", "system", "check", "expected"),
     [
@@ -226,50 +207,6 @@ def test_expired_snapshots_reach_glue_once(stack: Endpoints, daemon: Daemon) -> 
     found = glue.get_table(client, config.cluster_id, TOPIC)
     assert found is not None
     assert glue.metadata_location(found) == table.refresh().metadata_location
-
-
-@pytest.mark.slow
-def test_records_older_than_the_first_partition(stack: Endpoints, daemon: Daemon) -> None:
-    """Everything before the first partition belongs to it."""
-    spec, config = load_topic(TOPIC), settings()
-    kafka.ensure_topic(spec, stack, config)
-    registry = stack.schema_registry_client()
-    registered = registry.get_latest_version(spec.value_subject)
-    user = uuid.uuid4().hex
-    value = b"\x06BUY\x02\x06ZVV\x02\x06ABC\x40" + user.encode()
-    producer = Producer(stack.kafka_config())
-    in_2001 = 1_000_000_000_000
-    prefix = wire_prefix(registered.schema_id or 0)
-    producer.produce(TOPIC, prefix + value, b"k", timestamp=in_2001)
-    assert producer.flush(30) == 0
-    run_once(spec, stack, config)
-    while not daemon.tick().skip_message:
-        pass
-    old = f"SELECT count(*) FROM {TOTALS} WHERE userid = '{user}'"
-    assert run_query(old, "duckdb", stack, config).scalar() == 1
-
-
-@pytest.mark.slow
-def test_a_rollback_is_computed_again(stack: Endpoints, daemon: Daemon) -> None:
-    spec, config = load_topic(TOPIC), settings()
-    commit_some(stack, 10)
-    commit_some(stack, 10)
-    while not daemon.tick().skip_message:
-        pass
-    table = stack.catalog(config).load_table(spec.table_identifier(config))
-    head = table.current_snapshot()
-    assert head is not None
-    assert head.parent_snapshot_id is not None
-    reported = len(daemon.materialized)
-    table.manage_snapshots().rollback_to_snapshot(head.parent_snapshot_id).commit()
-    run_once(spec, stack, config)  # what was rolled back is ingested again
-    while not daemon.tick().skip_message:
-        pass
-    assert len(set(daemon.materialized)) == len(daemon.materialized)
-    assert len(daemon.materialized) > reported
-    produced = sum(kafka.end_offsets(stack, TOPIC).values())
-    assert count(TOPIC, "duckdb", stack) == produced
-    assert count(TOTALS, "duckdb", stack) == count(TOTALS, "snowflake", stack)
 
 
 def test_everything_on_a_stack_where_one_topic_has_records(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
-from kafka_topics import ORDER, Topic
+from kafka_topics import Topic
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
@@ -27,10 +27,6 @@ pytestmark = pytest.mark.integration
 
 TOPICBERG = Path(sys.executable).with_name("topicberg")
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
-PROTO = """syntax = "proto3";
-message Line { string sku = 1; int64 pieces = 2; }
-message Order { int64 id = 1; repeated Line lines = 2; }
-"""
 
 
 @pytest.fixture
@@ -57,29 +53,6 @@ def registered(topic: Topic, schema: Any, kind: str, half: str = "value") -> byt
     return wire_prefix(registry.register_schema(f"{topic.spec.name}-{half}", Schema(text, kind)))
 
 
-def test_peek_avro_shows_values_and_reasons(topic: Topic) -> None:
-    topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0, timestamp=lambda _: 1_000)
-    prefix = wire_prefix(topic.register(ORDER))
-    truncated = [prefix + b"\x04\x0ab", b"plain text", wire_prefix(2**30) + b"\x02"]
-    topic.send_raw(truncated, partition=1, timestamp=lambda number: 2_000 + number)
-    topic.send_raw([None], key=lambda _: b"k", partition=0, timestamp=lambda _: 3_000)
-    first, *malformed, last = peek(topic)
-    assert (first.partition, first.offset, first.timestamp) == (
-        0,
-        0,
-        "1970-01-01T00:00:01.000+00:00",
-    )
-    assert (first.value, first.problem) == ({"id": 1, "note": "a"}, None)
-    assert first.schema_id == int.from_bytes(prefix[1:], "big")
-    problems = [record.problem or "" for record in malformed]
-    assert problems[0].startswith("field note (string): ")
-    assert "wire format" in problems[1]
-    assert "the schema registry does not have" in problems[2]
-    assert [record.value for record in malformed][1] == "plain text"
-    assert (last.key, last.value, last.problem) == ("k", None, None)
-    assert [record.timestamp for record in peek(topic, 1)] == [last.timestamp]
-
-
 def test_peek_json_shows_values_of_columns_and_wrapped_keys(topic: Topic) -> None:
     schema = {"type": "object", "properties": {"price": {"type": "number"}}}
     value = registered(topic, schema, "JSON")
@@ -96,25 +69,6 @@ def test_peek_json_shows_values_of_columns_and_wrapped_keys(topic: Topic) -> Non
     assert exact.value == {"price": 1.2345678901234567}  # the column's
     assert "field price (double)" in (text.problem or "")
     assert cut.problem is not None
-
-
-def test_peek_protobuf_shows_nested_messages(topic: Topic) -> None:
-    prefix = registered(topic, PROTO, "PROTOBUF")
-    order = b"\x02\x02" + b"\x08\x07" + b"\x12\x05\x0a\x01a\x10\x02"
-    line = b"\x00" + b"\x0a\x01a"
-    topic.send_raw(
-        [prefix + line, prefix + order], partition=0, timestamp=lambda number: 1_000 + number
-    )
-    first, other = peek(topic)
-    assert (first.value, first.problem) == ({"sku": "a", "pieces": 0}, None)
-    assert "the record is a Order" in (other.problem or "")
-
-
-def test_peek_without_a_schema_shows_text_and_bytes(topic: Topic) -> None:
-    topic.send_raw(
-        [b'{"a": 1}', b"\x1b[2J", b"\xff\x00"], partition=0, timestamp=lambda n: 1_000 + n
-    )
-    assert [record.value for record in peek(topic)] == ['{"a": 1}', "0x1b5b324a", "0xff00"]
 
 
 def test_peek_refuses_unknown_topics_and_numbers(topic: Topic) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from io import BytesIO
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -28,7 +27,6 @@ from pyiceberg.types import LongType, NestedField
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg import summaries
 from topicberg.peek import PeekedRecord, newest
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
@@ -39,12 +37,6 @@ pytestmark = pytest.mark.integration
 
 VALUE = NAMES["value"]
 Make = Callable[..., Topic]
-PROTO = """syntax = "proto3";
-message Order {
-  int64 id = 1;
-  message Line { int64 id = 1; string note = 2; }
-}
-"""
 
 
 @pytest.fixture
@@ -82,29 +74,6 @@ def registered(topic: Topic, text: Any, kind: str = "AVRO", side: str = "value")
     registry.register_schema(subject, Schema(text, kind))
     found = registry.get_latest_version(subject)
     return SchemaId(kind, found.schema_id, found.guid)
-
-
-def test_payload_that_begins_like_a_prefix_is_of_the_headers_schema(make: Make) -> None:
-    """Its bytes are a record of schema 175 with a prefix, too."""
-    topic = make(tableflow={"error_handling": {"mode": "SUSPEND"}})
-    first = registered(topic, avro(*({"name": name, "type": "int"} for name in "fg")))
-    names = [{"name": name, "type": "int", "default": 0} for name in "abcde"]
-    schema = avro(*names, {"name": "f", "type": "int"})
-    second = registered(topic, schema)
-    assert (first.id, second.id) == (175, 176)
-    raw = bytes.fromhex("00000000af0e0e")
-    expected: Any = fastavro.schemaless_reader(BytesIO(raw), fastavro.parse_schema(schema), None)
-    for header in (second.id_to_bytes(), second.guid_to_bytes()):
-        topic.send_raw([raw], headers=[(VALUE, header)])
-    topic.send_raw([raw])
-    topic.ingest()
-    found = topic.rows(*"abcdefg")
-    assert found.count({**expected, "g": None}) == 2
-    assert {**dict.fromkeys("abcde"), "f": 7, "g": 7} in [
-        {name: None if name in "abcde" and not one[name] else one[name] for name in one}
-        for one in found
-    ]
-    assert len(found) == 3
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON"])
@@ -154,35 +123,6 @@ def newest_of(topic: Topic) -> list[PeekedRecord]:
         return newest(topic.spec.name, 20, topic.endpoints, topic.config)
 
 
-def test_protobuf_has_its_message_indexes_in_the_header(make: Make) -> None:
-    topic = make(
-        schema={"format": "protobuf", "file": "x.proto", "message": "Order.Line"},
-        tableflow={"error_handling": {"mode": "SKIP"}},
-    )
-    version = registered(topic, PROTO, "PROTOBUF")
-    line = b"\x08\x07\x12\x01a"
-    for indexes, raw in (([0, 0], line), ([0], b"\x08\x07"), ([0, 0], b"")):
-        version.message_indexes = indexes
-        headers: Any = []
-        context = SerializationContext(topic.spec.name, MessageField.VALUE, headers)
-        topic.send_raw([header_schema_id_serializer(raw, context, version)], headers=headers)
-        topic.send_raw([raw], headers=[(VALUE, version.id_to_bytes())])
-    topic.send_raw([line], headers=[(VALUE, wire_prefix(version.id or 0))])
-    topic.ingest()
-    good = {"id": 7, "note": "a"}
-    assert topic.rows("id", "note") == [{"id": 0, "note": ""}] * 2 + [good] * 2
-    assert skipped(topic) == 3
-    problems = {one.problem for one in newest_of(topic) if one.problem}
-    assert problems == {
-        "message indexes [0]: the record is a Order, the table's message is Order.Line",
-        f"the value's header {VALUE} has nothing after the schema, instead of all message indexes",
-    }
-
-
-def skipped(topic: Topic) -> int:
-    return int(topic.table().properties[summaries.ROWS_SKIPPED])
-
-
 def test_header_that_cannot_be_resolved_is_the_reason_of_a_dead_letter(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,14 +168,6 @@ def test_header_that_cannot_be_resolved_is_the_reason_of_a_dead_letter(
         ]
     )
     assert sorted(one.problem for one in newest_of(topic) if one.problem) == sorted(logged)
-
-
-def test_header_in_mode_suspend_is_named_by_the_error(make: Make) -> None:
-    topic = make(tableflow={"error_handling": {"mode": "SUSPEND"}})
-    registered(topic, ORDER)
-    topic.send_raw([b"x"], headers=[(VALUE, b"\x01" + bytes(16))])
-    with pytest.raises(TableflowError, match=f"the value's header {VALUE} names schema GUID 0000"):
-        topic.ingest()
 
 
 def test_guid_and_id_of_another_subject_are_resolved_in_the_context(make: Make) -> None:

@@ -197,13 +197,6 @@ def test_unknown_topics_and_silent_services(stack: Endpoints, spec: TopicSpec) -
         kafka.ensure_topic(changed(spec, partitions=1), no_registry, settings())
 
 
-@pytest.mark.usefixtures("impatient_kafka")
-def test_a_silent_broker(stack: Endpoints, spec: TopicSpec) -> None:
-    nowhere = stack.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
-    with pytest.raises(TopicbergError, match=r"Kafka at 127\.0\.0\.1:9 does not answer"):
-        kafka.ensure_topic(spec, nowhere)
-
-
 # --- generators ---
 
 
@@ -232,13 +225,6 @@ def test_exactly_the_count_in_datagens_form(
     assert iterations == set(range(10, 10 + RECORDS))
     assert len(partition_of) == 7
     assert all(len(partitions) == 1 for partitions in partition_of.values())
-
-
-def test_the_rate_is_kept(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
-    run = GeneratorRun(spec, stack, config, rate=500, count=1000, seed=3)
-    times: list[float] = []
-    run.run(lambda sent: times.append(time.monotonic()))
-    assert 1.6 < times[-1] - times[0] < 4
 
 
 def test_a_record_that_kafka_does_not_take_is_an_error(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,12 +14,10 @@ from faulty_proxy import FaultyProxy, glue_limits
 from pyiceberg.catalog import Catalog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from test_stock_tables import RULES, Row, ordered, reference_flagged
+from test_stock_tables import RULES, Row
 
-from assets.pipelines.stock_trades import flagged_stock_trades
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.iceberg.snapshots import affected_hours
-from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
+from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.transforms.derivation import Derivation, Source
@@ -29,7 +25,7 @@ from topicberg.transforms.derived import FailedPartitionsError, write_window
 from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.unread import unread
 from topicberg.transforms.upsert_view import UpsertView, refresh
-from topicberg.transforms.windows import WINDOW, Window, reached
+from topicberg.transforms.windows import WINDOW, Window
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
@@ -60,80 +56,6 @@ def trade(random: Random) -> Row:
 
 def window(first: int, last: int) -> Window:
     return Window(START + timedelta(hours=first), START + timedelta(hours=last + 1))
-
-
-def broken(trades: DataFrame, transform: Any) -> DataFrame:
-    """Ends like a killed run: some tasks have written their files, nothing is committed."""
-    lost = F.when(F.rand() < 2, F.raise_error(F.lit("killed")))
-    return transform(trades).withColumn("side", F.coalesce(lost.cast("string"), "side"))
-
-
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_any_sequence_ends_at_the_reference(
-    stack: Endpoints, spark: SparkSession, seed: int
-) -> None:
-    random, name = Random(seed), f"t{uuid.uuid4().hex[:8]}"
-    catalog = stack.catalog(settings())
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    source = (NAMESPACE, f"{name}_trades")
-    derivation = Derivation(
-        sources=(Source(source, "$$timestamp", lookback=RULES.window),),
-        target=(NAMESPACE, name),
-        transform=partial(flagged_stock_trades.transform, parameters=RULES),
-        target_time="trade_timestamp",
-    )
-    killed = replace(derivation, transform=partial(broken, transform=derivation.transform))
-    trades: list[Row] = []
-
-    def arrive(number: int) -> None:
-        batch = [trade(random) for _ in range(number)]
-        frame = topic_frame(spark, "stock_trades", batch).drop("$$headers")
-        if trades:
-            frame.writeTo(spark_name(source)).append()
-        else:
-            create_table(spark, frame, source, "$$timestamp")
-        trades.extend(batch)
-
-    arrive(40)
-    computed: int | None = None  # snapshot up to which every affected partition was computed
-    for _ in range(4):
-        match random.choice(["late data", "backfill", "killed", "sensor"]):
-            case "late data":
-                arrive(random.randrange(1, 10))
-            case "backfill":
-                first = random.randrange(HOURS)
-                last = random.randrange(first, HOURS)
-                written = write_window(spark, catalog, derivation, window(first, last))
-                assert set(written.sources or {}) == {".".join(source)}
-            case "killed":
-                with suppress(Exception):
-                    write_window(spark, catalog, killed, window(0, HOURS - 1))
-            case _:
-                computed = follow(stack, spark, derivation, computed)
-    follow(stack, spark, derivation, computed)
-    table = spark.table(spark_name(derivation.target))
-    assert ordered(rows(table)) == ordered(reference_flagged(trades, RULES))
-    target = catalog.load_table(derivation.target)
-    assert SOURCE_SNAPSHOTS in summary(next(ancestry(target)))
-
-
-def follow(stack: Endpoints, spark: SparkSession, derivation: Derivation, since: int | None) -> int:
-    """What the sensor does: compute the partitions that new snapshots affected, and no others."""
-    catalog = stack.catalog(settings())
-    table = catalog.load_table(derivation.sources[0].table)
-    first_hour = int(START.timestamp()) // 3600
-    affected: set[int] = set()
-    for snapshot in ancestry(table):
-        if snapshot.snapshot_id == since:
-            break
-        for hours in affected_hours(table, snapshot, "$$timestamp"):
-            affected |= set(reached(hours, RULES.window, datetime.now(UTC)))
-    for hour in sorted(affected):
-        place = hour - first_hour
-        write_window(spark, catalog, derivation, window(place, place))
-    head = table.current_snapshot()
-    assert head is not None
-    return head.snapshot_id
 
 
 @pytest.mark.parametrize("partitioned_by", ["hour", "day"])
@@ -304,22 +226,6 @@ def test_source_with_a_new_column_and_no_newer_snapshot(
     assert row["in"].asDict() == {"a": 2, "b": None}
     found = catalog.load_table(target).schema()
     assert [found.find_field(column).doc for column in ("id", "note")] == ["new", None]
-
-
-@pytest.mark.parametrize("hours", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_rows_by_hour_are_those_of_the_partitions(
-    spark: SparkSession, copied: Copied, hours: int
-) -> None:
-    catalog, source = copied.catalog, copied.source
-    times = [START + timedelta(minutes=minutes) for minutes in (0, 59, 60, 119, 120)]
-    create_table(
-        spark, spark.createDataFrame([(at,) for at in times], "at timestamp"), source, "at"
-    )
-    first = int(START.timestamp()) // 3600
-    written = write_window(spark, catalog, copied.derivation, window(0, hours - 1))
-    assert written.rows_by_hour == {first + hour: 2 for hour in range(hours)}
-    later = write_window(spark, catalog, copied.derivation, window(10, 9 + hours))
-    assert (later.rows, later.rows_by_hour) == (0, {})
 
 
 @pytest.mark.parametrize("lookback", [None, timedelta(hours=2)])
