@@ -138,25 +138,3 @@ def test_every_airline_table(
     assert ordered(rows(stats)) == ordered(reference_stats(expected))
     totals = reference_totals(reference_stats(expected))
     assert ordered(rows(flyer_totals.transform(stats))) == ordered(totals)
-
-
-def test_the_kickstarters_own_example(spark: SparkSession) -> None:
-    """Two flights in one minute, one in the next: the second window has the sums of all three."""
-
-    def booked(minute: int, hours: int) -> Row:
-        arrival = START + timedelta(days=1, hours=hours)
-        return {
-            "$$timestamp": START + timedelta(minutes=minute),
-            "email_address": "flyer@email.com",
-            "departure_time": (START + timedelta(days=1)).strftime("%Y-%m-%d %H:%M:%S"),
-            "arrival_time": arrival.strftime("%Y-%m-%d %H:%M:%S"),
-        }
-
-    bookings = topic_frame(spark, "airline.skyone", [booked(0, 1), booked(0, 26), booked(1, 3)])
-    none = topic_frame(spark, "airline.sunset", [])
-    flights = flight.transform(none, bookings, parameters=Consolidation())
-    totals = rows(flyer_totals.transform(flyer_stats.transform(flights)).orderBy("window_start"))
-    assert [(t["total_flight_duration"], t["number_of_flights"]) for t in totals] == [
-        (27 * 60, 2),
-        (30 * 60, 3),
-    ]

@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 
 from assets.pipelines.stock_trades import (
     AnomalyRules,
-    anomaly_rate,
     flagged_stock_trades,
     stock_total_trades,
     stock_trades_with_totals,
@@ -180,17 +179,3 @@ def test_flags_and_scores(spark: SparkSession, trades: list[Row]) -> None:
     frame = topic_frame(spark, "stock_trades", trades)
     found = rows(flagged_stock_trades.transform(frame, parameters=RULES))
     assert ordered(found) == ordered(reference_flagged(trades, RULES))
-
-
-@pytest.mark.parametrize(("large", "passed"), [(1, True), (3, False)])
-def test_the_anomaly_rate_has_bounds(spark: SparkSession, large: int, passed: bool) -> None:
-    rules = AnomalyRules(min_anomaly_rate=0.1, max_anomaly_rate=0.25)
-    trades = [
-        {"$$timestamp": START, "price": 5, "quantity": 4001 if n < large else 4000}
-        for n in range(4)
-    ]
-    frame = topic_frame(spark, "stock_trades", trades)
-    found = anomaly_rate(flagged_stock_trades.transform(frame, parameters=rules), rules)
-    assert found.passed == passed
-    shown = str(found.metadata["newest flagged trades"].value)
-    assert shown.count("LARGE_TRADE") == large

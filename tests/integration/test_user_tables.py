@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from found_topics import AVRO_TOPIC
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from assets.pipelines.users import TRADE_COLUMNS, trades_by_region
+from assets.pipelines.users import TRADE_COLUMNS
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
@@ -25,7 +23,7 @@ from topicberg.tableflow.service import control
 from topicberg.tableflow.service.engine import run_once
 from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.tableflow.values import skips
-from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.testing import spark_session
 from topicberg.topics import load_topic
 from topicberg_local.datagen.producer import avro_encoder
 
@@ -34,7 +32,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 Row = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 USERS = st.sampled_from(["User_1", "User_2", None])
-TIMES = st.integers(0, 30).map(lambda seconds: START + timedelta(seconds=seconds))
 
 
 @pytest.fixture(scope="module")
@@ -67,40 +64,6 @@ def reference(trades: list[Row], users: list[Row]) -> list[Row]:
             }
         )
     return found
-
-
-@examples(max_examples=5, suppress_health_check=list(HealthCheck))
-@given(
-    trades=st.lists(
-        st.fixed_dictionaries(
-            {
-                "$$timestamp": TIMES,
-                "userid": USERS,
-                "price": st.none() | st.integers(1, 9),
-                "symbol": st.just("ZVV"),
-            }
-        ),
-        max_size=100,
-    ),
-    users=st.lists(
-        st.fixed_dictionaries(
-            {
-                "$$timestamp": TIMES,
-                "userid": USERS,
-                "regionid": st.sampled_from(["Region_1", "Region_2", None]),
-                "gender": st.sampled_from(["MALE", "OTHER", None]),
-            }
-        ),
-        max_size=40,
-    ),
-)
-def test_trades_by_region(spark: SparkSession, trades: list[Row], users: list[Row]) -> None:
-    users = [user | {"$$offset": offset} for offset, user in enumerate(users)]
-    keyed = [user | {"key": user["userid"]} for user in users]
-    history = topic_frame(spark, "sample_data_users", keyed)
-    frame = topic_frame(spark, "stock_trades", trades)
-    found = rows(trades_by_region.transform(frame, history))
-    assert ordered(found) == ordered(reference(trades, users))
 
 
 def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> None:

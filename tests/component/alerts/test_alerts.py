@@ -709,15 +709,6 @@ def test_topic_of_which_no_engine_here_reports_has_its_stored_result(
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
 
 
-def test_sensor_that_is_turned_off_is_sent_and_resolved(desk: Desk) -> None:
-    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED)
-    (state,) = desk.instance.all_instigator_state()
-    desk.instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
-    assert desk.tick() == [("firing", "silent alerts")]
-    desk.instance.update_instigator_state(state)
-    assert desk.tick() == [("resolved", "silent alerts")]
-
-
 def test_evaluation_that_took_long_is_followed_by_one_in_a_minute(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

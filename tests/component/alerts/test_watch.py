@@ -100,15 +100,6 @@ def test_service_is_a_fault_after_its_patience_and_no_longer_when_it_answers() -
     assert looks.look() == {}, "it has to fail for a while again"
 
 
-def test_service_that_is_started_again_in_time_is_no_fault() -> None:
-    clock, service = Clock(), Service()
-    looks = ServiceWatch([Watched("spark", service, "")], clock)
-    for why in ("nothing listens", "nothing listens", None, "nothing listens"):
-        service.why = why
-        assert looks.look() == {}
-        clock.now += PATIENCE_SECONDS / 2 - 1
-
-
 def test_consequence_has_its_patience_after_its_cause() -> None:
     """What answers a moment later than its cause is no fault."""
     clock, kafka, proxy = Clock(), Service(), Service()
@@ -303,13 +294,6 @@ def note_old_ui(config: Settings, url: str) -> None:
     note_ui(config, url)
     known = json.loads(dagster_ui.ui_file(config).read_text())
     dagster_ui.ui_file(config).write_text(json.dumps(known | {"served": 0}))
-
-
-def test_dagster_that_starts_is_reported_when_its_time_is_over(config: Settings) -> None:
-    note_ui(config, "http://127.0.0.1:1")
-    assert dagster(config)[WEBSERVER](5) is None
-    note_old_ui(config, "http://127.0.0.1:1")
-    assert dagster(config)[WEBSERVER](5) == "nothing listens on its port"
 
 
 def test_daemon_is_judged_by_its_newest_heartbeat(

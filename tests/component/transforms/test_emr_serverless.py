@@ -27,7 +27,6 @@ from emr_service import (
     TOKEN,
     EmrServerless,
     Scripted,
-    deployed,
     environment,
     properties,
     serving,
@@ -148,26 +147,6 @@ def test_the_request_is_what_the_service_takes() -> None:
     assert "s3://logs/emr/" in str(request["configurationOverrides"])
 
 
-def test_spark_gets_glue_as_its_catalog() -> None:
-    found = properties(start_job_run("t", emr(), CONFIG, GLUE))
-    lake = "spark.sql.catalog.lake"
-    assert (
-        found.items()
-        >= {
-            "spark.sql.session.timeZone": "UTC",
-            f"{lake}": "org.apache.iceberg.spark.SparkCatalog",
-            f"{lake}.type": "rest",
-            f"{lake}.uri": GLUE.iceberg_rest,
-            f"{lake}.warehouse": "123456789012",
-            f"{lake}.rest.sigv4-enabled": "true",
-            f"{lake}.rest.signing-name": "glue",
-            f"{lake}.rest.signing-region": "us-east-1",
-            f"{lake}.client.region": "us-east-1",
-        }.items()
-    )
-    assert f"{lake}.s3.endpoint" not in found
-
-
 @pytest.mark.usefixtures("catalogs_are_properties")
 def test_tables_of_glue_are_in_the_derived_bucket() -> None:
     """Glue's REST API goes by the account; a table's location is that of the bucket."""
@@ -184,19 +163,6 @@ def test_the_users_parameters_win() -> None:
     found = properties(start_job_run("t", emr(SPARK_SUBMIT_PARAMETERS=more), CONFIG, GLUE))
     assert found["spark.jars"] == "/opt/iceberg.jar"
     assert found["spark.executor.cores"] == "2"
-
-
-def test_request_of_a_deployed_application_names_no_jar() -> None:
-    given = {
-        name.removeprefix("TOPICBERG_EMR_").lower(): text
-        for name, text in deployed(CONFIG, "0a1b").items()
-    }
-    request = start_job_run("t", EmrSettings.model_validate(given), CONFIG, GLUE)
-    found = properties(request)
-    assert "spark.jars" not in found
-    code = f"s3://{CONFIG.bucket}/code/0a1b"
-    assert found["spark.archives"] == f"{code}/topicberg.tar.gz#topicberg"
-    assert request["jobDriver"]["sparkSubmit"]["entryPoint"] == f"{code}/job.py"
 
 
 def test_job_request_contains_no_secret() -> None:

@@ -144,13 +144,6 @@ def test_fault_that_ends_while_it_is_silenced_is_resolved_if_it_was_sent() -> No
     assert desk.tick(2 * HOUR) == []
 
 
-def test_consequence_is_listed_as_such() -> None:
-    follows = alert("check iceberg/orders:kafka_lag", cause=ORDERS.key)
-    desk = Desk(follows, ORDERS)
-    assert desk.tick() == [("firing", ORDERS.key)]
-    assert desk.listed() == [(ORDERS.key, "active"), (follows.key, "consequence")]
-
-
 def test_error_whose_cause_is_a_warning_is_sent_to_channels_of_errors() -> None:
     sent: list[Notice] = []
     pages = Channel("pagerduty", sent.append, least="error")

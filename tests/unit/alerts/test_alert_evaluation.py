@@ -52,10 +52,6 @@ def run(*chain: str, kind: str = "shop") -> EndedRun:
     return EndedRun("r1", kind, not chain, False, NOW, orders, frozenset(), errors=errors)
 
 
-def test_evaluation_of_nothing_wrong_has_no_fault() -> None:
-    assert faults(QUIET) == []
-
-
 def test_alert_of_a_check_has_its_finding_as_it_is() -> None:
     finding = Finding(
         passed=False,
@@ -228,13 +224,6 @@ def test_failing_sensor_is_a_fault_with_its_hint() -> None:
     (alert,) = faults(replace(QUIET, automations=[failing]))
     assert (alert.title, alert.what) == ("sensor orders_snapshots fails", "no key")
     assert alert.remediation == "`set it`"
-
-
-def test_wrong_spec_is_a_fault_that_quotes_it() -> None:
-    (alert,) = faults(replace(QUIET, spec_errors="orders.yaml: partitions"))
-    assert "orders.yaml: partitions" in alert.what
-    (alert,) = faults(replace(QUIET, spec_errors_at_load="orders.yaml: partitions"))
-    assert "reload" in (alert.remediation or "")
 
 
 @pytest.mark.parametrize("hint", [None, "`fix it`"])

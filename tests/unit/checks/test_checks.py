@@ -457,18 +457,6 @@ def test_volume(counts: list[int], good: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("period", "text"),
-    [
-        (timedelta(minutes=10), "in the 10 minutes from"),
-        (timedelta(hours=1), "in the hour from"),
-        (timedelta(days=1), "in the day from"),
-    ],
-)
-def test_volume_names_the_period(period: timedelta, text: str) -> None:
-    assert text in judge_volume([10] * (DAY + 2), period, NOW, 4).what
-
-
-@pytest.mark.parametrize(
     ("period", "periods"),
     [(timedelta(days=1), 6), (timedelta(hours=1), 24), (timedelta(minutes=10), 12)],
 )

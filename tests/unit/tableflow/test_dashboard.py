@@ -52,31 +52,6 @@ def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
         assert labels <= known[metric], query
 
 
-def test_legend_names_labels_of_its_query() -> None:
-    for panel in PANELS:
-        for target in panel["targets"]:
-            grouped = re.findall(r"by \(([^)]*)\)", target["expr"])
-            labels = {name for group in grouped for name in re.split(", *", group)}
-            assert {*re.findall(r"{{(\w+)}}", target["legendFormat"])} <= labels
-
-
 def test_every_counter_has_a_panel() -> None:
     text = " ".join(queries())
     assert [name for name in COUNTERS if f"_{name}_total" not in text] == []
-
-
-def test_panels_have_units_and_do_not_overlap() -> None:
-    cells: set[tuple[int, int]] = set()
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    for panel in PANELS:
-        place = panel["gridPos"]
-        own = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not own & cells, panel["title"]
-        assert max(x for x, _ in own) < 24
-        cells |= own
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["description"]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from topicberg.checks.topic import check_engine
 from topicberg.cli import tableflow as cli
@@ -238,33 +238,6 @@ def test_status_is_read_back_and_half_of_one_is_none(config: Settings) -> None:
     assert read_status(config, "orders").phase == "PENDING"
 
 
-def test_metrics_are_the_statuses() -> None:
-    status = TopicStatus(
-        topic="orders", phase="RUNNING", rows_committed=10, rows_skipped=2, lag={0: 3, 1: 0},
-        records_read=13, records_skipped=1, records_dead_lettered=2,
-        committed_at_ms=1, data_files=4,
-        open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
-    )  # fmt: skip
-    registry = CollectorRegistry()
-    registry.register(StatusCollector(lambda: [status]))
-    text = generate_latest(registry).decode()
-    for line in (
-        'topicberg_tableflow_rows_committed_total{topic="orders"} 10.0',
-        'topicberg_tableflow_rows_skipped_total{topic="orders"} 2.0',
-        'topicberg_tableflow_records_read_total{topic="orders"} 13.0',
-        'topicberg_tableflow_records_skipped_total{topic="orders"} 1.0',
-        'topicberg_tableflow_records_dead_lettered_total{topic="orders"} 2.0',
-        'topicberg_tableflow_consumer_lag_records{partition="0",topic="orders"} 3.0',
-        'topicberg_tableflow_data_files{topic="orders"} 4.0',
-        'topicberg_tableflow_phase{phase="RUNNING",topic="orders"} 1.0',
-        'topicberg_tableflow_phase{phase="FAILED",topic="orders"} 0.0',
-        'topicberg_tableflow_phase{phase="SUSPENDED",topic="orders"} 0.0',
-        'topicberg_tableflow_open_transaction_seconds{partition="0",topic="orders"} 1',
-    ):
-        assert line in text
-    assert 'topicberg_tableflow_commit_lag_seconds{topic="orders"} 0.0' not in text
-
-
 def test_status_metrics_and_check_have_the_same_numbers(
     config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,21 +271,6 @@ def test_status_metrics_and_check_have_the_same_numbers(
         assert document[name] == metric == facts[name] == number
     assert facts["rows_skipped"] == document["rows_skipped"] == 150
     assert facts["consumer_lag"] == sum(document["lag"].values()) == 304
-
-
-def test_a_message_is_shown_as_it_is(
-    config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also in a narrow terminal, and with brackets that rich would take as markup."""
-    message = (
-        "[/lkc-local] broke at [red], and this is a long way from the reason of it all: a disk"
-    )
-    write_status(config, TopicStatus(topic="orders", suspended=True, error_message=message))
-    monkeypatch.setenv("COLUMNS", "80")
-    cli.status("orders")
-    shown = capsys.readouterr()
-    assert "SUSPENDED" in shown.out
-    assert f"orders: {message}" in shown.err
 
 
 @pytest.mark.parametrize("suspended", [True, False])
