@@ -69,6 +69,7 @@ from topicberg_local import supervisor  # noqa: E402
 
 if TYPE_CHECKING:
     from kafka_topics import Topic
+    from pyspark.sql import SparkSession
     from scheduling import StackScheduling
     from xdist.remote import Producer
 
@@ -254,6 +255,15 @@ def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endp
             with shared.ending() as is_ours:
                 if is_ours:
                     _end(shared.folder, keep=request.session.testsfailed > 0)
+
+
+@pytest.fixture(scope="module")
+def spark(stack: Endpoints) -> Iterator[SparkSession]:
+    """A session of the stack's Spark."""
+    from topicberg.testing import spark_session
+
+    with spark_session() as session:
+        yield session
 
 
 def _end(folder: Path, *, keep: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,8 +20,7 @@ from assets.pipelines.airline import (
     flyer_stats,
     flyer_totals,
 )
-from topicberg.endpoints import Endpoints
-from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.testing import rows, topic_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -52,12 +50,6 @@ BOOKINGS = st.lists(
     ),
     max_size=150,
 )
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 def ordered(found: list[Row]) -> list[Row]:

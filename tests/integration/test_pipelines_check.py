@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,6 @@ from topicberg.orchestration.assets.compilation import Compiled, compile_tables
 from topicberg.orchestration.assets.derived import DerivedTable, derived_table
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.settings import Settings, settings
-from topicberg.testing import spark_session
 from topicberg.topics import Rules, load_topics
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import write_window
@@ -39,12 +38,6 @@ SHIPMENT = {
         "target": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 @pytest.fixture

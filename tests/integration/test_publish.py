@@ -8,7 +8,6 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,7 +35,6 @@ from topicberg.kafka.transactions import transactional_producer
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.engine import run_once
-from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.spec import KeySpec, TableflowSpec
 from topicberg.transforms import publish as publishing
@@ -69,12 +67,6 @@ SCHEMAS = {
     ),
 }
 TIMES = {"airline.flyer_stats": "window_start", "airline.flight": "booked_at"}
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -21,8 +20,7 @@ from assets.pipelines.stock_trades import (
     stock_total_trades,
     stock_trades_with_totals,
 )
-from topicberg.endpoints import Endpoints
-from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.testing import rows, topic_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -47,12 +45,6 @@ TRADES = st.lists(
 
 few = examples(max_examples=6, suppress_health_check=list(HealthCheck))
 """Each example is a Spark job of many rows."""
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 def ordered(found: list[Row]) -> list[Row]:

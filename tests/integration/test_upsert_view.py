@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -15,7 +14,7 @@ from pyspark.sql import SparkSession
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.settings import settings
-from topicberg.testing import create_table, rows, spark_session, topic_frame
+from topicberg.testing import create_table, rows, topic_frame
 from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.upsert_view import UpsertView, refresh
 
@@ -25,12 +24,6 @@ Row = dict[str, Any]
 START = datetime(2026, 4, 1, tzinfo=UTC)
 KEYS = ("email_address", "departure_airport_code", "arrival_airport_code")
 ORDER = ("$$timestamp", "$$partition", "$$offset")
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 def bookings(random: Random, first_offset: int, number: int) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +22,6 @@ from topicberg.tableflow.service import control
 from topicberg.tableflow.service.engine import run_once
 from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.tableflow.values import skips
-from topicberg.testing import spark_session
 from topicberg.topics import load_topic
 from topicberg_local.datagen.producer import avro_encoder
 
@@ -32,12 +30,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 Row = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 USERS = st.sampled_from(["User_1", "User_2", None])
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 def ordered(found: list[Row]) -> list[Row]:

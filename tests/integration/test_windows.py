@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -32,12 +32,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOURS = 3
 NAMESPACE = "windows"
-
-
-@pytest.fixture(scope="module")
-def spark(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
 
 
 def trade(random: Random) -> Row:

@@ -101,10 +101,6 @@ class Daemon:
         while not self.tick().skip_message:
             pass
 
-    def lose_cursor(self) -> None:
-        """What a reset of the sensor's cursor in the UI does."""
-        self.cursor = None
-
 
 @contextmanager
 def snapshot_daemon(sensor: dg.SensorDefinition, folder: Path) -> Iterator[Daemon]:
