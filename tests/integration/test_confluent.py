@@ -30,7 +30,6 @@ from topicberg_local.datagen.status import read_status as read_generator
 pytestmark = pytest.mark.integration
 
 TOPIC = "stock_trades"
-SCHEMA = {"schema": json.dumps({"type": "record", "name": "r", "fields": []})}
 
 
 class Cloud:
@@ -188,48 +187,6 @@ def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
     assert cloud.call("DELETE", one, auth=cloud.kafka).status_code == 204
     wait_until(lambda: cloud.call("GET", one, auth=cloud.kafka).status_code == 404)
     assert name not in cloud.stack.kafka_admin().list_topics(timeout=10).topics
-
-
-def test_cluster_has_the_topics_created_through_it(cloud: Cloud) -> None:
-    names = [f"t-{uuid.uuid4().hex[:8]}" for _ in range(2)]
-    cloud.made(cloud.topics, {"topic_name": names[0]}, cloud.kafka)
-    other = Cloud(cloud.stack)
-    try:
-        other.made(other.topics, {"topic_name": names[1]}, other.kafka)
-        assert [one["topic_name"] for one in other.get(other.topics, other.kafka)["data"]] == [
-            names[1]
-        ]
-        shown = [one["topic_name"] for one in cloud.get(cloud.topics, cloud.kafka)["data"]]
-        assert names[0] in shown
-        assert names[1] not in shown
-        taken = other.call("POST", other.topics, {"topic_name": names[0]}, other.kafka)
-        assert taken.status_code == 501
-    finally:
-        inside = f"?environment={other.environment}"
-        for path in (
-            f"/cmk/v2/clusters/{other.cluster}{inside}",
-            f"/iam/v2/service-accounts/{other.owner}",
-            f"/org/v2/environments/{other.environment}",
-        ):
-            assert other.call("DELETE", path).ok
-    wait_until(lambda: names[1] not in cloud.stack.kafka_admin().list_topics(timeout=10).topics)
-
-
-def test_subjects_are_those_of_the_registry(cloud: Cloud) -> None:
-    subject = f"s-{uuid.uuid4().hex[:8]}-value"
-    path = f"/subjects/{subject}/versions?normalize=true"
-    denied = cloud.call("POST", path, SCHEMA, cloud.registry)
-    assert (denied.status_code, denied.json()["error_code"]) == (403, 40301)
-    cloud.bind("DeveloperWrite", f"{cloud.subjects}=s-*")
-    wait_until(lambda: cloud.call("POST", path, SCHEMA, cloud.registry).ok)
-    made = cloud.made(path, SCHEMA, cloud.registry)
-    client = cloud.stack.schema_registry_client()
-    assert client.get_latest_version(subject).schema_id == made["id"]
-    assert cloud.call("DELETE", f"/subjects/{subject}", auth=cloud.registry).status_code == 403
-    cloud.bind("ResourceOwner", f"{cloud.subjects}=s-*")
-    wait_until(lambda: cloud.call("DELETE", f"/subjects/{subject}", auth=cloud.registry).ok)
-    gone = cloud.call("GET", f"/subjects/{subject}/versions/latest", auth=cloud.registry)
-    assert (gone.status_code, gone.json()["error_code"]) == (404, 40401)
 
 
 def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillService) -> None:

@@ -15,19 +15,11 @@ import pytest
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic, avro
 from partition_matrix import CASES, Case, Dialect, Question
-from pyiceberg.expressions import EqualTo
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg.maintenance import (
-    MaintenancePolicy,
-    compaction,
-    maintain,
-    maintain_table,
-    topic_policy,
-)
-from topicberg.iceberg.position_deletes import misplaced_files
+from topicberg.iceberg.maintenance import compaction, maintain, topic_policy
 from topicberg.iceberg.readers import SPARK
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
@@ -176,27 +168,3 @@ def test_query_finds_all_rows_of_each_transform(
     finally:
         session.stop()
     assert not wrong
-
-
-def test_maintenance_corrects_doubles_before_spark_writes_them(
-    stack: Endpoints, namespace: str
-) -> None:
-    """Spark takes the value of a partition from the manifest, also when it merges files."""
-    values = [0.1, 0.1 + 1e-12, 1e300, -1e300, -0.0, 1 / 3]
-    case = next(case for case in CASES if str(case) == "identity(double)")
-    table = replace(case, values=[*values, 7.0]).create(stack.catalog(), namespace)
-    table.delete(EqualTo(term="x", value=7.0))  # PyIceberg writes the manifest again, with floats
-    wrong = misplaced_files(table.refresh())
-    assert wrong > 0
-    policy = MaintenancePolicy(compact_after=timedelta(0))
-    report = maintain_table(table, stack, policy)
-    assert (report.partitions_corrected, report.postponed) == (wrong, ())
-    name = f"{namespace}.{case.name}"
-    for engine in ("duckdb", "spark"):
-        found = [
-            run_query(
-                f"SELECT id FROM {name} WHERE x = CAST('{x + 0.0!r}' AS DOUBLE)", engine, stack
-            )
-            for x in values
-        ]
-        assert [result.rows for result in found] == [[(n,)] for n in range(len(values))]

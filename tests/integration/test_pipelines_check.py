@@ -169,16 +169,6 @@ def test_check_of_lineage_names_unknown_columns(
         assert re.search(problem, found.problem or ""), found.problem
 
 
-def test_docstring_describes_columns_of_the_table(config: Settings, spark: SparkSession) -> None:
-    described = replace(heavy, description="Heavy.\n\nColumns:\n    tons: metric tons\n")
-    (found,) = compiled(config, spark, described)
-    assert {one.name: one.description for one in found.columns}["tons"] == "metric tons"
-    wrong = replace(heavy, description="Columns:\n    tns: metric tons\n")
-    (found,) = compiled(config, spark, wrong)
-    assert "describes a column tns, " in (found.problem or "")
-    assert "did you mean tons?" in (found.problem or "")
-
-
 def test_descriptions_reach_the_derived_table(stack: Endpoints, spark: SparkSession) -> None:
     name, catalog = f"d{uuid.uuid4().hex[:8]}", stack.catalog(settings())
     catalog.create_namespace_if_not_exists("depot")

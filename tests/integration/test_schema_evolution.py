@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from topicberg.checks.topic import check_schema
 from topicberg.cli import app
 from topicberg.clients.confluent import Api
-from topicberg.clients.registry import IncompatibleSchemaError
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.kafka import schemas
@@ -114,21 +113,6 @@ def test_a_file_is_compared_registered_and_pulled(topic: Topic) -> None:
     (found,) = compare(topic.spec, topic.stack, topic.config)
     assert check_schema([found], None).passed
     assert pull(topic.spec, topic.stack, topic.config) == []
-
-
-def test_refused_schema_file_hints_what_to_change(topic: Topic) -> None:
-    topic.register()
-    topic.write(ORDER, note={"type": "string"})
-    (found,) = compare(topic.spec, topic.stack, topic.config)
-    assert (found.acceptable, found.level) == (False, "BACKWARD")
-    assert "compatibility BACKWARD does not allow it" in found.what
-    with pytest.raises(IncompatibleSchemaError) as refused:
-        topic.register()
-    assert "added to an open object" in refused.value.message
-    assert "schema.compatibility: FORWARD" in (refused.value.hint or "")
-    assert topic.stack.schema_registry_client().get_versions(topic.spec.value_subject) == [1]
-    topic.say(compatibility="FORWARD")  # the hint
-    assert topic.register() == "equal"
 
 
 def test_a_level_of_the_spec_holds_from_the_first_version(topic: Topic) -> None:

@@ -262,28 +262,6 @@ def test_a_table_is_stale_until_it_is_refreshed(
     assert query(joined) == [(3,)]
 
 
-def test_shown_as_documented(stack: Endpoints, catalog: Catalog, connection: Any) -> None:
-    numbers(stack, catalog, lambda sql: ask(connection, sql), "shown", "COMMENT = 'c'")
-    cursor = connection.cursor(snowflake.connector.DictCursor)
-    (row,) = cursor.execute(f"SHOW ICEBERG TABLES LIKE 'SHOWN' IN DATABASE {DATABASE}").fetchall()
-    assert {key: row[key] for key in ("name", "database_name", "schema_name", "comment")} == {
-        "name": "SHOWN",
-        "database_name": DATABASE,
-        "schema_name": "PUBLIC",
-        "comment": "c",
-    }
-    assert row["iceberg_table_type"] == "UNMANAGED"
-    assert row["catalog_namespace"] == NAMESPACE
-    assert row["auto_refresh_status"] == ""
-    assert abs(row["created_on"].timestamp() - time.time()) < 60
-    (plain,) = cursor.execute("SHOW TABLES LIKE 'SHOWN'").fetchall()
-    assert (plain["is_iceberg"], plain["rows"]) == ("Y", "3")
-    sql = "SELECT table_type, is_iceberg FROM information_schema.tables WHERE table_name = 'SHOWN'"
-    assert ask(connection, sql) == [("BASE TABLE", "YES")]
-    ask(connection, "DROP TABLE shown")
-    assert ask(connection, "SHOW ICEBERG TABLES LIKE 'SHOWN'") == []
-
-
 @pytest.mark.parametrize("version", [2, 3], ids=["position deletes", "deletion vectors"])
 def test_row_level_deletes_are_applied(
     stack: Endpoints, catalog: Catalog, query: Query, version: int

@@ -12,7 +12,6 @@ from lone_kafka import LoneKafka, lone_kafka
 from memory_topic import MemoryTopic, mock_registry
 
 from topicberg import kafka
-from topicberg.errors import TableflowError
 from topicberg.kafka.last_records import find_records
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.values.commit import committed
@@ -124,35 +123,3 @@ def test_partition_that_is_put_back_suspends_its_topic(tmp_path: Path) -> None:
         endpoints = ordered.topic.endpoints
         assert find_records(endpoints, ordered.name, {0: marker}, {0: 0}) == {}, "it proves nothing"
         assert find_records(endpoints, "append60", {0: cut}, {0: 0}) == {0: None}, "KIP-320"
-
-
-def test_partition_that_is_put_back_while_another_engine_commits_suspends_its_topic(
-    tmp_path: Path,
-) -> None:
-    wait_ready()
-    with lone_kafka(tmp_path / "kafka") as broker:
-        one = Site(broker, tmp_path, "shared")
-        one.produce(0, 60, "old")
-        assert one.turn() == "RUNNING"
-        broker.process.stop()
-        copied = broker.copy("shared-0", "copy")
-        broker.process.start()
-        one.produce(60, 100, "old")
-
-        def put_back() -> None:
-            broker.process.stop()
-            broker.put_back("shared-0", copied)
-            broker.process.start()
-            assert one.turn() == "RUNNING"
-            assert one.end == 60
-
-        other = one.topic.interrupted(put_back)
-        assert other.step().end_offsets == {0: 100}
-        one.produce(60, 140, "new")
-        for _ in range(2):  # with both engines, then with one that gets the topic from them
-            assert one.turn() == "SUSPENDED"
-            assert "another record at offset 99" in str(one.engine.report.status.error_message)
-            with pytest.raises(TableflowError, match="another record at offset 99"):
-                other.step()
-            one.restart()
-        assert one.values() == {f"old{number}" for number in range(100)}

@@ -48,10 +48,9 @@ from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow.table.table import drop
 from topicberg.tableflow.upsert import key_hashing, key_store
-from topicberg.tableflow.upsert.key_files import BLOCK_BITS, HeldKeys, Keys, merged
+from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, merged
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.keys import KeyIndex
-from topicberg.tableflow.values.key_lookup import passing
 
 SCHEMA = Schema(
     NestedField(1, "value", LongType(), required=False),
@@ -351,23 +350,6 @@ def test_a_new_table_takes_the_place_of_the_old_ones_key_files(
     assert folder.name.startswith(str(new.table.metadata.table_uuid))
 
 
-def test_key_files_of_other_hashes_are_not_read(
-    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = make(catalog, tmp_path)
-    one.batch({(b"%d" % n, 0): n for n in range(20)})
-    one.batch({(b"1", 0): 7})
-    monkeypatch.setattr(key_hashing, "_SPREAD", np.uint64(3))
-    monkeypatch.setattr(pd.util, "hash_array", another_hash_array)
-    one.restart()
-    one.batch({(b"%d" % n, 0): n for n in range(10)})
-    one.check()
-
-
-def another_hash_array(values: Any, hash_key: str, categorize: bool) -> Any:
-    return ~HASH_ARRAY(values, hash_key=hash_key, categorize=categorize)
-
-
 def test_a_state_directory_that_cannot_be_written_is_named(
     catalog: SqlCatalog, tmp_path: Path
 ) -> None:
@@ -654,14 +636,3 @@ def test_key_file_finds_the_keys_it_has(held: set[int], other: set[int], common:
     wanted = sorted({*listed[:common], *other})
     found = HeldKeys.of(keys(listed)).positions_of(keys(wanted))
     assert [listed[place] for place in found] == sorted(held & set(wanted))
-
-
-def test_filter_passes_few_keys_that_a_file_does_not_have() -> None:
-    random = np.random.default_rng(0)
-    hashes = [random.integers(0, 2**64, 20_000, np.uint64) for _ in range(4)]
-    rows = np.arange(20_000, dtype=np.uint32)
-    held = HeldKeys.of(merged([Keys(hashes[0], hashes[1], rows)]))
-    assert len(held.filter) == 40_000
-    others = merged([Keys(hashes[2], hashes[3], rows)])
-    passed = passing(held.filter, BLOCK_BITS, others.high, others.low)
-    assert 0 < len(passed) < 0.03 * len(rows)

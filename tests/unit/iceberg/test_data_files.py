@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import random
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -11,7 +10,7 @@ from decimal import Decimal
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlparse
 from weakref import WeakSet
 
@@ -22,14 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.memory import InMemoryCatalog
-from pyiceberg.expressions import GreaterThanOrEqual
 from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import (
     BucketTransform,
@@ -59,7 +56,6 @@ from pyiceberg.types import (
 )
 
 from topicberg.iceberg import data_files
-from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget, repeated
 from topicberg.iceberg.files import partition_of
 
@@ -110,29 +106,6 @@ def make_table(folder: Path, spec: PartitionSpec = SPEC) -> Table:
     catalog = InMemoryCatalog("test", warehouse=folder.as_uri())
     catalog.create_namespace("n")
     return catalog.create_table("n.t", SCHEMA, partition_spec=spec)
-
-
-def test_rows_of_many_partitions_are_read_again(tmp_path: Path) -> None:
-    table, wanted = make_table(tmp_path), rows(500)
-    target = WriteTarget.of(table)
-    with DataFileWriter(target, table.io, 2**30) as writer:
-        writer.write(columns(wanted[:200]))
-        writer.write(columns(wanted[200:]))
-    sent = pickle.loads(pickle.dumps(writer.files))  # as from a task
-    change = SnapshotChange(table, Operation.APPEND)
-    change.add(sent)
-    change.commit()
-    scanned = table.refresh().scan().to_arrow().sort_by("number").to_pylist()
-    assert scanned == wanted
-    days = {(row["$$time"] and row["$$time"].day, row["kind"], row["day"]) for row in wanted}
-    assert len(sent) == len(days)
-    # Readers prune files by partitions and by bounds.
-    first = table.scan(
-        cast(Any, GreaterThanOrEqual)("$$time", literal("2026-01-03T00:00:00+00:00"))
-    ).to_arrow()
-    assert len(first) == sum(row["$$time"] is not None and row["$$time"].day == 3 for row in wanted)
-    (plan,) = [task.file.file_path for task in table.scan("kind = 'ü' and number = 1").plan_files()]
-    assert "kind=%C3%BC" in plan or "kind=ü" in plan
 
 
 def test_the_next_file_begins_when_one_is_large(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -30,13 +29,12 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg import file_facts, files, manifests
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.changes import LEDGER
 from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
-from topicberg.iceberg.maintenance.expiry import Expirable, _only_of, expirable, expire, remove
+from topicberg.iceberg.maintenance.expiry import _only_of, expirable, expire
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport
@@ -476,29 +474,6 @@ def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalo
     least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
     assert len(expirable(table, least, now_ms).snapshots) == 4
     assert not expirable(table, MaintenancePolicy(), now_ms)
-
-
-def test_expiry_changes_properties_by_one_update(
-    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nessie refuses two of them: projectnessie/nessie#9999."""
-    table = catalog.create_table("shop.orders", Schema(NestedField(1, "at", TimestamptzType())))
-    rows = pa.table({"at": pa.array([0], pa.timestamp("us", "UTC"))})
-    table.append(rows)
-    table.append(rows)
-    commits = list[Any]()
-    commit_table = SqlCatalog.commit_table
-
-    def recorded(*given: Any) -> Any:
-        commits.append([type(update).__name__ for update in given[-1]])
-        return commit_table(*given)
-
-    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
-    oldest = list(ancestry(table))[-1].snapshot_id
-    remove(table, Expirable(frozenset({oldest}), frozenset()), "at", {"note": "1"})
-    assert Counter(commits[0])["SetPropertiesUpdate"] == 1
-    assert table.properties["note"] == "1"
-    assert LEDGER in table.properties
 
 
 def test_maintenance_without_garbage_collection_deletes_no_file(catalog: SqlCatalog) -> None:

@@ -187,16 +187,6 @@ def test_column_whose_unit_changes_is_refused(
         followed(columns, new)
 
 
-@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
-def test_table_whose_unit_would_change_stays_as_it_is(make_topic: Any, kind: SchemaType) -> None:
-    topic = make_topic(kind)
-    table = topic.register(_FIELDS[kind]["ms"]).ensure()
-    topic.register(_FIELDS[kind]["us"])
-    with pytest.raises(TableflowError, match="cannot follow the new schema: the column a"):
-        topic.ensure()
-    assert table.refresh().schema() == table.schema()
-
-
 @pytest.mark.parametrize("wrap", ["plain", "list", "map", "struct", "structs"])
 @pytest.mark.parametrize(
     ("before", "now"), [*(("text", "json"), ("json", "text"), ("text", "mixed"), ("mixed", "text"))]
@@ -243,14 +233,6 @@ def test_column_keeps_its_unit_when_a_version_has_none(make_topic: Any, kind: Sc
         topic.ensure()
 
 
-def test_new_table_of_versions_that_differ_goes_on(make_topic: Any) -> None:
-    topic = make_topic("JSON").register(_JSON["json"]).register(_JSON["text"])
-    for _ in range(2):
-        table = topic.ensure()
-        assert table.schema().find_field("a").doc is None
-    assert noted_meanings(table) == {}
-
-
 # --- comments that someone edits ---
 
 
@@ -268,13 +250,6 @@ def test_edited_comment_changes_no_meaning(
     topic.register(_FIELDS[kind]["text" if name == "json" else "ns"])
     with pytest.raises(TableflowError, match="cannot follow the new schema: the column a"):
         topic.ensure()
-
-
-def test_edited_comment_of_a_field_without_a_description_stays(make_topic: Any) -> None:
-    topic = make_topic("JSON").register(_JSON["json"])
-    topic.ensure()
-    topic.comment("free notes")
-    assert topic.ensure().schema().find_field("a").doc == "free notes"
 
 
 def test_edited_comment_changes_no_decoded_value(make_topic: Any) -> None:

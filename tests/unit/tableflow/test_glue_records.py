@@ -32,7 +32,6 @@ from topicberg.tableflow.layout.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.layout.layout import KEY, Layout, read_layout, table_schema
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table
 from topicberg.tableflow.layout.writers import MessageDecoder
-from topicberg.tableflow.upsert.key_hashing import times_of
 from topicberg.topics import TopicSpec
 
 names = itertools.count()
@@ -298,18 +297,6 @@ def test_keys_are_held_as_they_were_sent_and_read_again(registry: GlueRegistry, 
     held = pa.array([*sent, None, b"other", sent[1]], pa.binary())
     texts = read.texts(held).to_pylist()
     assert texts == [row["__topicberg_identity"] for row in rows] + [None, None, texts[1]]
-
-
-def test_newer_version_of_a_key_is_newer_within_a_millisecond(
-    registry: GlueRegistry, name: str
-) -> None:
-    _, first = upserts(registry, name)
-    second = registry.register(f"{name}-key", "avro", json.dumps(avro("k", "more", name="K")))
-    again = upsert_topic(registry, name)
-    _, key = plan_of(again.spec, again.layout, again.table, again.foreign)
-    assert key is not None
-    raw = pa.array([glue_record(one, b"x") for one in (first, second, uuid4())], pa.binary())
-    assert times_of(pa.array([1000, 1000, 1000]), raw, key).tolist() == [1001, 1002, 1000]
 
 
 def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -> None:

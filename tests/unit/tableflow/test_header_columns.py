@@ -122,16 +122,6 @@ def test_headers_of_a_list_are_structs_in_files(
     assert scanned == {"v0": listed, "v1": []}, "PyIceberg reads no null, as documented"
 
 
-@pytest.mark.parametrize("is_last", [True, False])
-def test_last_of_repeated_schema_headers_counts(tmp_path: Path, is_last: bool) -> None:
-    made = plan(tmp_path, "append", key={1: ["id"]}, value={2: ["a"], 3: ["a", "b"]})
-    key, (old, new) = wire_prefix(1) + body(id=1), (wire_prefix(n) for n in (2, 3))
-    name = NAMES["value"]
-    twice = [(name, old), (name, new)] if is_last else [(name, new), (name, old)]
-    found = rows(made, [(key, body(a=1, b=2))] * 2, [[(name, new)], twice])
-    assert [one["b"] for one in found] == [2, 2 if is_last else None]
-
-
 def test_field_of_key_and_value_is_the_values_with_any_number_of_headers(tmp_path: Path) -> None:
     made = plan(tmp_path, "append", key={1: ["id"]}, value={2: ["id", "more"]})
     key, value = wire_prefix(1) + body(id=1), body(id=2)

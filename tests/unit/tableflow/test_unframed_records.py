@@ -132,18 +132,6 @@ def test_plain_json_equals_framed_json(seed: int) -> None:
 
 @SLOW
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text()), max_size=9))
-def test_plain_json_equals_what_pythons_json_reads(given_rows: list[tuple[int, str]]) -> None:
-    with TemporaryDirectory() as folder:
-        project = Project(Path(folder))
-        project.schema("order.json", json.dumps(ORDER))
-        topic = Topic(project, schema=bare("json", "order.json"))
-        texts = [json.dumps({"note": note, "id": number}) for number, note in given_rows]
-        expected = [(one["id"], one["note"]) for one in map(json.loads, texts)]
-        assert topic.values([one.encode() for one in texts], "id", "note") == expected
-
-
-@SLOW
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text()), max_size=9))
 def test_bare_avro_equals_what_fastavro_wrote(given_rows: list[tuple[int, str]]) -> None:
     schema = {
         "type": "record",
