@@ -384,14 +384,6 @@ def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:
     assert engine.delete(found, context, lambda *_: None) == {}
 
 
-def test_a_role_that_was_made_by_an_unanswered_request_is_taken(context: DeployContext) -> None:
-    make(context, POLICY)
-    context.aws.client("iam").create_role(RoleName="demo_role", AssumeRolePolicyDocument="{}")
-    ROLE.find(context)
-    make(context, ROLE)
-    assert engine.plan([POLICY, ROLE], context)[1].action == "keep"
-
-
 READER = iam.Role(
     "aws/role/snowflake", "demo_reader", (READS.key,), trust=iam.confluent_trust, policy=READS.key
 )

@@ -26,7 +26,7 @@ from topicberg.tableflow.service.status import (
     status_file,
     write_status,
 )
-from topicberg.tableflow.values.identity import Identity, engine_group
+from topicberg.tableflow.values.identity import Identity
 from topicberg.topics import TopicSpec, load_topic
 
 NOTHING = cast("Any", None)
@@ -100,14 +100,6 @@ def test_batch_that_takes_too_long_is_abandoned(config: Settings, spec: TopicSpe
         pool.stop(10)
 
 
-def test_paused_pool_begins_no_turn(config: Settings, spec: TopicSpec) -> None:
-    pool, topic = working(config, spec)
-    pool.pause()
-    assert pool.queue._next() is None
-    pool.queue.resume()
-    assert pool.queue._next() is topic
-
-
 def test_abandoned_turn_is_not_a_failure(config: Settings, spec: TopicSpec) -> None:
     topic = Ingestion(spec, NOTHING, config, NOTHING, engine="one")
 
@@ -176,15 +168,6 @@ def test_engine_takes_only_the_topics_that_it_has(config: Settings, spec: TopicS
     assert share.pool.queue._next() is not None
 
 
-def test_topic_that_was_given_up_is_not_removed_again(config: Settings, spec: TopicSpec) -> None:
-    """A rebalance and `topicberg tableflow disable` at the same time, in two threads."""
-    pool = Pool(cast("Any", Endpoints()), config, "one")
-    pool.add(spec)
-    pool.give_up([spec.name], 0.0)
-    pool.remove(spec.name, 0.0)
-    assert pool.queue.topics == {}
-
-
 def test_identity_outlives_a_restart(config: Settings) -> None:
     first, second = Identity(config), Identity(config)
     assert second.name == f"{first.name}-2"
@@ -204,12 +187,6 @@ def test_identity_outlives_a_restart(config: Settings) -> None:
 def test_identity_without_a_state_directory_is_unique(config: Settings) -> None:
     config.state_dir.joinpath("tableflow").write_text("not a folder")
     assert Identity(config).id() != Identity(config).id()
-
-
-def test_engines_of_one_bucket_and_cluster_are_a_group(config: Settings) -> None:
-    assert engine_group(config) == f"topicberg.engines.{config.cluster_id}.{config.bucket}"
-    named = config.model_copy(update={"engine_group": "night"})
-    assert engine_group(named) == "topicberg.engines.night"
 
 
 def test_metrics_say_which_engine_has_the_topic() -> None:

@@ -27,7 +27,7 @@ from topicberg.formats.framing import OWN_SCHEMA_ID, wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout.layout import Layout, read_layout, table_schema
-from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table, key_framing, unapplied
+from topicberg.tableflow.layout.waiting import unapplied
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec, check_topics
 
@@ -228,25 +228,6 @@ def test_plain_keys_upsert_by_their_decoded_values(project: Project) -> None:
     assert rejected[2].startswith("the key: ")
 
 
-def test_framing_of_an_upsert_tables_keys_cannot_change(project: Project) -> None:
-    topic = Topic(
-        project, key=bare("json", "order.json"), schema={"format": "bytes"}, write_mode="upsert"
-    )
-    assert key_framing(topic.spec) == "none"
-    with pytest.raises(
-        TableflowError, match=r"key\.framing confluent, the spec says none"
-    ) as found:
-        check_table(_written_as(topic, "upsert"), topic.spec)
-    assert "set `key.framing: confluent`" in str(found.value.hint)
-    check_table(_written_as(topic, "upsert", **{KEY_FRAMING: "none"}), topic.spec)
-
-
-def _written_as(topic: Topic, mode: str, **properties: str) -> Any:
-    with topic.table.transaction() as transaction:
-        transaction.set_properties({"topicberg.write-mode": mode, **properties})
-    return topic.table.refresh()
-
-
 # --- text and bytes ---
 
 
@@ -275,13 +256,6 @@ def test_text_is_what_python_decodes(records: list[tuple[bytes | None, bytes | N
         "the key is not text in UTF-8",
         "the value is not text in UTF-8",
     }
-
-
-def test_bytes_stay_as_they_are(project: Project) -> None:
-    topic = Topic(project, key={"format": "bytes"}, schema={"format": "bytes"})
-    records = [(b"\xff", b"\0\0\0\0\1"), (b"", None)]
-    found, _ = topic.rows(records)
-    assert [(one["key"], one["value"]) for one in found] == records
 
 
 def test_keys_that_become_text_are_refused_in_a_table_of_bytes(project: Project) -> None:
