@@ -250,29 +250,6 @@ def test_only_job_runs_of_the_application_get_the_role(service: Any, opened: Any
     assert statement["Condition"]["ArnLike"] == {"aws:SourceArn": [arn, f"{arn}/*"]}
 
 
-def test_the_role_writes_derived_tables_and_logs_only(service: Any, opened: Any) -> None:
-    context = created(opened)
-    document = emr.emr_policy(context)
-    writes: dict[str, set[str]] = {}
-    for statement in document["Statement"]:
-        assert "*" not in statement["Action"]
-        where = statement["Resource"]
-        for arn in where if isinstance(where, list) else [where]:
-            for action in statement["Action"]:
-                if not action.partition(":")[2].startswith(("Get", "List")):
-                    writes.setdefault(arn, set()).add(action)
-    derived = "arn:aws:s3:::demo-123456789012-derived/*"
-    glue = {"glue:CreateTable", "glue:UpdateTable"}
-    begin = "arn:aws:glue:us-east-1:123456789012"
-    assert writes == {
-        derived: {"s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"},
-        "arn:aws:s3:::demo-123456789012-compute/jobs/*": {"s3:PutObject"},
-        f"{begin}:catalog": glue,
-        f"{begin}:database/demo_stock_trades": glue,
-        f"{begin}:table/demo_stock_trades/*": glue,
-    }
-
-
 def test_role_may_do_all_that_a_job_run_requests(service: Any, opened: Any) -> None:
     context = created(opened)
     role = context.aws.client("iam").get_role(RoleName="demo_spark_job_role")["Role"]
@@ -473,13 +450,6 @@ def test_image_is_built_from_the_archive_of_the_project_without_spark(tmp_path: 
     assert not [name for name in names if "pycache" in name or "pyspark" in name]
 
 
-def test_package_that_is_missing_is_named(tmp_path: Path) -> None:
-    root = small_project(tmp_path / "clone")
-    shutil.rmtree(root / "src")
-    with pytest.raises(TopicbergError, match=r"no package shop, which .* names"):
-        archive.version(root)
-
-
 def test_dependencies_are_the_installed_ones_without_a_lock_file(tmp_path: Path) -> None:
     root = small_project(tmp_path / "clone")
     (root / archive.LOCK).unlink()
@@ -501,25 +471,6 @@ def test_dependencies_that_are_missing_are_reported(tmp_path: Path) -> None:
     ):
         patch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
     assert "TOPICBERG_EMR_IMAGE" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"releaseLabel": "spark-4"}, "does not exist"),
-        ({"type": "FLINK"}, "Unsupported engine"),
-        ({"name": "with space"}, "does not match"),
-        ({"maximumCapacity": {"cpu": "many", "memory": "1 GB"}}, "does not match"),
-        ({"autoStopConfiguration": {"idleTimeoutMinutes": 99999}}, "10080"),
-    ],
-)
-def test_the_emulator_refuses_as_aws_does(
-    service: Any, changes: dict[str, Any], reason: str
-) -> None:
-    client = boto3.client("emr-serverless", region_name="us-east-1")
-    request = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "one"} | changes
-    with pytest.raises(ClientError, match=reason):
-        client.create_application(**request)
 
 
 def test_the_emulator_keeps_to_the_states(service: Any) -> None:

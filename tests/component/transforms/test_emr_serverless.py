@@ -259,13 +259,6 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     assert "won't be able to receive" not in logged
 
 
-def test_a_log_uri_without_a_folder() -> None:
-    report = JobReport(written=WrittenWindow([]))
-    with serving(saying(report, ("SUCCESS", ""))) as service:
-        assert computed(service, LOG_URI="s3://logs") == WrittenWindow([])
-        assert all(path.startswith("/logs/pipes/") for path in service.objects)
-
-
 def test_a_conflict_in_the_job_is_one_here() -> None:
     failure = Failure.of(CommitConflictError("another writer", hint="wait"))
     with (
@@ -349,12 +342,6 @@ def test_a_job_that_cannot_be_followed_is_cancelled() -> None:
         with pytest.raises(ClientError, match="GetDashboardForJobRun"):
             computed(service)
     assert service.operations()[-1] == "CancelJobRun"
-
-
-def test_a_request_that_is_refused() -> None:
-    with serving(silent()) as service, pytest.raises(ClientError, match="ResourceNotFound"):
-        computed(service, APPLICATION_ID="00another")
-    assert service.operations() == ["StartJobRun"]
 
 
 def test_success_without_a_word_is_none() -> None:
