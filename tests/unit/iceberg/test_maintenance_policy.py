@@ -318,28 +318,6 @@ def stage(table: Table, number: int, **properties: str) -> Snapshot:
     return snapshot
 
 
-def ids(table: Table) -> list[int]:
-    found: list[int] = table.refresh().scan().to_arrow()["id"].to_pylist()
-    return sorted(found)
-
-
-def test_expiry_of_a_staged_snapshot_keeps_the_files_that_were_published(
-    catalog: SqlCatalog,
-) -> None:
-    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
-    table.append(pa.table({"id": [1]}))
-    staged = stage(table, 2)
-    table.append(pa.table({"id": [3]}))
-    _pick(table, staged)
-    table.refresh()
-    table.append(pa.table({"id": [4]}))
-    assert ids(table) == [1, 2, 3, 4]
-    week = 7 * 86_400_000 + 1
-    expire(table, MaintenancePolicy(min_snapshots=2), table.metadata.last_updated_ms + week)
-    assert table.refresh().snapshot_by_id(staged.snapshot_id) is None
-    assert ids(table) == [1, 2, 3, 4]
-
-
 def test_expirable_keeps_what_users_staged_as_long_as_other_snapshots(catalog: SqlCatalog) -> None:
     table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
     table.append(pa.table({"id": [1]}))
@@ -348,19 +326,6 @@ def test_expirable_keeps_what_users_staged_as_long_as_other_snapshots(catalog: S
     assert expirable(table, policy, now_ms + 3_700_000).snapshots == {batch.snapshot_id}
     both = {batch.snapshot_id, users.snapshot_id}
     assert expirable(table, policy, now_ms + 8 * 86_400_000).snapshots == both
-
-
-def test_expiry_keeps_a_file_that_was_removed_and_added_again(catalog: SqlCatalog) -> None:
-    """apache/iceberg#17304 and #8255."""
-    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
-    table.append(pa.table({"id": [1]}), {END_OFFSETS: "[]"})
-    _add_again(table, Random(0))
-    for number in (2, 3):
-        table.refresh().append(pa.table({"id": [number]}), {END_OFFSETS: "[]"})
-    for kept in (2, 1):
-        week = 7 * 86_400_000 + 1
-        expire(table, MaintenancePolicy(min_snapshots=kept), table.metadata.last_updated_ms + week)
-        assert ids(table) == [1, 2, 3]
 
 
 def test_expirable_keeps_what_users_retain_of_a_branch(catalog: SqlCatalog) -> None:
