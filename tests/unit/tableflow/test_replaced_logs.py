@@ -233,22 +233,6 @@ def test_record_that_was_sent_again_is_another_one() -> None:
         assert one.turn() == "SUSPENDED"
 
 
-def test_table_without_last_records_has_them_from_its_next_commit_on() -> None:
-    with site() as one:
-        one.produce(0, 3)
-        one.turn()
-        forget_last_records(one)
-        one.elect(0)
-        one.produce(1, 2)
-        assert one.turn() == "RUNNING"
-        one.produce(0, 1)
-        assert one.turn() == "RUNNING"
-        one.verify()
-        one.cut(0, 1)
-        one.produce(0, 1)
-        assert one.turn() == "SUSPENDED"
-
-
 def test_partition_that_cannot_be_compared_stays_suspended_until_someone_resumes() -> None:
     with site() as one:
         one.produce(0, 3)
