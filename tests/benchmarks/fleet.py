@@ -53,7 +53,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dagster_dev import dagster_dev
 from project_copy import copy_project
-from workloads import quantile
+from workloads import SMALL, quantile
 
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.catalogs.snowflake.session import ask
@@ -83,18 +83,6 @@ freshness: {{warn_minutes: 30, fail_minutes: 120}}
 tableflow: {{commit_interval_seconds: 10}}
 """
 PIPELINES = 10
-TRADE = {
-    "type": "record",
-    "name": "Trade",
-    "fields": [
-        {"name": "side", "type": "string"},
-        {"name": "quantity", "type": "int"},
-        {"name": "symbol", "type": "string"},
-        {"name": "price", "type": "int"},
-        {"name": "account", "type": "string"},
-        {"name": "userid", "type": "string"},
-    ],
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,6 @@ class Fleet:
         self.sent: defaultdict[str, list[float]] = defaultdict(list)
         """Topic → when each of its records was sent."""
         self._producer = Producer({**endpoints.kafka_config(), "linger.ms": 50})
-        self._parsed = fastavro.parse_schema(TRADE)
         self._prefix: dict[str, bytes] = {}
 
     def grow(self, size: int) -> float:
@@ -158,7 +145,7 @@ class Fleet:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
         registry = self.endpoints.schema_registry_client()
-        schema = Schema(json.dumps(TRADE), "AVRO")
+        schema = Schema(json.dumps(SMALL.avro), "AVRO")
         for name in new:
             self._prefix[name] = wire_prefix(registry.register_schema(f"{name}-value", schema))
         self.topics += new
@@ -179,7 +166,7 @@ class Fleet:
             trade = {"side": "BUY", "quantity": number, "symbol": "ZVZZT", "price": 100}
             user = f"User_{number}"
             row = {**trade, "account": "ABC123", "userid": user}
-            fastavro.schemaless_writer(buffer, self._parsed, row)
+            fastavro.schemaless_writer(buffer, SMALL.parsed, row)
             self._producer.produce(name, buffer.getvalue(), user.encode())
             self.sent[name].append(time.time())
         assert self._producer.flush(60) == 0
@@ -308,7 +295,7 @@ def own_stack(folder: Path, topics: int) -> Iterator[Settings]:
     os.environ["TOPICBERG_PROJECT_ROOT"] = str(copy_project(folder))
     os.environ["TOPICBERG_STATE_DIR"] = str(folder / "state")
     config = settings()
-    (config.schemas_dir / "fleet.avsc").write_text(json.dumps(TRADE))
+    (config.schemas_dir / "fleet.avsc").write_text(json.dumps(SMALL.avro))
     for number in range(topics):
         text = SPEC.format(name=_name(number), pipeline=number % PIPELINES)
         (config.topics_dir / f"{_name(number)}.yaml").write_text(text)

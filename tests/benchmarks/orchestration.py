@@ -1,10 +1,9 @@
-"""What Dagster costs beside the work: of a run, of an idle tick, of loading, and until Snowflake.
+"""What Dagster costs beside the work: of a run, of an idle tick, and until Snowflake.
 
-    python tests/benchmarks/orchestration.py [--rows 1000000] [--seconds 180] [--only load,idle]
+    python tests/benchmarks/orchestration.py [--rows 1000000] [--seconds 180] [--only idle,graph]
 
 needs a running stack (``TOPICBERG_STATE_DIR``) with nothing else to do.
 
-- ``load``: a process imports the code location.
 - ``idle``: every sensor once more after a tick that found everything done, in computing time.
 - ``graph``: the rows are in Kafka; the engine commits them, and the job of the pipeline computes,
   registers, refreshes and checks every table. Its time over the time that it waits for Spark.
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -49,8 +47,7 @@ from topicberg.topics import load_topic
 from topicberg_local.datagen.runner import run_here, start
 
 TOPIC = "stock_trades"
-PARTS = ("load", "idle", "graph", "arrival", "derived")
-LOAD_SECONDS = 5.0
+PARTS = ("idle", "graph", "arrival", "derived")
 IDLE_SHARE = 0.05
 """Of a core, for all sensors together."""
 OVERHEAD = 0.30
@@ -64,24 +61,6 @@ PATIENCE_SECONDS = 600.0
 
 Row = tuple[str, str, str, bool | None]
 """What, measured, target, whether it is met."""
-
-
-def load() -> Iterator[Row]:
-    code = "from definitions import defs; defs.get_repository_def()"
-
-    def once() -> float:
-        began = time.monotonic()
-        command = [sys.executable, "-c", code]
-        subprocess.run(command, check=True, cwd=settings().project_root)
-        return time.monotonic() - began
-
-    took = min(once() for _ in range(3))
-    yield (
-        "load of the code location",
-        f"{took:.1f} s",
-        f"< {LOAD_SECONDS:.0f} s",
-        took < LOAD_SECONDS,
-    )
 
 
 def idle() -> Iterator[Row]:
@@ -345,7 +324,6 @@ def look_if_there(look: Callable[[], None]) -> None:
 
 def main(rows: int, seconds: int, only: list[str]) -> bool:
     parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "load": load,
         "idle": idle,
         "graph": lambda: graph(rows),
         "arrival": lambda: arrival(seconds),

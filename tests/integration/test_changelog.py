@@ -274,52 +274,6 @@ def test_changelog_mysql_types_become_columns(make_topic: Callable[..., Topic]) 
     assert last == dict.fromkeys(expected) | {"id": 3, "tx": "three"}
 
 
-def sql_server(lsn: int) -> dict[str, Any]:
-    at = f"00000027:{lsn:08x}:"
-    return {"change_lsn": f"{at}0002", "commit_lsn": f"{at}0003", "event_serial_no": 1}
-
-
-def oracle(lsn: int) -> dict[str, Any]:
-    return {"scn": str(lsn), "commit_scn": str(lsn + 1)}
-
-
-@pytest.mark.parametrize("position", [sql_server, oracle])
-def test_changelog_documented_position_orders_partitions(
-    make_topic: Callable[..., Topic], position: Callable[[int], dict[str, Any]]
-) -> None:
-    """Sources: Debezium's documentation of its SQL Server and Oracle connectors."""
-    topic = change_topic(make_topic)
-    envelope = json.loads(json.dumps(ENVELOPE))
-    source = envelope["fields"][2]["type"]["fields"]
-    kinds = {int: "long", str: "string"}
-    source[3:] = [
-        {"name": name, "type": ["null", kinds[type(value)]], "default": None}
-        for name, value in position(1).items()
-    ]
-    writer = SourceTopic(topic, envelope, position)
-    row = {"v": 1, "big": "b"}
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-    try:
-        for part in (
-            [Event(0, 1, "c", 98, {"id": 1, **row}, ms=5)],
-            [Event(1, None, "t", 100, ms=5)],
-            [
-                Event(0, 2, "c", 99, {"id": 2, **row}, ms=5),
-                Event(0, 3, "c", 101, {"id": 3, **row}, ms=5),
-            ],
-            [
-                Event(2, 4, "c", 9, {"id": 4, **row}, ms=5),
-                Event(2, 5, "u", 102, {"id": 5, **row}, ms=5),
-            ],
-        ):
-            writer.send(part)
-            while ingestor.step().records:
-                pass
-    finally:
-        ingestor.close()
-    assert sorted(found["id"] for found in rows_of(topic)) == [3, 5]
-
-
 MONGODB = {
     "type": "record",
     "name": "Envelope",
@@ -399,33 +353,3 @@ def test_changelog_unknown_old_value_goes_to_dead_letters(make_topic: Callable[.
     assert b"field after.big (string): the connector did not have the value" in (
         letter.value() or b""
     )
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3, 4, 6])
-def test_changelog_snapshot_times_later_than_changes(
-    make_topic: Callable[..., Topic], cut: int
-) -> None:
-    """A snapshot reads a large table for long: changes have times from before the row was read."""
-    topic = change_topic(make_topic)
-    writer = SourceTopic(topic)
-    read, late = {"id": 1, "v": 1, "big": "old"}, 900
-    events = [
-        Event(0, 1, "r", 10, read, ms=late),
-        Event(0, 2, "r", 10, {**read, "id": 2}, ms=late),
-        Event(0, 1, "u", 20, {"id": 1, "v": 2, "big": "new"}),
-        Event(0, 1, "d", 30, new_key=3),
-        Event(0, 1, None, 30, new_key=3),
-        Event(1, 3, "c", 30, {"id": 3, "v": 3, "big": UNAVAILABLE}, old_key=1),
-        Event(0, 2, "d", 40, new_key=4),
-        Event(2, 4, "c", 40, {"id": 4, "v": 4, "big": UNAVAILABLE}, old_key=2),
-        Event(2, 9, "r", 10, {**read, "id": 9}, ms=late),
-    ]
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-    try:
-        for part in (events[:cut], events[cut:]):
-            writer.send(part)
-            while ingestor.step().records:
-                pass
-    finally:
-        ingestor.close()
-    assert {row["id"]: row["big"] for row in rows_of(topic)} == {3: "new", 4: "old", 9: "old"}

@@ -28,13 +28,11 @@ from repository import PROJECT_ROOT
 from test_stock_tables import ordered
 
 from definitions import defs
-from topicberg.cli.compute import materialize_derived
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.resources import lakehouse
-from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
@@ -243,26 +241,6 @@ def contents(table: TableName) -> list[dict[str, Any]]:
         return ordered(rows(session.table(spark_name(table))))
 
 
-@pytest.mark.slow
-def test_the_end_of_create_leads_to_snowflake(
-    stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
-) -> None:
-    """As in the cloud, where no Spark Connect is: only job runs compute."""
-    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
-    source = lake.origin("stock_trades").identifier
-    now = datetime.now(UTC) - timedelta(hours=4)
-    with spark_session() as session:
-        topic_frame(session, "stock_trades", trades(300, now)).writeTo(spark_name(source)).append()
-    on_emr()
-    computed = materialize_derived(settings(), stack, {"airline.flight"}, {TABLE, "airline_flight"})
-    assert computed == [TABLE]
-    name = lake.table(lake.derived_by_name[TABLE]).snowflake_name
-    counted = run_query(f"SELECT count(*) FROM {name}", "snowflake", stack, settings())
-    held = stack.catalog(settings()).load_table(lake.table(lake.derived_by_name[TABLE]).identifier)
-    assert counted.rows[0][0] == held.scan().count() > 0
-    assert service.operations().count("StartJobRun") == 1
-
-
 def test_both_ways_write_the_same(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
@@ -297,6 +275,7 @@ def test_both_ways_write_the_same(
     assert service.operations().count("StartJobRun") == 1
 
 
+@pytest.mark.slow
 def test_job_run_merges_an_upsert_view(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from debezium import UNAVAILABLE, Event, Source, SourceTopic, folding_waits
+from debezium import ENVELOPE, UNAVAILABLE, Event, Source, SourceTopic, folding_waits
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_topic import MemoryTopic, memory_topic
@@ -33,8 +33,9 @@ CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))
 class Connector(SourceTopic):
     """Writes the records of a source's events to a topic in memory."""
 
-    def __init__(self, topic: MemoryTopic) -> None:
-        super().__init__(cast("Any", topic))
+    def __init__(self, topic: MemoryTopic, *source: Any) -> None:
+        """:param source: the envelope, and what gives a change its position"""
+        super().__init__(cast("Any", topic), *source)
 
     def send(self, events: Iterable[Event]) -> None:
         for event, key, value in self.records(events):
@@ -232,6 +233,86 @@ def test_append_has_a_row_for_each_change_but_tombstones(
     assert created["$$source-position"] == 10
     assert created["$$source-timestamp"] == datetime(1970, 1, 1, 0, 0, 0, 10_000, tzinfo=UTC)
     assert (created["$$source-transaction"], created["$$source-snapshot"]) == ("1", "false")
+
+
+def sql_server(lsn: int) -> dict[str, Any]:
+    at = f"00000027:{lsn:08x}:"
+    return {"change_lsn": f"{at}0002", "commit_lsn": f"{at}0003", "event_serial_no": 1}
+
+
+def oracle(lsn: int) -> dict[str, Any]:
+    return {"scn": str(lsn), "commit_scn": str(lsn + 1)}
+
+
+@pytest.mark.parametrize("position", [sql_server, oracle])
+def test_documented_position_orders_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: Callable[[int], dict[str, Any]]
+) -> None:
+    """Sources: Debezium's documentation of its SQL Server and Oracle connectors."""
+    topic = changed_topic(tmp_path, monkeypatch)
+    envelope = json.loads(json.dumps(ENVELOPE))
+    source = envelope["fields"][2]["type"]["fields"]
+    kinds = {int: "long", str: "string"}
+    source[3:] = [
+        {"name": name, "type": ["null", kinds[type(value)]], "default": None}
+        for name, value in position(1).items()
+    ]
+    writer = Connector(topic, envelope, position)
+    row = {"v": 1, "big": "b"}
+    ingestor = topic.ingestor()
+    try:
+        for part in (
+            [Event(0, 1, "c", 98, {"id": 1, **row}, ms=5)],
+            [Event(1, None, "t", 100, ms=5)],
+            [
+                Event(0, 2, "c", 99, {"id": 2, **row}, ms=5),
+                Event(0, 3, "c", 101, {"id": 3, **row}, ms=5),
+            ],
+            [
+                Event(2, 4, "c", 9, {"id": 4, **row}, ms=5),
+                Event(2, 5, "u", 102, {"id": 5, **row}, ms=5),
+            ],
+        ):
+            writer.send(part)
+            while ingestor.step().records:
+                pass
+    finally:
+        ingestor.close()
+    assert sorted(rows_of(topic)) == [3, 5]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 6])
+def test_snapshot_times_later_than_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """A snapshot reads a large table for long: changes have times from before the row was read."""
+    topic = changed_topic(tmp_path, monkeypatch)
+    writer = Connector(topic)
+    read, late = {"id": 1, "v": 1, "big": "old"}, 900
+    events = [
+        Event(0, 1, "r", 10, read, ms=late),
+        Event(0, 2, "r", 10, {**read, "id": 2}, ms=late),
+        Event(0, 1, "u", 20, {"id": 1, "v": 2, "big": "new"}),
+        Event(0, 1, "d", 30, new_key=3),
+        Event(0, 1, None, 30, new_key=3),
+        Event(1, 3, "c", 30, {"id": 3, "v": 3, "big": UNAVAILABLE}, old_key=1),
+        Event(0, 2, "d", 40, new_key=4),
+        Event(2, 4, "c", 40, {"id": 4, "v": 4, "big": UNAVAILABLE}, old_key=2),
+        Event(2, 9, "r", 10, {**read, "id": 9}, ms=late),
+    ]
+    ingestor = topic.ingestor()
+    try:
+        for part in (events[:cut], events[cut:]):
+            writer.send(part)
+            while ingestor.step().records:
+                pass
+    finally:
+        ingestor.close()
+    assert {key: row["big"] for key, row in rows_of(topic).items()} == {
+        3: "new",
+        4: "old",
+        9: "old",
+    }
 
 
 SCHEMA = {
