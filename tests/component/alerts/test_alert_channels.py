@@ -125,6 +125,16 @@ def test_payloads_of_any_notice_are_within_the_limits(notice: Notice) -> None:
     assert not teams_problems(teams_message(notice))
 
 
+def test_payloads_of_the_widest_text_are_within_the_limits() -> None:
+    wide = "\N{PILE OF POO}" * 20_000
+    texts = dict.fromkeys(("title", "what", "remediation", "runbook", "key"), wide)
+    alert = FAULT.model_copy(update=texts)
+    notice = Notice(state="firing", alert=alert, at=NOW)
+    assert not pagerduty_problems(pagerduty_event(notice, KEY, "shop"))
+    assert not slack_problems(slack_message(notice))
+    assert not teams_problems(teams_message(notice))
+
+
 def test_events_of_one_fault_have_one_deduplication_key() -> None:
     def key(alert: Alert, state: Any, source: str = "shop") -> str:
         notice = Notice(state=state, alert=alert, at=NOW)

@@ -378,6 +378,18 @@ def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
     assert after.since > before.since
 
 
+def test_failed_run_of_an_older_cursor_resolved_by_its_kind(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    older = AlertState.parse(desk.cursor).model_dump(mode="json", exclude={"pending"})
+    desk.cursor = json.dumps(older)
+    assert desk.tick() == []
+    broken.clear()
+    desk.run()
+    assert desk.tick() == [("resolved", "run shop")]
+
+
 def test_run_stopped_by_a_blocking_check_is_its_alert(desk: Desk) -> None:
     verdicts["blocks"] = bad("the rows are wrong")
     desk.run()
@@ -707,6 +719,15 @@ def test_topic_of_which_no_engine_here_reports_has_its_stored_result(
     verdicts["tableflow"] = Finding("suspended", "`resume it`")
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
+
+
+def test_sensor_that_is_turned_off_is_sent_and_resolved(desk: Desk) -> None:
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED)
+    (state,) = desk.instance.all_instigator_state()
+    desk.instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
+    assert desk.tick() == [("firing", "silent alerts")]
+    desk.instance.update_instigator_state(state)
+    assert desk.tick() == [("resolved", "silent alerts")]
 
 
 def test_evaluation_that_took_long_is_followed_by_one_in_a_minute(

@@ -473,6 +473,25 @@ def test_dependencies_that_are_missing_are_reported(tmp_path: Path) -> None:
     assert "TOPICBERG_EMR_IMAGE" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"releaseLabel": "spark-4"}, "does not exist"),
+        ({"type": "FLINK"}, "Unsupported engine"),
+        ({"name": "with space"}, "does not match"),
+        ({"maximumCapacity": {"cpu": "many", "memory": "1 GB"}}, "does not match"),
+        ({"autoStopConfiguration": {"idleTimeoutMinutes": 99999}}, "10080"),
+    ],
+)
+def test_the_emulator_refuses_as_aws_does(
+    service: Any, changes: dict[str, Any], reason: str
+) -> None:
+    client = boto3.client("emr-serverless", region_name="us-east-1")
+    request = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "one"} | changes
+    with pytest.raises(ClientError, match=reason):
+        client.create_application(**request)
+
+
 def test_the_emulator_keeps_to_the_states(service: Any) -> None:
     client = boto3.client("emr-serverless", region_name="us-east-1")
     made = client.create_application(releaseLabel="emr-spark-8.0.0", type="SPARK", name="one")

@@ -350,6 +350,23 @@ def test_a_new_table_takes_the_place_of_the_old_ones_key_files(
     assert folder.name.startswith(str(new.table.metadata.table_uuid))
 
 
+def test_key_files_of_other_hashes_are_not_read(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"%d" % n, 0): n for n in range(20)})
+    one.batch({(b"1", 0): 7})
+    monkeypatch.setattr(key_hashing, "_SPREAD", np.uint64(3))
+    monkeypatch.setattr(pd.util, "hash_array", another_hash_array)
+    one.restart()
+    one.batch({(b"%d" % n, 0): n for n in range(10)})
+    one.check()
+
+
+def another_hash_array(values: Any, hash_key: str, categorize: bool) -> Any:
+    return ~HASH_ARRAY(values, hash_key=hash_key, categorize=categorize)
+
+
 def test_a_state_directory_that_cannot_be_written_is_named(
     catalog: SqlCatalog, tmp_path: Path
 ) -> None:

@@ -226,6 +226,13 @@ def test_failing_sensor_is_a_fault_with_its_hint() -> None:
     assert alert.remediation == "`set it`"
 
 
+def test_wrong_spec_is_a_fault_that_quotes_it() -> None:
+    (alert,) = faults(replace(QUIET, spec_errors="orders.yaml: partitions"))
+    assert "orders.yaml: partitions" in alert.what
+    (alert,) = faults(replace(QUIET, spec_errors_at_load="orders.yaml: partitions"))
+    assert "reload" in (alert.remediation or "")
+
+
 @pytest.mark.parametrize("hint", [None, "`fix it`"])
 def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
     assert split_hint(str(TopicbergError("a: b", hint=hint))) == ("a: b", hint)

@@ -7,6 +7,7 @@ import random
 import re
 from base64 import b64encode
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -692,6 +693,16 @@ def test_known_message_with_other_fields_is_refused(name: str, body: str) -> Non
     columns = protobuf.fields("s", latest, itertools.count(1))
     with pytest.raises(TableflowError, match=f"{name} is not defined as in its library"):
         protobuf.reader(ResolvedSchema(schema, latest, columns))
+
+
+def test_known_message_in_another_order_is_the_same() -> None:
+    file = """syntax = "proto3"; package google.protobuf;
+    message Timestamp { int32 nanos = 2; int64 seconds = 1; }"""
+    text = 'syntax = "proto3"; import "own.proto"; message M { google.protobuf.Timestamp f = 1; }'
+    schema = registered(text, references=(("own.proto", file),))
+    assert decode([b"\x00\x0a\x02\x08\x05"], schema) == [
+        {"f": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}
+    ]
 
 
 EMPTY = """

@@ -123,6 +123,19 @@ def test_step_after_an_identity_column_changed_suspends_the_topic(
         assert [row["value"] for row in topic.rows()] == ["new"]
 
 
+def test_step_on_a_table_without_noted_columns_notes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone removed the property."""
+    topic = upserts(tmp_path, monkeypatch)
+    started(topic)
+    noted = table_of(topic).properties[IDENTITY_COLUMNS]
+    with table_of(topic).transaction() as transaction:
+        transaction.remove_properties(IDENTITY_COLUMNS)
+    assert not started(topic).report.status.suspended
+    assert table_of(topic).properties[IDENTITY_COLUMNS] == noted
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"id": "x"}', "[" * 100_000])
 def test_unreadable_ids_are_noted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str

@@ -236,6 +236,14 @@ def test_column_keeps_its_unit_when_a_version_has_none(make_topic: Any, kind: Sc
 # --- comments that someone edits ---
 
 
+def test_new_table_of_versions_that_differ_goes_on(make_topic: Any) -> None:
+    topic = make_topic("JSON").register(_JSON["json"]).register(_JSON["text"])
+    for _ in range(2):
+        table = topic.ensure()
+        assert table.schema().find_field("a").doc is None
+    assert noted_meanings(table) == {}
+
+
 @pytest.mark.parametrize(("kind", "name", "meaning"), [("JSON", "json", JSON_TEXT)] + [
     (kind, "us", MICROS) for kind in ("AVRO", "JSON")
 ])  # fmt: skip
@@ -250,6 +258,13 @@ def test_edited_comment_changes_no_meaning(
     topic.register(_FIELDS[kind]["text" if name == "json" else "ns"])
     with pytest.raises(TableflowError, match="cannot follow the new schema: the column a"):
         topic.ensure()
+
+
+def test_edited_comment_of_a_field_without_a_description_stays(make_topic: Any) -> None:
+    topic = make_topic("JSON").register(_JSON["json"])
+    topic.ensure()
+    topic.comment("free notes")
+    assert topic.ensure().schema().find_field("a").doc == "free notes"
 
 
 def test_edited_comment_changes_no_decoded_value(make_topic: Any) -> None:

@@ -17,6 +17,7 @@ from pyiceberg import types as T
 from topicberg.formats import protobuf
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.tableflow.layout.upsert_key import key_shape
+from topicberg.tableflow.upsert import key_hashing
 from topicberg.tableflow.upsert.key_files import (
     HeldKeys,
     Keys,
@@ -25,9 +26,22 @@ from topicberg.tableflow.upsert.key_files import (
     newest_of_partitions,
     with_partition,
 )
-from topicberg.tableflow.values.key_values import key_text
+from topicberg.tableflow.values.key_values import KeyShape, key_text
 
 texts = st.none() | st.text(max_size=6)
+
+
+def texts_of(columns: list[Any], types: list[Any]) -> list[bytes]:
+    found: list[bytes] = key_hashing.one_text(columns, types).to_pylist()
+    return found
+
+
+def test_decoded_keys_of_narrower_types_are_equal() -> None:
+    wide, narrow = pa.array([1, -7], pa.int64()), pa.array([1, -7], pa.int32())
+    assert texts_of([wide], [pa.int64()]) == texts_of([narrow], [pa.int64()])
+    digits = [Decimal("1.50")]
+    short, long = (pa.array(digits, pa.decimal128(size, 2)) for size in (4, 20))
+    assert texts_of([short], [pa.decimal128(20, 2)]) == texts_of([long], [pa.decimal128(20, 2)])
 
 
 def test_text_of_earlier_versions_is_the_same() -> None:
@@ -53,6 +67,11 @@ def test_zeros_of_either_sign_are_equal_and_so_is_not_a_number() -> None:
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert len(set(found)) == 4
+
+
+def test_float_is_equal_to_the_double_of_its_value() -> None:
+    narrow = pa.array([0.1, 1e30, -0.0], pa.float32())
+    assert key_text([narrow]) == key_text([narrow.cast(pa.float64())])
 
 
 ANY = st.recursive(
@@ -119,6 +138,14 @@ def test_nested_keys_are_equal_if_values_are(data: st.DataObject) -> None:
         )
     half = len(values) // 2
     assert key_text([column.slice(half)], [key_shape(kind)]).to_pylist() == found[half:]
+
+
+def test_fields_that_the_newest_schema_lacks_do_not_count() -> None:
+    held = pa.array([{"old": 7, "a": 1}, {"old": None, "a": 1}, None])
+    shape = KeyShape((("a", KeyShape()), ("new", KeyShape())))
+    found = key_text([held], [shape]).to_pylist()
+    assert found[0] == found[1] == b"5:1:1,-"
+    assert found[2] == b"-"
 
 
 def test_field_that_a_protobuf_writer_lacks_has_the_value_of_a_message_without_it() -> None:

@@ -35,7 +35,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow.erasure.candidates import chosen_columns, find_candidates, search
 from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.key import Key
-from topicberg.tableflow.erasure.matching import Rows, fields_in_structs
+from topicberg.tableflow.erasure.matching import Rows, fields_in_structs, find_column
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
 from topicberg.tableflow.erasure.steps import Erasure
 from topicberg.topics import TopicSpec
@@ -143,6 +143,19 @@ def test_value_is_compared_in_each_type_that_can_have_it(
     given_key: str, kind: IcebergType, column: IcebergType, expected: list[Any]
 ) -> None:
     assert key_of(given_key, "id", kind=kind).as_found_in("id", column) == expected
+
+
+def test_find_column_finds_fields_of_structs_and_names_with_dots() -> None:
+    inner = StructType(NestedField(3, "b", LongType()), NestedField(4, "c.d", StringType()))
+    tags = ListType(6, StructType(NestedField(7, "x", LongType())))
+    schema = Schema(
+        NestedField(1, "a", inner), NestedField(2, "a.e", StringType()), NestedField(5, "t", tags)
+    )
+    assert find_column(schema, "a.e") == (("a.e",), StringType())
+    assert find_column(schema, "a.c.d") == (("a", "c.d"), StringType())
+    assert find_column(schema, "a") == (("a",), inner)
+    assert find_column(schema, "a.x") is None
+    assert find_column(schema, "t.x") is None
 
 
 def test_chosen_columns_of_one_column_are_alternatives() -> None:
@@ -257,6 +270,16 @@ def test_lineage_from_other_columns_answers(
     key_rows = rows_of(catalog, key_of("3", "id"))
     found = plan(monkeypatch, key_rows, [derived("sales", "orders", lineage=lineage)])
     assert (found.targets, [*found.uncovered()]) == ([], [])
+
+
+def test_chosen_column_of_another_type_is_refused(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(catalog, "sales")
+    key_rows = rows_of(catalog, key_of("alice", "id", kind=StringType()))
+    for column in ("quantity", "nothing"):
+        with pytest.raises(SpecError, match=f"table sales has no column {column} that can hold"):
+            plan(monkeypatch, key_rows, [derived("sales", "orders")], f"sales.{column}")
 
 
 def test_value_of_a_column_is_forgotten_in_structs_too(catalog: SqlCatalog) -> None:

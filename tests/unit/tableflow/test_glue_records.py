@@ -32,6 +32,7 @@ from topicberg.tableflow.layout.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.layout.layout import KEY, Layout, read_layout, table_schema
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table
 from topicberg.tableflow.layout.writers import MessageDecoder
+from topicberg.tableflow.upsert.key_hashing import times_of
 from topicberg.topics import TopicSpec
 
 names = itertools.count()
@@ -297,6 +298,33 @@ def test_keys_are_held_as_they_were_sent_and_read_again(registry: GlueRegistry, 
     held = pa.array([*sent, None, b"other", sent[1]], pa.binary())
     texts = read.texts(held).to_pylist()
     assert texts == [row["__topicberg_identity"] for row in rows] + [None, None, texts[1]]
+
+
+def test_keys_of_another_schema_are_read_again(registry: GlueRegistry, name: str) -> None:
+    topic, version = upserts(registry, name)
+    same = registry.register(f"{name}-same", "avro", json.dumps(avro("k", name="K")))
+    payload = encoded(avro("k", name="K"), {"k": 3})
+    rows, _ = topic.rows([(glue_record(one, payload), b"v") for one in (version, same)])
+    assert rows[0]["__topicberg_identity"] == rows[1]["__topicberg_identity"]
+    _, key = plan_of(topic.spec, topic.layout, topic.table, topic.foreign)
+    assert key is not None
+    readers = readers_of(glue=registry.reader())
+    layout = read_layout(topic.spec, readers)
+    read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
+    held = pa.array([row["$$raw-key"] for row in rows], pa.binary())
+    assert len({*read.texts(held).to_pylist()}) == 1
+
+
+def test_newer_version_of_a_key_is_newer_within_a_millisecond(
+    registry: GlueRegistry, name: str
+) -> None:
+    _, first = upserts(registry, name)
+    second = registry.register(f"{name}-key", "avro", json.dumps(avro("k", "more", name="K")))
+    again = upsert_topic(registry, name)
+    _, key = plan_of(again.spec, again.layout, again.table, again.foreign)
+    assert key is not None
+    raw = pa.array([glue_record(one, b"x") for one in (first, second, uuid4())], pa.binary())
+    assert times_of(pa.array([1000, 1000, 1000]), raw, key).tolist() == [1001, 1002, 1000]
 
 
 def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -> None:

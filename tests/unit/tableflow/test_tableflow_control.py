@@ -273,6 +273,21 @@ def test_status_metrics_and_check_have_the_same_numbers(
     assert facts["consumer_lag"] == sum(document["lag"].values()) == 304
 
 
+def test_a_message_is_shown_as_it_is(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in a narrow terminal, and with brackets that rich would take as markup."""
+    message = (
+        "[/lkc-local] broke at [red], and this is a long way from the reason of it all: a disk"
+    )
+    write_status(config, TopicStatus(topic="orders", suspended=True, error_message=message))
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.status("orders")
+    shown = capsys.readouterr()
+    assert "SUSPENDED" in shown.out
+    assert f"orders: {message}" in shown.err
+
+
 @pytest.mark.parametrize("suspended", [True, False])
 def test_status_of_long_names_fits_80_columns(
     suspended: bool,
