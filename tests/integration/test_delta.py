@@ -242,6 +242,16 @@ def test_rows_keep_their_identity_through_compaction(lake: Callable[..., Lake]) 
     assert by_id(it.delta_table().to_pyarrow_table()) == it.iceberg_rows()
 
 
+def test_position_deletes_are_refused(lake: Callable[..., Lake]) -> None:
+    it = lake("id BIGINT, note STRING")
+    it.sql("ALTER TABLE {t} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    it.sql("INSERT INTO {t} SELECT id, 'n' FROM range(0, 9, 1, 1)")  # one file
+    it.sync()
+    it.sql("DELETE FROM {t} WHERE id = 1")
+    with pytest.raises(TableflowError, match="has delete files"):
+        it.sync()
+
+
 def test_delta_without_its_store_is_reported(lake: Callable[..., Lake], stack: Endpoints) -> None:
     it = lake("id BIGINT, note STRING")
     table = it.table()

@@ -19,7 +19,13 @@ from pyiceberg.table import Table
 from topicberg.endpoints import CATALOG
 from topicberg.errors import TopicbergError
 from topicberg.iceberg import summaries
-from topicberg.iceberg.maintenance import MaintenancePolicy, MaintenanceReport, compaction, maintain
+from topicberg.iceberg.maintenance import (
+    MaintenancePolicy,
+    MaintenanceReport,
+    compaction,
+    maintain,
+    maintain_table,
+)
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.snapshots import report as snapshot_report
 from topicberg.query import run_query
@@ -315,6 +321,25 @@ def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillServi
     run(topic, replace(EAGER, orphan_age=NOW, daily=NOW))
     assert remove_orphans(topic.table(), NOW, now=time.time() + 60) == 0
     assert counts(topic) == 200
+
+
+def test_any_table_can_be_maintained(topic: Topic) -> None:
+    """A derived table: no topic, no offsets."""
+    identifier = ("shop", f"derived_{topic.spec.name}")
+    catalog = topic.endpoints.catalog(topic.config)
+    name = f"{CATALOG}.{quote(*identifier)}"
+    spark = new_session(topic.endpoints.spark_connect)
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.shop")
+    spark.sql(f"CREATE TABLE {name} USING iceberg AS SELECT id, 'x' AS note FROM range(5)")
+    for number in range(1, 5):
+        spark.sql(f"INSERT INTO {name} SELECT id + {number} * 5, 'x' FROM range(5)")
+    spark.stop()
+    table = catalog.load_table(identifier)
+    report = maintain_table(table, topic.endpoints, EAGER)
+    assert report.before.data_files > report.after.data_files
+    assert report.after.snapshots == 1
+    assert table.refresh().scan().to_arrow().num_rows == 25
+    catalog.drop_table(identifier)
 
 
 def test_manifests_and_delete_files_are_merged(topic: Topic) -> None:

@@ -29,6 +29,12 @@ TOPICBERG = Path(sys.executable).with_name("topicberg")
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
+PROTO = """syntax = "proto3";
+message Line { string sku = 1; int64 pieces = 2; }
+message Order { int64 id = 1; repeated Line lines = 2; }
+"""
+
+
 @pytest.fixture
 def topic(stack: Endpoints) -> Iterator[Topic]:
     """A topic without a spec file."""
@@ -69,6 +75,25 @@ def test_peek_json_shows_values_of_columns_and_wrapped_keys(topic: Topic) -> Non
     assert exact.value == {"price": 1.2345678901234567}  # the column's
     assert "field price (double)" in (text.problem or "")
     assert cut.problem is not None
+
+
+def test_peek_protobuf_shows_nested_messages(topic: Topic) -> None:
+    prefix = registered(topic, PROTO, "PROTOBUF")
+    order = b"\x02\x02" + b"\x08\x07" + b"\x12\x05\x0a\x01a\x10\x02"
+    line = b"\x00" + b"\x0a\x01a"
+    topic.send_raw(
+        [prefix + line, prefix + order], partition=0, timestamp=lambda number: 1_000 + number
+    )
+    first, other = peek(topic)
+    assert (first.value, first.problem) == ({"sku": "a", "pieces": 0}, None)
+    assert "the record is a Order" in (other.problem or "")
+
+
+def test_peek_without_a_schema_shows_text_and_bytes(topic: Topic) -> None:
+    topic.send_raw(
+        [b'{"a": 1}', b"\x1b[2J", b"\xff\x00"], partition=0, timestamp=lambda n: 1_000 + n
+    )
+    assert [record.value for record in peek(topic)] == ['{"a": 1}', "0x1b5b324a", "0xff00"]
 
 
 def test_peek_refuses_unknown_topics_and_numbers(topic: Topic) -> None:

@@ -148,6 +148,28 @@ def rows_by_key(topic: Topic) -> dict[int, str]:
     return {row["device"]: row["note"] for row in rows}
 
 
+def test_plain_records_of_a_subjects_version(make: Make) -> None:
+    subject = f"readings-{uuid.uuid4().hex[:8]}"
+    topic = make(schema={"format": "json", "framing": "none", "subject": subject, "version": 1})
+    registry = topic.endpoints.schema_registry_client()
+    first = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    registry.set_compatibility(subject, "NONE")
+    for schema in (first, READING):
+        registry.register_schema(subject, Schema(json.dumps(schema), "JSON"))
+    topic.send_raw([text({"id": 5, "note": "a"})])
+    topic.ingest()
+    assert "note" not in topic.table().schema().column_names
+    assert topic.rows("id") == [{"id": 5}]
+    topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": "newest"})
+    topic.send_raw([text({"id": 6, "note": "b"})])
+    topic.ingest()
+    assert topic.rows("id", "note") == [{"id": 5, "note": None}, {"id": 6, "note": "b"}]
+    topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": 9})
+    with pytest.raises(TableflowError, match="has no version 9"):
+        topic.ingest()
+    registry.delete_subject(subject)
+
+
 def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Settings) -> None:
     columns = {"id": {"type": "integer"}, "n": {"type": "string"}}
     row = {"type": ["object", "null"], "properties": columns}
