@@ -101,16 +101,6 @@ def watched_lake() -> Lake:
     return Lake(settings(), topics, derived)
 
 
-class Clock:
-    """The time of the sensor, a minute later whenever the test says so."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead
-
-
 class Later(datetime):
     """The time of the checks: what was committed a moment ago is not excused as too young."""
 
@@ -120,29 +110,12 @@ class Later(datetime):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(sensors, "_now", clock.now)
+def daemon(stack: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setattr(sensors, "SWEEP", 1000)  # each tick looks at every table
     monkeypatch.setattr(check, "datetime", Later)
-    return clock
-
-
-@pytest.fixture
-def daemon(stack: Endpoints, tmp_path: Path) -> Iterator[Daemon]:
     lake = watched_lake()
     with snapshot_daemon(snapshot_sensor(lake), tmp_path) as daemon:
         yield daemon
-
-
-def settle(daemon: Daemon, clock: Clock) -> None:
-    """Tick until nothing is left to do, also of what the sensor inspects once a minute only."""
-    while True:
-        daemon.settle()
-        before = len(daemon.runs)
-        clock.ahead += sensors.LOOKING_BACK_SECONDS
-        daemon.settle()
-        if len(daemon.runs) == before:
-            return
 
 
 def commit(stack: Endpoints) -> None:
@@ -202,9 +175,7 @@ def failing(daemon: Daemon, lake: Lake) -> set[str]:
     return {one.asset_key.path[-1] for one in evaluations if not one.passed}
 
 
-def test_daemon_away_for_three_days_loses_nothing(
-    stack: Endpoints, daemon: Daemon, clock: Clock
-) -> None:
+def test_daemon_away_for_three_days_loses_nothing(stack: Endpoints, daemon: Daemon) -> None:
     lake = watched_lake()
     now = datetime.now(UTC)
     start = now - AWAY - BEFORE
@@ -213,7 +184,7 @@ def test_daemon_away_for_three_days_loses_nothing(
         kafka.ensure_topic(load_topic(name), stack, settings())
         producers.send(name, start, now - AWAY, start)
     commit(stack)
-    settle(daemon, clock)
+    daemon.settle()
     known = {
         derived.name: lake_snapshot(stack, lake, derived.name) for derived in lake.derived
     }  # every table is computed once
@@ -236,7 +207,7 @@ def test_daemon_away_for_three_days_loses_nothing(
         if not {*derived.sources, *derived.lookups} <= lake.derived_by_name.keys()
     }
 
-    settle(daemon, clock)
+    daemon.settle()
     assert failing(daemon, lake) == set()
     with spark_session() as spark:
         spark.conf.set("spark.sql.session.timeZone", "UTC")

@@ -6,6 +6,9 @@ decides what is computed is the product's own.
 
 from __future__ import annotations
 
+import logging
+import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,10 +16,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
+from dagster import DagsterEventType
+from dagster._core.events import JobFailureData, RunFailureReason
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
@@ -32,16 +39,21 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from topicberg.checks.derived import MEMORY, check_up_to_date
 from topicberg.checks.finding import Finding
-from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.iceberg.summaries import ancestry, summary
-from topicberg.orchestration.assets.partitions import Span, partition_keys, time_partitions
+from topicberg.orchestration.assets.partitions import (
+    partition_keys,
+    requested_windows,
+    time_partitions,
+)
 from topicberg.orchestration.assets.registry import TopicTable
-from topicberg.orchestration.jobs.changes import advance
-from topicberg.orchestration.jobs.snapshot_cursor import RunState, TableCursor
+from topicberg.orchestration.jobs.registration import Registrar
+from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
+from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, Evaluation
+from topicberg.orchestration.jobs.watches import Computation as TableComputation
 from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation, Source
@@ -169,17 +181,31 @@ class Computation:
 
 
 @dataclass
-class Sensor:
-    watch: TableWatch
-    cursor: str | None = None
-
-
-@dataclass
 class Run:
-    sensor: Sensor
-    spans: tuple[Span, ...]
-    state: RunState = "active"
-    computing: list[Computation] = field(default_factory=list)
+    """A run that was requested; ``computing``: by table, what has begun."""
+
+    run_id: str
+    tables: list[str]
+    windows: list[Window]
+    computing: dict[str, Computation] = field(default_factory=dict)
+
+    @property
+    def described(self) -> str:
+        hours = ",".join(str(window) for window in self.windows)
+        return f"{' '.join(self.tables)} {hours}"
+
+
+class SourceOfModel(TopicTable):
+    """A table whose snapshots no materialization reports."""
+
+    reported: ClassVar[bool] = False
+
+
+class SweepOfSources(Evaluation):
+    """A tick that looks at derived tables only where it has a reason to."""
+
+    def swept(self) -> set[str]:
+        return {"a", "b", "l"}
 
 
 class Compaction(_OverwriteFiles):
@@ -219,8 +245,10 @@ class Compaction(_OverwriteFiles):
 class Lake:
     """Sources ``a``, ``b`` and ``l`` (a lookup), and tables of them."""
 
-    def __init__(self, catalog: SqlCatalog, *, partitioned: bool) -> None:
-        self.catalog, self.partitioned = catalog, partitioned
+    def __init__(
+        self, catalog: SqlCatalog, instance: dg.DagsterInstance, *, partitioned: bool
+    ) -> None:
+        self.catalog, self.instance, self.partitioned = catalog, instance, partitioned
         self.shop = f"shop{next(numbers)}"
         catalog.create_namespace(self.shop)
         self.ids = count(1)
@@ -266,60 +294,58 @@ class Lake:
                 ("unmatched", "ab", unmatched, None, None),
                 ("looked_up", "al", looked_up, None, None),
                 ("again", ("even",), even, hour, None),
+                ("chained", ("even",), even, None, None),
                 ("late", "a", late, None, 3 * hour),
                 ("from_far", "a", from_far, None, FOREVER),
                 ("neighbours", "a", neighbours, hour, hour),
                 ("partnered", "ab", partnered, None, 2 * hour),
             )
         }
-        self.sensors = {
-            name: Sensor(self._watch(name, source, targets, reach, lookahead))
-            for name, source, targets, reach, lookahead in (
-                ("a", "a", ("even", "unmatched", "looked_up", "partnered"), NOW, NOW),
-                ("b_ahead", "b", ("partnered",), NOW, 2 * hour),
-                ("a_back", "a", ("counted",), hour, NOW),
-                ("b", "b", ("unmatched",), NOW, NOW),
-                ("l", "l", ("looked_up",), timedelta.max, NOW),
-                ("even_back", "even", ("again",), hour, NOW),
-                ("a_ahead", "a", ("late",), NOW, 3 * hour),
-                ("a_whole", "a", ("from_far",), NOW, FOREVER),
-                ("a_around", "a", ("neighbours",), hour, hour),
-            )
+        self.watched = {
+            name: TableWatch(self._origin(name), tuple(self._readers(name)))
+            for name in ("a", "b", "l")
         }
-        self.runs: dict[str, Run] = {}
+        for name, derived in self.derived.items():
+            key = dg.AssetKey(["iceberg", name])
+            self.watched[name] = TableWatch(
+                self._origin(name),
+                tuple(self._readers(name)),
+                computation=TableComputation(
+                    derived.plan,
+                    self.partitions,
+                    "compute_tables",
+                    assets=(key,),
+                    checks=(),
+                    downstream=("chained",) if name == "even" else (),
+                ),
+            )
+        self.cursor: str | None = None
+        self.now = time.time()
+        self.keys: set[str] = set()
+        """Of the runs that were launched."""
+        self.runs: list[Run] = []
+        """Those that have not ended."""
+        self.read: dict[tuple[str, int], dict[str, int | None]] = {}
+        """Table and hour → the snapshots of the sources that it was last computed from."""
+
+    def _readers(self, name: str) -> Iterator[str]:
+        for derived in self.derived.values():
+            if any(source.table[1] == name for source in derived.plan.sources):
+                yield derived.plan.target[1]
+
+    def _origin(self, name: str) -> TopicTable:
+        return SourceOfModel(
+            name=name,
+            identifier=(self.shop, name),
+            group="p",
+            root=self.spec,
+            time="at",
+            source=name,
+        )
 
     def _create(self, name: str) -> Table:
         spec = HOURLY if self.partitioned and name == "a" else PartitionSpec()
         return self.catalog.create_table((self.shop, name), SCHEMA, partition_spec=spec)
-
-    def _watch(
-        self,
-        name: str,
-        source: str,
-        targets: tuple[str, ...],
-        reach: timedelta,
-        lookahead: timedelta,
-    ) -> TableWatch:
-        table = TopicTable(
-            name=source,
-            identifier=(self.shop, source),
-            group="p",
-            root=self.spec,
-            time="at",
-            source=source,
-        )
-        plans = tuple(self.derived[target].plan for target in targets)
-        return TableWatch(
-            name=name,
-            origin=table,
-            registrations=(),
-            derived=tuple(table.key(target) for target in targets),
-            partitions=self.partitions,
-            reach=reach,
-            lookahead=lookahead,
-            reported=False,
-            plans=plans,
-        )
 
     # --- sources ---
 
@@ -486,7 +512,14 @@ class Lake:
         data = pa.Table.from_pylist([{"at": at, "id": number} for at, number in rows], ARROW)
         inside = " OR ".join(f"({_inside(window)})" for window in windows)
         target.overwrite(data, inside, snapshot_properties=computation.properties)
+        for window in windows:
+            for hour in range(max(window.hours.start, self.first_hour), window.hours.stop):
+                self.read[plan.target[1], hour] = computation.heads
         return True
+
+    @property
+    def first_hour(self) -> int:
+        return int(self.partitions.start.timestamp()) // 3600
 
     def compute(self, name: str, *windows: Window) -> None:
         while not self.finish(self.begin(self.derived[name], *windows)):
@@ -494,63 +527,110 @@ class Lake:
 
     # --- Dagster ---
 
-    def tick(self, name: str, *, crash: bool = False, launch: bool = True) -> bool:
-        """Whether anything was done; ``crash``: nothing of the tick is kept."""
-        sensor = self.sensors[name]
-        before = TableCursor.parse(sensor.cursor)
-        try:
-            table = self.catalog.load_table(sensor.watch.origin.identifier)
-        except NoSuchTableError:
+    def tick(self, *, crash: bool = False, launch: bool = True, sweeps: bool = False) -> bool:
+        """Whether anything was done.
+
+        :param crash: nothing of the tick is kept
+        :param sweeps: it looks at every table
+        """
+        self.now += INTERVAL_SECONDS
+        context = SimpleNamespace(
+            instance=self.instance, cursor=self.cursor, log=logging.getLogger("tick")
+        )
+        endpoints = SimpleNamespace(catalog=lambda _: self.catalog)
+        evaluation = (Evaluation if sweeps else SweepOfSources)(
+            cast("Any", context),
+            cast("Any", endpoints),
+            cast("Any", SimpleNamespace(prefix=self.shop)),
+            self.watched,
+            {},
+            Registrar(lambda _: []),
+            self.now,
+        )
+        result = evaluation.run()
+        if crash or isinstance(result, dg.SkipReason):
             return False
-        keys = [*(before.request.ranges if before.request else ())]
-        states: dict[str, RunState] = {
-            key: self.runs[key].state if key in self.runs else "missing" for key in keys
-        }
-        found = advance(before, states, table, sensor.watch, self.catalog)
-        if crash or found.cursor == before:
-            return False
-        sensor.cursor = found.cursor.model_dump_json()
-        for key, spans in found.runs.items():
-            assert key not in self.runs, "Dagster launches no key twice"
+        self.cursor = result.cursor
+        for request in result.run_requests or ():
+            assert request.run_key not in self.keys, "Dagster launches no key twice"
             if launch:
-                self.runs[key] = Run(sensor, spans)
+                self.keys.add(str(request.run_key))
+                self._launch(request)
         return True
 
-    def active(self) -> Iterator[Run]:
-        return (run for run in self.runs.values() if run.state == "active")
+    def _launch(self, request: dg.RunRequest) -> None:
+        run = Run(
+            str(uuid.uuid4()),
+            [key.path[1] for key in request.asset_selection or ()],
+            requested_windows(self.partitions, request.tags),
+        )
+        self._assert_not_computed(run)
+        self.instance.add_run(
+            dg.DagsterRun(
+                job_name=str(request.job_name),
+                run_id=run.run_id,
+                tags={**request.tags, "dagster/run_key": str(request.run_key)},
+                asset_selection=frozenset(request.asset_selection or ()),
+                status=dg.DagsterRunStatus.STARTED,
+            )
+        )
+        self.runs.append(run)
+
+    def _assert_not_computed(self, run: Run) -> None:
+        """Each hour of each table follows from another state than when it was last computed."""
+        for name in run.tables:
+            sources = [source.table[1] for source in self.derived[name].plan.sources]
+            if {*sources} & {*run.tables}:
+                continue  # which is computed before it
+            heads = {
+                ".".join((self.shop, source)): head.snapshot_id if head else None
+                for source in sources
+                for head in [self.table(source).current_snapshot()]
+            }
+            for window in run.windows:
+                for hour in range(max(window.hours.start, self.first_hour), window.hours.stop):
+                    assert self.read.get((name, hour)) != heads, f"{name} {hour} is computed"
 
     def begin_run(self, run: Run) -> None:
-        for target in run.sensor.watch.plans:
-            derived = self.derived[target.target[1]]
-            windows = [self.window(span) for span in run.spans]
-            run.computing.append(self.begin(derived, *windows))
+        """Let it read its sources; tables that follow from others of the run wait for these."""
+        for name in run.tables:
+            sources = {source.table[1] for source in self.derived[name].plan.sources}
+            if not sources & {*run.tables}:
+                run.computing[name] = self.begin(self.derived[name], *run.windows)
 
-    def end_run(self, run: Run, state: RunState = "succeeded") -> None:
-        if state == "succeeded":
-            if not run.computing:
-                self.begin_run(run)
-            for computation in run.computing:
-                if not self.finish(computation):
-                    self.compute(computation.derived.plan.target[1], *computation.windows)
-        run.state, run.computing = state, []
+    def end_run(self, run: Run, left: int = 0, reason: RunFailureReason | None = None) -> None:
+        """Let it compute its tables, and end.
 
-    def window(self, span: Span) -> Window:
-        start, end = span.hours.start, span.hours.stop
-        begin = None if start == BEFORE_EVERYTHING else datetime.fromtimestamp(start * 3600, UTC)
-        return Window(begin, datetime.fromtimestamp(end * 3600, UTC))
+        :param left: so many of them are not computed
+        :param reason: why it fails; None: it succeeds
+        """
+        for name in run.tables[: len(run.tables) - left]:
+            computation = run.computing.pop(name, None)
+            if computation is None or not self.finish(computation):
+                self.compute(name, *run.windows)
+        for computation in run.computing.values():
+            computation.tags.close()
+        how, data = DagsterEventType.RUN_SUCCESS, None
+        if reason:
+            how, data = DagsterEventType.RUN_FAILURE, JobFailureData(None, failure_reason=reason)
+        event = dg.DagsterEvent(how.value, "compute_tables", event_specific_data=data)
+        self.instance.report_dagster_event(event, run.run_id, timestamp=self.now)
+        self.runs.remove(run)
 
-    def settle(self) -> None:
-        """Let sensors tick, and runs succeed, until nothing is left to do."""
-        for run in list(self.active()):
-            self.end_run(run)
+    def settle(self) -> int:
+        """Let the sensor tick, and runs succeed, until nothing is left; return how many there were.
+
+        Meanwhile runs that failed are tried again.
+        """
+        count = 0
         for _ in range(40):
-            ticked = [self.tick(name) for name in self.sensors]
-            runs = list(self.active())
-            for run in runs:
+            for run in [*self.runs]:
                 self.end_run(run)
-            if not any(ticked) and not runs:
-                return
-        raise AssertionError("sensors never come to rest")
+                count += 1
+            self.now += 2 * MAX_DELAY_SECONDS
+            if not self.tick() and not self.runs and not self.tick(sweeps=True):
+                return count
+        raise AssertionError("the sensor never comes to rest")
 
     # --- the check ---
 
@@ -628,9 +708,10 @@ STEPS = Counter(
         "begin": 4,
         "succeed": 6,
         "fail": 2,
+        "kill": 2,
+        "later": 2,
         "reset": 1,
         "backfill": 2,
-        "forget": 1,
         "check": 4,
     }
 )
@@ -640,9 +721,8 @@ def step(lake: Lake, random: Random) -> str:
     """Do something; says what."""
     (what,) = random.choices([*STEPS], [*STEPS.values()])
     source = random.choice("aaabl")
-    sensor = random.choice([*lake.sensors])
     name = random.choice([*lake.derived])
-    runs = list(lake.active())
+    runs = lake.runs
     detail = ""
     match what:
         case "append":
@@ -679,35 +759,33 @@ def step(lake: Lake, random: Random) -> str:
             lake.create_again(source)
             detail = source
         case "tick":
-            lake.tick(sensor)
-            detail = sensor
+            lake.tick(sweeps=random.random() < 0.2)
         case "crash":
-            lake.tick(sensor, crash=True)
-            detail = sensor
+            lake.tick(crash=True)
         case "no launch":
-            lake.tick(sensor, launch=False)
-            detail = sensor
-        case "begin" | "succeed" | "fail" if runs:
+            lake.tick(launch=False)
+        case "later":
+            lake.now += 60
+        case "begin" | "succeed" | "fail" | "kill" if runs:
             run = random.choice(runs)
-            detail = f"{run.sensor.watch.name} {run.spans[0].first}..{run.spans[-1].last}"
+            detail = run.described
             if what == "begin":
                 if not run.computing:
                     lake.begin_run(run)
+            elif what == "succeed":
+                lake.end_run(run)
             else:
-                for computation in run.computing if what == "fail" else ():
-                    computation.tags.close()
-                lake.end_run(run, "succeeded" if what == "succeed" else "failed")
+                failed = what == "fail"
+                reason = RunFailureReason.STEP_FAILURE if failed else RunFailureReason.UNKNOWN
+                lake.end_run(run, random.randrange(1, len(run.tables) + 1), reason)
         case "reset":
-            lake.sensors[sensor].cursor = None
-            detail = sensor
+            lake.cursor = None
         case "backfill":
             start = random.randrange(HOURS + 1)
             end = lake.hours[random.randrange(start, HOURS + 1)] + timedelta(hours=1)
             if all(lake.catalog.table_exists(s.table) for s in lake.derived[name].plan.sources):
                 lake.compute(name, Window(lake.hours[start], end))
                 detail = f"{name} {start} {end}"
-        case "forget":
-            lake.runs = {k: r for k, r in lake.runs.items() if r.state == "active"}
         case "check":
             lake.verify_check(name)
             detail = name
