@@ -20,6 +20,7 @@ from pyiceberg.table.metadata import TableMetadataV2, TableMetadataV3
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.query import load_extensions
@@ -53,6 +54,14 @@ def data_files(table: Table, rows: pa.Table) -> list[DataFile]:
         fields = {name: file[place] for place, name in enumerate(names)}
         found.append(new_file(table.spec().spec_id, **fields))
     return found
+
+
+def written(table: Table, rows: pa.Table) -> list[DataFile]:
+    """Return data files that the engine has written, and not committed."""
+    with DataFileWriter(WriteTarget.of(table), table.io) as writer:
+        for batch in rows.cast(table.schema().as_arrow()).to_batches():
+            writer.write(dict(zip(batch.schema.names, batch.columns, strict=True)))
+    return list(writer.files)
 
 
 def append(table: Table, rows: pa.Table) -> None:

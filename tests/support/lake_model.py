@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from dagster import DagsterEventType
 from dagster._core.events import JobFailureData, RunFailureReason
+from format_versions import written
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
@@ -39,11 +40,13 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from topicberg.checks.derived import MEMORY, check_up_to_date
 from topicberg.checks.finding import Finding
+from topicberg.iceberg.hours import FileHours, Hours
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.read_tags import PREFIX, reading
-from topicberg.iceberg.summaries import ancestry, summary
+from topicberg.iceberg.snapshots import changed_files
+from topicberg.iceberg.summaries import END_OFFSETS, ancestry, summary
 from topicberg.orchestration.assets.partitions import (
     partition_keys,
     requested_windows,
@@ -55,6 +58,7 @@ from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
 from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, Evaluation
 from topicberg.orchestration.jobs.watches import Computation as TableComputation
 from topicberg.orchestration.jobs.watches import TableWatch
+from topicberg.tableflow.values.commit import add_files
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import summary_of
@@ -176,6 +180,7 @@ class Computation:
     head: int | None
     properties: dict[str, str]
     heads: dict[str, int | None]
+    versions: dict[int, Any]
     uuids: dict[str, str]
     tags: ExitStack
 
@@ -246,9 +251,20 @@ class Lake:
     """Sources ``a``, ``b`` and ``l`` (a lookup), and tables of them."""
 
     def __init__(
-        self, catalog: SqlCatalog, instance: dg.DagsterInstance, *, partitioned: bool
+        self,
+        catalog: SqlCatalog,
+        instance: dg.DagsterInstance,
+        *,
+        partitioned: bool,
+        exact: bool = False,
     ) -> None:
+        """:param exact: it is known which hours are complete: each file has rows of one hour, and
+        no history is lost or reverted, as by rollbacks and other tools' expiry
+        """
         self.catalog, self.instance, self.partitioned = catalog, instance, partitioned
+        self.exact, self.steps = exact, EXACT_STEPS if exact else STEPS
+        self.touched: dict[str, Counter[int]] = defaultdict(Counter)
+        """Table → hour → how often its rows changed."""
         self.shop = f"shop{next(numbers)}"
         catalog.create_namespace(self.shop)
         self.ids = count(1)
@@ -325,8 +341,8 @@ class Lake:
         """Of the runs that were launched."""
         self.runs: list[Run] = []
         """Those that have not ended."""
-        self.read: dict[tuple[str, int], dict[str, int | None]] = {}
-        """Table and hour → the snapshots of the sources that it was last computed from."""
+        self.read: dict[tuple[str, int], Any] = {}
+        """Table and hour → the version of the sources that it was last computed from."""
 
     def _readers(self, name: str) -> Iterator[str]:
         for derived in self.derived.values():
@@ -344,13 +360,17 @@ class Lake:
         )
 
     def _create(self, name: str) -> Table:
-        spec = HOURLY if self.partitioned and name == "a" else PartitionSpec()
+        is_hourly = self.exact or (self.partitioned and name == "a")
+        spec = HOURLY if is_hourly else PartitionSpec()
         return self.catalog.create_table((self.shop, name), SCHEMA, partition_spec=spec)
 
     # --- sources ---
 
     def table(self, name: str) -> Table:
         return self.catalog.load_table((self.shop, name))
+
+    def _find(self, name: tuple[str, str]) -> Table | None:
+        return self.catalog.load_table(name) if self.catalog.table_exists(name) else None
 
     def rows(self, name: str, snapshot: int | None = None) -> Rows:
         try:
@@ -362,28 +382,72 @@ class Lake:
         found = table.scan(snapshot_id=snapshot).to_arrow().to_pylist()
         return sorted(((row["at"], row["id"]) for row in found), key=str)
 
-    def append(self, name: str, *hours: int, ids: list[int] | None = None) -> None:
-        numbers = ids or [next(self.ids) for _ in hours]
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        """Count which hours of a source change."""
+        before = Counter(self.rows(name))
+        yield
+        after = Counter(self.rows(name))
+        self._touch(name, (*(before - after), *(after - before)))
+
+    def _touch(self, name: str, rows: Iterable[Row]) -> None:
+        self.touched[name].update({int(at.timestamp()) // 3600 for at, _ in rows if at})
+
+    def _new_rows(self, hours: Iterable[int], ids: list[int] | None) -> pa.Table:
         rows = [
             {"at": self.hours[hour] + timedelta(seconds=number), "id": number}
-            for hour, number in zip(hours, numbers, strict=True)
+            for hour, number in zip(hours, ids or self.ids, strict=False)
         ]
-        self.table(name).append(pa.Table.from_pylist(rows, ARROW))
+        return pa.Table.from_pylist(rows, ARROW)
+
+    def append(self, name: str, *hours: int, ids: list[int] | None = None) -> None:
+        """Add rows, as another tool does it."""
+        with self._changing(name):
+            self.table(name).append(self._new_rows(hours, ids))
+
+    def ingest(
+        self, name: str, *hours: int, ids: list[int] | None = None, replaced: list[int]
+    ) -> None:
+        """Commit a batch, as the engine does it.
+
+        :param replaced: the ids of rows that it deletes
+        """
+        table, rows = self.table(name), self._new_rows(hours, ids)
+        head = table.current_snapshot()
+        with self._changing(name):
+            added = add_files(
+                table,
+                head.snapshot_id if head else None,
+                written(table, rows),
+                self._places(table, replaced),
+                {END_OFFSETS: "{}"},
+                time="at",
+            )
+        file_hours = FileHours(table.refresh(), "at")
+        files = [file for file, _ in changed_files(table, added)]
+        assert file_hours.summarized(added) == file_hours.of_all(files, added)
 
     def delete(self, name: str, ids: list[int]) -> None:
         """Files are written again without these rows."""
-        self.table(name).delete(f"id IN ({', '.join(map(str, ids))})")
+        with self._changing(name):
+            self.table(name).delete(f"id IN ({', '.join(map(str, ids))})")
 
     def delete_by_position(self, name: str, ids: list[int]) -> None:
-        table, found = self.table(name), []
+        table = self.table(name)
+        if found := self._places(table, ids):
+            with self._changing(name):
+                delete_rows(table, found, {}, ())
+
+    def _places(self, table: Table, ids: list[int]) -> list[FileRows]:
+        """Return where rows are."""
+        found = []
         for task in table.scan().plan_files():
             with table.io.new_input(task.file.file_path).open() as stream:
                 column = pa.parquet.read_table(stream, columns=["id"]).column("id").to_pylist()
             places = [place for place, number in enumerate(column) if number in ids]
             if places:
                 found.append(FileRows(task.file, np.array(places, np.uint32)))
-        if found:
-            delete_rows(table, found, {}, ())
+        return found
 
     def compact(self, name: str, *, starting: bool = True) -> None:
         table = self.table(name)
@@ -471,6 +535,7 @@ class Lake:
             head.snapshot_id if head else None,
             properties,
             {n: h.snapshot_id if (h := t.current_snapshot()) else None for n, t in sources.items()},
+            self._versions(plan.target[1], windows),
             {name: table.metadata.table_uuid.hex for name, table in sources.items()},
             tags,
         )
@@ -511,11 +576,30 @@ class Lake:
             rows += [row for row in found if present(call, row)]
         data = pa.Table.from_pylist([{"at": at, "id": number} for at, number in rows], ARROW)
         inside = " OR ".join(f"({_inside(window)})" for window in windows)
+        name, before = plan.target[1], self.rows(plan.target[1])
         target.overwrite(data, inside, snapshot_properties=computation.properties)
-        for window in windows:
-            for hour in range(max(window.hours.start, self.first_hour), window.hours.stop):
-                self.read[plan.target[1], hour] = computation.heads
+        rewritten = [row for row in {*before, *rows} if any(present(w, row) for w in windows)]
+        self._touch(name, rewritten)
+        self.read |= {(name, hour): version for hour, version in computation.versions.items()}
         return True
+
+    def _versions(self, name: str, windows: Iterable[Window]) -> dict[int, Any]:
+        """Return hour → the state of the sources that its rows follow from."""
+        now, sources = datetime.now(UTC), self.derived[name].plan.source_tables(self._find)
+        hours = [
+            hour
+            for window in windows
+            for hour in range(max(window.hours.start, self.first_hour), window.hours.stop)
+        ]
+        if not self.exact:
+            heads = [source.table.metadata.current_snapshot_id for source in sources.values()]
+            return dict.fromkeys(hours, heads)
+        reached = [
+            (source.reached(Hours(hour, hour + 1), now), changes)
+            for source in sources.values()
+            for hour, changes in self.touched[source.table.name()[-1]].items()
+        ]
+        return {hour: sum(n for of_change, n in reached if hour in of_change) for hour in hours}
 
     @property
     def first_hour(self) -> int:
@@ -582,14 +666,8 @@ class Lake:
             sources = [source.table[1] for source in self.derived[name].plan.sources]
             if {*sources} & {*run.tables}:
                 continue  # which is computed before it
-            heads = {
-                ".".join((self.shop, source)): head.snapshot_id if head else None
-                for source in sources
-                for head in [self.table(source).current_snapshot()]
-            }
-            for window in run.windows:
-                for hour in range(max(window.hours.start, self.first_hour), window.hours.stop):
-                    assert self.read.get((name, hour)) != heads, f"{name} {hour} is computed"
+            for hour, version in self._versions(name, run.windows).items():
+                assert self.read.get((name, hour)) != version, f"{name} {hour} is computed"
 
     def begin_run(self, run: Run) -> None:
         """Let it read its sources; tables that follow from others of the run wait for these."""
@@ -649,11 +727,7 @@ class Lake:
         found = check_up_to_date(
             table,
             "at",
-            plan.source_tables(
-                lambda name: (
-                    self.catalog.load_table(name) if self.catalog.table_exists(name) else None
-                )
-            ),
+            plan.source_tables(self._find),
             30,
             now + timedelta(minutes=minutes),
             derived.memory,
@@ -694,7 +768,8 @@ def _meet(one: Window, other: Window) -> bool:
 
 STEPS = Counter(
     {
-        "append": 10,
+        "append": 6,
+        "ingest": 6,
         "delete": 3,
         "delete by position": 4,
         "compact": 5,
@@ -717,22 +792,37 @@ STEPS = Counter(
 )
 
 
+EXACT_STEPS = Counter(
+    {
+        what: times
+        for what, times in STEPS.items()
+        if what not in ("roll back", "expire", "create again")
+    }
+)
+
+
 def step(lake: Lake, random: Random) -> str:
     """Do something; says what."""
-    (what,) = random.choices([*STEPS], [*STEPS.values()])
+    (what,) = random.choices([*lake.steps], [*lake.steps.values()])
     source = random.choice("aaabl")
     name = random.choice([*lake.derived])
     runs = lake.runs
     detail = ""
     match what:
-        case "append":
+        case "append" | "ingest":
             hours = [random.randrange(HOURS + 1) for _ in range(random.randrange(1, 3))]
             ids = None
             if source == "b" and (known := lake.rows("a")):
                 at, number = random.choice(known)
                 hours, ids = [lake.hours.index(at.replace(minute=0, second=0))], [number]
-            lake.append(source, *hours, ids=ids)
-            detail = f"{source} {hours} {ids}"
+            if what == "append":
+                lake.append(source, *hours, ids=ids)
+            else:
+                there = [number for _, number in lake.rows(source)]
+                replaced = random.sample(there, min(len(there), random.randrange(3)))
+                lake.ingest(source, *hours, ids=ids, replaced=replaced)
+                detail = f"without {replaced} "
+            detail += f"{source} {hours} {ids}"
         case "delete" | "delete by position":
             rows = lake.rows(source)
             if rows:
