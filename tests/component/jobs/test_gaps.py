@@ -102,6 +102,24 @@ def test_a_daemon_away_for_days_loses_no_hour(lake: Lake, lost: bool, maintained
     lake.verify()
 
 
+def test_only_hours_that_expired_unread_are_computed(catalog: SqlCatalog) -> None:
+    """Also if their rows are in other files since, and the cursor is lost."""
+    with memory_instance() as instance:
+        lake = Lake(catalog, instance, partitioned=True, exact=True)
+        for name in ("a", "b", "l"):
+            lake.ingest(name, *range(HOURS + 1))
+        lake.settle()
+        lake.ingest("a", 1, replaced=[2])
+        lake.append("a", HOURS)
+        lake.delete("b", [HOURS + 2])
+        for name in ("a", "b", "l", *lake.derived):
+            lake.compact(name)
+            lake.maintain(name)
+        lake.cursor = None
+        assert lake.settle() > 0  # the lake asserts which hours the runs have
+        lake.verify()
+
+
 @pytest.mark.parametrize("maintained", [False, True])
 def test_a_gap_costs_what_changed_in_it(lake: Lake, maintained: bool) -> None:
     """Not all hours, unless another tool expired snapshots and old files were rewritten as well."""
