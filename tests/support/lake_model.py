@@ -54,7 +54,7 @@ from topicberg.orchestration.assets.partitions import (
 from topicberg.orchestration.assets.registry import TopicTable
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
-from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, Evaluation
+from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, SensorTick
 from topicberg.orchestration.jobs.watches import Computation as TableComputation
 from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.tableflow.values.commit import add_files
@@ -205,7 +205,7 @@ class SourceOfModel(TopicTable):
     reported: ClassVar[bool] = False
 
 
-class SweepOfSources(Evaluation):
+class SweepOfSources(SensorTick):
     """A tick that looks at derived tables only where it has a reason to."""
 
     def swept(self) -> set[str]:
@@ -619,7 +619,7 @@ class Lake:
             instance=self.instance, cursor=self.cursor, log=logging.getLogger("tick")
         )
         endpoints = SimpleNamespace(catalog=lambda _: self.catalog)
-        evaluation = (Evaluation if sweeps else SweepOfSources)(
+        evaluation = (SensorTick if sweeps else SweepOfSources)(
             cast("Any", context),
             cast("Any", endpoints),
             cast("Any", SimpleNamespace(prefix=self.shop)),

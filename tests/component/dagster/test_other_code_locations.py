@@ -35,7 +35,7 @@ from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
-from topicberg.orchestration.jobs.snapshot_cursor import SENSOR, Cursor, TableState
+from topicberg.orchestration.jobs.snapshot_cursor import SENSOR, Cursor, TableCursor
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 
@@ -241,7 +241,7 @@ def test_tables_that_another_project_has_as_well_are_an_alert(instance: dg.Dagst
         return {key: alert.what for key, alert in faults.items() if key.startswith("shared")}
 
     for location in (HERE, OTHER):
-        cursor = Cursor.of({"orders": TableState()}, 0).model_dump_json()
+        cursor = Cursor.of({"orders": TableCursor()}, 0).model_dump_json()
         state = _sensor_state(instance, location, SENSOR, cursor)
         if location == OTHER:
             assert shared() == {}, "it may have been unloaded long ago"

@@ -14,13 +14,13 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     UNOBSERVED,
     UNREGISTERED,
     Cursor,
-    TableState,
+    TableCursor,
     short_hash,
 )
 
 FLAGS = (UNCHECKED, UNFINISHED, UNOBSERVED, UNREGISTERED)
 states = st.builds(
-    TableState,
+    TableCursor,
     snapshot=st.none() | st.integers(-(2**63), 2**63 - 1),
     registered=st.text().map(short_hash) | st.just(""),
     signal=st.text().map(lambda text: short_hash(text, 6)) | st.just(""),
@@ -30,13 +30,13 @@ states = st.builds(
 
 
 @given(st.dictionaries(st.text(max_size=255), states))
-def test_cursor_has_the_same_states_after_its_text(tables: dict[str, TableState]) -> None:
+def test_cursor_has_the_same_states_after_its_text(tables: dict[str, TableCursor]) -> None:
     cursor = Cursor.of(tables, 7)
     assert Cursor.parse(cursor.model_dump_json(exclude_defaults=True)).states(tables) == tables
 
 
 @given(st.text(min_size=255, max_size=255), states)
-def test_cursor_of_a_table_is_at_most_60_bytes(name: str, state: TableState) -> None:
+def test_cursor_of_a_table_is_at_most_60_bytes(name: str, state: TableCursor) -> None:
     empty, cursor = Cursor(), Cursor.of({name: state}, 0)
     assert len(cursor.model_dump_json()) - len(empty.model_dump_json()) < 60
 
@@ -47,8 +47,8 @@ def test_cursor_that_no_tick_has_written_is_empty(text: str | None) -> None:
 
 
 def test_state_of_another_form_is_left_out() -> None:
-    cursor = Cursor(tables={short_hash("a"): "x", short_hash("b"): str(TableState(5))})
-    assert cursor.states(["a", "b"]) == {"b": TableState(5)}
+    cursor = Cursor(tables={short_hash("a"): "x", short_hash("b"): str(TableCursor(5))})
+    assert cursor.states(["a", "b"]) == {"b": TableCursor(5)}
 
 
 def test_each_attempt_waits_longer_than_the_one_before() -> None:

@@ -55,7 +55,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     UNOBSERVED,
     UNREGISTERED,
     Cursor,
-    TableState,
+    TableCursor,
     short_hash,
 )
 from topicberg.orchestration.jobs.snapshot_reports import Event, reports
@@ -103,7 +103,7 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     ) -> dg.SensorResult | dg.SkipReason:
         endpoints = topicberg_lakehouse.peek()
         signals = topicberg_lakehouse.signals(lake.topics)
-        return Evaluation(
+        return SensorTick(
             context, endpoints, lake.config, watched, signals, registers, _now()
         ).run()
 
@@ -134,7 +134,7 @@ def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition
     ]
 
 
-class Evaluation:
+class SensorTick:
     """A tick of the sensor: what Dagster knows before, and what it is asked to do."""
 
     def __init__(
@@ -197,8 +197,8 @@ class Evaluation:
         first = int(self.now // INTERVAL_SECONDS) * SWEEP % max(len(names), 1)
         return {*(names + names)[first : first + SWEEP]}
 
-    def _state(self, watch: TableWatch) -> TableState:
-        return self.states.get(watch.name, TableState())
+    def _state(self, watch: TableWatch) -> TableCursor:
+        return self.states.get(watch.name, TableCursor())
 
     def _due(self, swept: set[str]) -> Iterator[TableWatch]:
         """Yield the tables to load that no run computes, beginning with another in each tick."""
@@ -214,7 +214,7 @@ class Evaluation:
         signal = self.signals.get(watch.origin.root.name) if watch.origin.reported else None
         return None if signal is None else short_hash(signal, 6)
 
-    def _is_unobserved(self, state: TableState) -> bool:
+    def _is_unobserved(self, state: TableCursor) -> bool:
         return state.has(UNOBSERVED) and self.now // OBSERVATION_SECONDS > state.observed
 
     def _look_at_sources(self, due: Sequence[TableWatch]) -> None:

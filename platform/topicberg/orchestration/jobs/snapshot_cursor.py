@@ -28,7 +28,7 @@ def short_hash(text: str, length: int = 8) -> str:
 
 
 @dataclass(frozen=True)
-class TableState:
+class TableCursor:
     """A table as a tick has left it."""
 
     snapshot: int | None = None
@@ -42,11 +42,11 @@ class TableState:
     """The minute since 1970 when the topic was observed."""
 
     @staticmethod
-    def parse(text: str) -> TableState:
+    def parse(text: str) -> TableCursor:
         """:raises ValueError: no tick has written it"""
         snapshot, registered, signal, flags, observed = text.split(".")
         number = int.from_bytes(urlsafe_b64decode(snapshot + "="), signed=True)
-        return TableState(
+        return TableCursor(
             number if snapshot else None, registered, signal, flags, int(observed, 16)
         )
 
@@ -61,7 +61,7 @@ class TableState:
     def has(self, flag: str) -> bool:
         return flag in self.flags
 
-    def flagged(self, flag: str, *, on: bool = True) -> TableState:
+    def flagged(self, flag: str, *, on: bool = True) -> TableCursor:
         flags = {*self.flags} | {flag} if on else {*self.flags} - {flag}
         return replace(self, flags="".join(sorted(flags)))
 
@@ -80,16 +80,16 @@ class Cursor(BaseModel):
                 return Cursor.model_validate_json(text)
         return Cursor()
 
-    def states(self, names: Iterable[str]) -> dict[str, TableState]:
+    def states(self, names: Iterable[str]) -> dict[str, TableCursor]:
         """Return the states of those of the tables that have one."""
-        states: dict[str, TableState] = {}
+        states: dict[str, TableCursor] = {}
         for name in names:
             with suppress(ValueError):
                 if text := self.tables.get(short_hash(name)):
-                    states[name] = TableState.parse(text)
+                    states[name] = TableCursor.parse(text)
         return states
 
     @staticmethod
-    def of(states: dict[str, TableState], checked_at: int) -> Cursor:
+    def of(states: dict[str, TableCursor], checked_at: int) -> Cursor:
         tables = {short_hash(name): str(state) for name, state in states.items()}
         return Cursor(tables=tables, checked_at=checked_at)

@@ -17,7 +17,7 @@ from topicberg.orchestration.jobs.requested_runs import ATTEMPT, WANTED, Request
 from topicberg.orchestration.jobs.snapshot_cursor import (
     UNCHECKED,
     UNREGISTERED,
-    TableState,
+    TableCursor,
     short_hash,
 )
 from topicberg.orchestration.jobs.watches import TABLES, TableWatch, listed_tables
@@ -39,7 +39,7 @@ class Registrations:
     def __init__(
         self,
         watched: Mapping[str, TableWatch],
-        states: dict[str, TableState],
+        states: dict[str, TableCursor],
         runs: RequestedRuns,
         now: float,
     ) -> None:
