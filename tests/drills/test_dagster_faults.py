@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 
 RAISES = "def _broken(*_, **__):\n    raise RuntimeError('no more')\n"
 HANGS = "def _broken(*_, **__):\n    import time\n\n    time.sleep(3600)\n"
-SNAPSHOTS = "import topicberg.orchestration.jobs.sensors as code\ncode._Evaluation.run = _broken\n"
+SNAPSHOTS = "import topicberg.orchestration.jobs.sensors as code\ncode.SensorTick.run = _broken\n"
 ALERTS = "import topicberg.alerts.evaluation as code\ncode.evaluate = _broken\n"
 
 

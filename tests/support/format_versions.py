@@ -20,8 +20,12 @@ from pyiceberg.table.metadata import TableMetadataV2, TableMetadataV3
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
+from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.snapshots import changed_files
+from topicberg.iceberg.summaries import END_OFFSETS, operation_of, summary
 from topicberg.query import load_extensions
 from topicberg.tableflow.values.commit import add_files
 
@@ -53,6 +57,24 @@ def data_files(table: Table, rows: pa.Table) -> list[DataFile]:
         fields = {name: file[place] for place, name in enumerate(names)}
         found.append(new_file(table.spec().spec_id, **fields))
     return found
+
+
+def written(table: Table, rows: pa.Table) -> list[DataFile]:
+    """Return data files that the engine has written, and not committed."""
+    with DataFileWriter(WriteTarget.of(table), table.io) as writer:
+        for batch in rows.cast(table.schema().as_arrow()).to_batches():
+            writer.write(dict(zip(batch.schema.names, batch.columns, strict=True)))
+    return list(writer.files)
+
+
+def assert_summary_has_hours(table: Table, column: str) -> None:
+    """Assert that the summary of the newest batch has the hours that its files say."""
+    head = table.current_snapshot()
+    if head is None or operation_of(head) == Operation.REPLACE or END_OFFSETS not in summary(head):
+        return
+    file_hours, files = FileHours(table, column), [file for file, _ in changed_files(table, head)]
+    assert file_hours.summarized(head) == file_hours.of_all(files, head)
+    assert not any(name.startswith("partitions.") for name in summary(head))
 
 
 def append(table: Table, rows: pa.Table) -> None:

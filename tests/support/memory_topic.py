@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from format_versions import assert_summary_has_hours
 from memory_kafka import Log, MemoryKafka
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
@@ -67,13 +68,10 @@ class MemoryTopic(Log):
         return Ingestor(self.spec, cast("Any", endpoints), self.config)
 
     def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (
-            self.catalog.load_table(self.spec.table_identifier(self.config))
-            .scan()
-            .to_arrow()
-            .to_pylist()
-        )
-        return found
+        table = self.catalog.load_table(self.spec.table_identifier(self.config))
+        assert_summary_has_hours(table, self.spec.event_time)
+        rows: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+        return rows
 
 
 class _Reader:

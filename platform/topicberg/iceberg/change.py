@@ -38,6 +38,7 @@ from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.clocks import clock_error
 from topicberg.iceberg.commits import move_main, property_updates
 from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
+from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.manifests import (
     ManifestWriter,
     Version,
@@ -82,6 +83,10 @@ class SnapshotChange:
         self._removed: dict[tuple[str, int | None], DataFile] = {}
         self._forgets = False
         self._corrected: set[tuple[str, int | None]] = set()
+        self.time: str | None = None
+        """The column by whose hours other tables are derived from this one."""
+        self.deleted_from: list[DataFile] = []
+        """The data files of the rows that its delete files delete."""
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
         codec = table.properties.get("write.avro.compression-codec", "").lower()
@@ -310,7 +315,7 @@ class SnapshotChange:
         changed = {partition_of(file) for file in (*self._added, *self._removed.values())}
         if changed:
             facts["changed-partition-count"] = len(changed)
-        texts = {name: str(number) for name, number in facts.items()}
+        texts = {name: str(number) for name, number in facts.items()} | self._hours()
         # PyIceberg computes totals only for some operations.
         totals = update_snapshot_summaries(
             Summary(operation=Operation.DELETE, **texts, **self._properties),
@@ -319,6 +324,15 @@ class SnapshotChange:
             else None,
         )
         return Summary(operation=self._operation, **totals.additional_properties)
+
+    def _hours(self) -> dict[str, str]:
+        """Return in which hours rows change, if the files themselves say it."""
+        files = [*self._added, *self._removed.values()]
+        data = [file for file in files if file.content == DataFileContent.DATA]
+        names, is_known = self.table.schema().column_names, len(data) == len(files)
+        if self.time and self.time in names and (is_known or self.deleted_from):
+            return FileHours(self.table, self.time).summarize([*data, *self.deleted_from])
+        return {}
 
 
 def _kind(file: DataFile) -> ManifestContent:

@@ -11,36 +11,31 @@ when the rewrite began (``use-starting-sequence-number``), so rows never get a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import zlib
+from base64 import b64decode, b64encode
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from itertools import pairwise
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg.files import in_parallel
-from topicberg.iceberg.hours import (
-    EVERYTHING,
-    FileHours,
-    Hours,
-    coarse,
-    live_files_since,
-    union,
-    without,
-)
+from topicberg.iceberg.hours import EVERYTHING, FileHours, Hours, coarse, live_files_since, without
 from topicberg.iceberg.manifests import size_of
-from topicberg.iceberg.snapshots import affected_hours, changes_since
+from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours
 from topicberg.iceberg.summaries import ancestry, summary
 
 LEDGER = "topicberg.expired-changes"
-"""Table property: :class:`Ledger`."""
-MAX_RANGES = 200
-"""Ranges of the ledger. Beyond them, those that changed longest ago are dropped."""
-SNAPSHOT_RANGES = 20
+"""Table property: JSON of :class:`Ledger`, compressed."""
+MAX_RANGES = 3000
+"""Ranges of the ledger: beyond them, those that changed longest ago are dropped, and of a snapshot
+the narrowest gaps count as changed as well. So many are some 16 KB."""
 _TOTALS = ("total-data-files", "total-records", "total-files-size")
 
 
@@ -101,67 +96,49 @@ def changed(table: Table, column: str, since: Mark | None) -> Changed:
     if since is None or since.table != table.metadata.table_uuid.hex:
         return _all(table, column)
     changes = changes_since(table, since.snapshot)
-    lost = expired_changes(table, column, since) if changes.gap else Changed([])
+    lost = _expired_changes(table, column, since) if changes.gap else Changed([])
     if lost.everything:
         return lost
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
     new = [
         Change(hours, snapshot.sequence_number or 0, snapshot.timestamp_ms, snapshot.timestamp_ms)
         for snapshot in changes.new
-        for hours in union(affected_hours(table, snapshot, column))
+        for hours in affected_hours(table, snapshot, column)
     ]
     rolled_back = [
-        Change(hours, 0, _moved_ms(table, since), _now_ms())
+        Change(hours, 0, _moved_ms(table, since), now_ms)
         for snapshot in changes.rolled_back
-        for hours in union(affected_hours(table, snapshot, column))
+        for hours in affected_hours(table, snapshot, column)
     ]
     return Changed([*lost.changes, *rolled_back, *new], rolled_back=bool(changes.rolled_back))
 
 
-def expired_changes(table: Table, column: str, since: Mark | None) -> Changed:
+def _expired_changes(table: Table, column: str, since: Mark) -> Changed:
     """Return the changes of expired snapshots between a mark and the oldest of ``main``.
 
     They may include changes of later snapshots.
     """
-    head = table.current_snapshot()
-    if head is None or since is None or since.table != table.metadata.table_uuid.hex:
+    line, ledger = list(ancestry(table)), Ledger.of(table)
+    if not line or (line[-1].sequence_number or 0) <= since.sequence:
+        return _all(table, column, since)  # the mark's snapshot was rolled back
+    head, oldest = line[0], line[-1]
+    if ledger and ledger.covers(column, oldest.snapshot_id, since.sequence):
+        newest, until = head.sequence_number or 0, oldest.timestamp_ms
+        changes = [(Hours(a, b), min(n, newest)) for a, b, n in ledger.hours if n > since.sequence]
+    elif _totals(table, head, since.sequence) == since.totals:
+        files, hours = live_files_since(table, head, since.sequence), FileHours(table, column)
+        changes = [(each, number) for file, number in files for each in hours.of(file, head)]
+        until = head.timestamp_ms
+    else:
         return _all(table, column, since)
-    oldest = list(ancestry(table))[-1]
-    if (oldest.sequence_number or 0) <= since.sequence:  # the mark's snapshot was rolled back
-        return _all(table, column, since)
-    ledger = Ledger.of(table)
-    if ledger and ledger.covers(column, oldest, since):
-        newest = head.sequence_number or 0
-        return Changed(
-            [
-                Change(Hours(start, stop), min(sequence, newest), since.at, oldest.timestamp_ms)
-                for start, stop, sequence in ledger.hours
-                if sequence > since.sequence
-            ]
-        )
-    if _totals(table, head, since.sequence) != since.totals:
-        return _all(table, column, since)
-    files, hours = live_files_since(table, head, since.sequence), FileHours(table, column)
-    return Changed(
-        [
-            Change(each, sequence, since.at, head.timestamp_ms)
-            for file, sequence in files
-            for each in hours.of(file, head)
-        ]
-    )
+    return Changed([Change(*change, since.at, until) for change in changes])
 
 
 def _all(table: Table, column: str, since: Mark | None = None) -> Changed:
-    head, now = table.current_snapshot(), _now_ms()
-    if head is None:
-        return Changed([], everything=True)
-    sequence, first = head.sequence_number or 0, since.at if since else now
-    held = FileHours(table, column).held(head)
-    changes = [Change(hours, sequence, first, now) for hours in held]
-    return Changed(changes, everything=True)
-
-
-def _now_ms() -> int:
-    return int(datetime.now(UTC).timestamp() * 1000)
+    head, now_ms = table.current_snapshot(), int(datetime.now(UTC).timestamp() * 1000)
+    sequence = (head.sequence_number or 0) if head else 0
+    when = sequence, since.at if since else now_ms, now_ms
+    return Changed([Change(each, *when) for each in held_hours(table, column)], everything=True)
 
 
 def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
@@ -205,18 +182,17 @@ class Ledger(BaseModel):
     def of(table: Table) -> Ledger | None:
         text = table.properties.get(LEDGER)
         try:
-            return Ledger.model_validate_json(text) if text else None
-        except ValidationError:  # of another version
+            return Ledger.model_validate_json(zlib.decompress(b64decode(text))) if text else None
+        except (ValueError, zlib.error):  # of another version
             return None
 
-    def covers(self, column: str, oldest: Snapshot, since: Mark) -> bool:
-        """Return whether all changes between a mark and the oldest snapshot are recorded."""
-        is_whole = self.oldest == oldest.snapshot_id and self.since <= since.sequence
-        return self.column == column and is_whole
+    def covers(self, column: str, oldest: int, since: int) -> bool:
+        """Return whether all changes between a sequence number and a snapshot are recorded."""
+        return self.column == column and self.oldest == oldest and self.since <= since
 
 
-def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
-    """Return the ledger for removing snapshots, with what ``main`` will no longer record.
+def noted(table: Table, column: str, removed: frozenset[int]) -> str:
+    """Return the text of the ledger with what ``main`` no longer records without some snapshots.
 
     Beside the snapshots that ``main`` loses, all that are not part of it are recorded as the next
     change: they were rolled back, or a tag keeps them beyond the end of ``main``.
@@ -239,29 +215,31 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
 
     hours, since = ledger.hours, ledger.since
     for snapshot, ranges in zip(lost, in_parallel(known_hours, lost), strict=True):
-        is_of_main = snapshot.snapshot_id in of_main
-        sequence = snapshot.sequence_number or 0 if is_of_main else following
-        hours = _overlaid(hours, coarse(ranges, SNAPSHOT_RANGES), sequence)
+        sequence = snapshot.sequence_number or 0 if snapshot.snapshot_id in of_main else following
+        hours = _overlaid(hours, coarse(ranges, MAX_RANGES), sequence)
     while len(hours) > MAX_RANGES:
         since = max(since, min(sequence for *_, sequence in hours))
         hours = [each for each in hours if each[2] > since]
-    return Ledger(
-        column=column, oldest=line[min(kept, len(line)) - 1].snapshot_id, since=since, hours=hours
-    )
+    oldest = line[min(kept, len(line)) - 1].snapshot_id
+    noted = Ledger(column=column, oldest=oldest, since=since, hours=hours)
+    return b64encode(zlib.compress(noted.model_dump_json().encode())).decode()
 
 
 def _overlaid(
-    hours: Sequence[tuple[int, int, int]], newer: Iterable[Hours], sequence: int
+    hours: Sequence[tuple[int, int, int]], newer: Sequence[Hours], sequence: int
 ) -> list[tuple[int, int, int]]:
-    """Return the ranges, with newer ones replacing what they overlap."""
-    newer = union(newer)
-    left = [
-        (rest.start, rest.stop, number)
-        for start, stop, number in hours
-        for rest in reduce(without, newer, [Hours(start, stop)])
-    ]
+    """Return the ranges, with newer ones replacing what they overlap.
+
+    :param newer: ascending and apart
+    """
+    starts = [each.start for each in newer]
     ranges: list[tuple[int, int, int]] = []
-    for start, stop, number in sorted([*left, *((h.start, h.stop, sequence) for h in newer)]):
+    left = [(each.start, each.stop, sequence) for each in newer]
+    for start, stop, number in hours:
+        others = newer[max(0, bisect_right(starts, start) - 1) : bisect_left(starts, stop)]
+        rest = reduce(without, others, [Hours(start, stop)])
+        left += ((each.start, each.stop, number) for each in rest)
+    for start, stop, number in sorted(left):
         if ranges and ranges[-1][1:] == (start, number):
             ranges[-1] = ranges[-1][0], stop, number
         else:

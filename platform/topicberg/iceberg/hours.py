@@ -3,15 +3,16 @@
 They are read from metadata: partition values, then the bounds in manifests. A position delete
 changes the hours of the data files that it names. A file without these counts for every hour, as
 Iceberg keeps no bounds beyond a table's first 100 columns: too many hours are computed again, never
-too few.
+too few. Summaries of topicberg's snapshots have them, so that the manifests are not opened.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import date
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 
 from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
@@ -20,16 +21,23 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestCo
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import DateType, NestedField, PrimitiveType
+from pyiceberg.types import DateType, NestedField, PrimitiveType, TimestampType, TimestamptzType
 
 from topicberg.iceberg.files import entries, in_parallel
 from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries, referenced_file
+from topicberg.iceberg.summaries import is_own, summary
 
 HOUR_MICROSECONDS = 3_600_000_000
 _EPOCH = date(1970, 1, 1)
 PARTITION_HOURS: dict[object, int] = {HourTransform: 1, DayTransform: 24}
 """Transform of a column of times → the hours of a partition."""
+SUMMARY = "topicberg.hours"
+"""Snapshot summary, JSON: field id of the event time → the hours in which rows are added or
+deleted: the first one since 1970, then the lengths of the range, of the gap after it, and so on."""
+MAX_SUMMARY_RANGES = 300
+"""A snapshot with more has no such summary: every commit writes those of all snapshots."""
 _PARQUET = FileFormat.PARQUET
+_TIMES = (DateType, TimestampType, TimestamptzType)
 _CACHED_FILES = 100_000
 
 Hours = range
@@ -92,10 +100,10 @@ class FileHours:
 
         :param snapshot: one that has the file
         """
+        if file.content == DataFileContent.DATA:
+            return self._of_data(file)
         if hours := self._of_partition(file):
             return hours
-        if file.content == DataFileContent.DATA:
-            return self._of_bounds(file)
         if is_vector(file):
             return self._of_named({referenced_file(file)}, snapshot)
         if file.content == DataFileContent.POSITION_DELETES and file.file_format == _PARQUET:
@@ -113,11 +121,32 @@ class FileHours:
                 vectors.add(referenced_file(file))  # the manifests are read once for all
             else:
                 ranges += self.of(file, snapshot)
-        return ranges + (self._of_named(vectors, snapshot) if vectors else [])
+        return union(ranges + (self._of_named(vectors, snapshot) if vectors else []))
 
     def held(self, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of all data files of a snapshot."""
         return self._of_named(None, snapshot)
+
+    def summarize(self, data_files: Iterable[DataFile]) -> dict[str, str]:
+        """Return the summary of a snapshot that changes rows of these files, if it is short."""
+        hours = union(chain.from_iterable(map(self._of_data, data_files)))
+        if len(hours) > MAX_SUMMARY_RANGES or not isinstance(self._field.field_type, _TIMES):
+            return {}
+        bounds = [0, *chain.from_iterable((each.start, each.stop) for each in hours)]
+        lengths = {self._field.field_id: [stop - start for start, stop in pairwise(bounds)]}
+        return {SUMMARY: json.dumps(lengths, separators=(",", ":"))}
+
+    def summarized(self, snapshot: Snapshot) -> list[Hours] | None:
+        """Return the hours in the summary of a snapshot; None: its manifests say which."""
+        text = summary(snapshot).get(SUMMARY) if is_own(snapshot) else None
+        lengths = json.loads(text or "{}").get(str(self._field.field_id))
+        if lengths is None:
+            return None
+        bounds = [*accumulate(lengths)]
+        return [Hours(*each) for each in zip(bounds[::2], bounds[1::2], strict=True)]
+
+    def _of_data(self, file: DataFile) -> list[Hours]:
+        return self._of_partition(file) or self._of_bounds(file)
 
     def _of_partition(self, file: DataFile) -> list[Hours]:
         for place, partition in enumerate(self._table.specs()[file.spec_id].fields):
@@ -158,7 +187,7 @@ class FileHours:
     def _manifest(self, manifest: ManifestFile) -> dict[str, list[Hours]]:
         """Return path → hours of the live data files of a manifest."""
         files = [entry.data_file for entry in read_entries(self._table.io, manifest)]
-        return {file.file_path: self._of_partition(file) or self._of_bounds(file) for file in files}
+        return {file.file_path: self._of_data(file) for file in files}
 
 
 def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:

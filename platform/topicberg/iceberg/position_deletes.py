@@ -232,6 +232,7 @@ def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
     data files.
     """
     table = change.table
+    change.deleted_from += (each.file for each in rows)
     if table.format_version == 2:
         change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
         return

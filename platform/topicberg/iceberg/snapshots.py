@@ -6,15 +6,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 
-import pyarrow as pa
 from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
@@ -31,7 +28,6 @@ from topicberg.iceberg.summaries import (
 )
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
-_SAMPLED_SNAPSHOTS = 20
 _CACHED_RANGES = 100_000
 
 
@@ -91,9 +87,6 @@ class SnapshotChanges:
     """Snapshots that a rollback removed from the history of ``main``."""
     gap: bool = False
     """Snapshots in between are expired: there may have been others, new or rolled back."""
-
-    def __bool__(self) -> bool:
-        return bool(self.new or self.rolled_back or self.gap)
 
 
 def changes_rows(snapshot: Snapshot) -> bool:
@@ -157,8 +150,10 @@ def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]
     """
     if operation_of(snapshot) == Operation.REPLACE or DATA_TTL_RUN in summary(snapshot):
         return []
-    files = (file for file, _ in changed_files(table, snapshot))
-    return FileHours(table, column).of_all(files, snapshot)
+    file_hours = FileHours(table, column)
+    if (summarized := file_hours.summarized(snapshot)) is not None:
+        return summarized
+    return file_hours.of_all((file for file, _ in changed_files(table, snapshot)), snapshot)
 
 
 def held_hours(table: Table, column: str) -> list[Hours]:
@@ -244,22 +239,6 @@ def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
         if width := PARTITION_HOURS.get(type(field.transform)):
             return place, width
     return None, 1
-
-
-def newest_rows(table: Table, limit: int) -> pa.Table | None:
-    """Return a few rows of the newest file, without planning a scan of the table."""
-    from pyiceberg.io.pyarrow import ArrowScan
-
-    removed: set[str] = set()
-    for snapshot in islice(ancestry(table), _SAMPLED_SNAPSHOTS):
-        files = list(changed_files(table, snapshot))
-        removed |= {file.file_path for file, added in files if not added}
-        for file, added in files:
-            if added and file.content == DataFileContent.DATA and file.file_path not in removed:
-                row_filter = AlwaysTrue()
-                scan = ArrowScan(table.metadata, table.io, table.schema(), row_filter, limit=limit)
-                return scan.to_table([FileScanTask(file)])
-    return None
 
 
 def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:

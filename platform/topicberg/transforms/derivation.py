@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
-from topicberg.transforms.unread import SourceTable, first_in_time
+from topicberg.transforms.unread import SourceTable
 from topicberg.transforms.windows import FOREVER, Window
 
 AT_ONCE = 48
@@ -199,7 +199,3 @@ class Derivation:
             return BEFORE_EVERYTHING
         first = now - kept + RETENTION_MARGIN
         return -int(-first.timestamp() // (3600 * self.hours)) * self.hours
-
-    def first_in_time(self, committed: datetime) -> int:
-        """Return the first hour since 1970 that is computed because of rows committed at a time."""
-        return first_in_time(committed, self.max_lateness)

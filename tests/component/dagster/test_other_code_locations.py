@@ -35,8 +35,7 @@ from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
-from topicberg.orchestration.jobs.snapshot_cursor import TableCursor
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, load
+from topicberg.orchestration.jobs.snapshot_cursor import SENSOR, Cursor, TableCursor
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 
@@ -222,9 +221,11 @@ def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) ->
     assert [one.name for one in seen.automations] == ["alerts"]
 
 
-def _sensor_state(instance: dg.DagsterInstance, location: str, sensor: str) -> InstigatorState:
+def _sensor_state(
+    instance: dg.DagsterInstance, location: str, sensor: str, cursor: str | None = None
+) -> InstigatorState:
     of_sensor = origin(location, "").repository_origin.get_instigator_origin(sensor)
-    data = SensorInstigatorData(min_interval=30)
+    data = SensorInstigatorData(min_interval=30, cursor=cursor)
     return instance.add_instigator_state(
         InstigatorState(of_sensor, InstigatorType.SENSOR, InstigatorStatus.STOPPED, data)
     )
@@ -240,9 +241,8 @@ def test_tables_that_another_project_has_as_well_are_an_alert(instance: dg.Dagst
         return {key: alert.what for key, alert in faults.items() if key.startswith("shared")}
 
     for location in (HERE, OTHER):
-        state = _sensor_state(instance, location, SENSOR)
-        changed = {"orders_snapshots": TableCursor(life="1")}
-        load(instance, Position(life="1", changed=changed), changed, label(location))
+        cursor = Cursor.of({"orders": TableCursor()}, 0).model_dump_json()
+        state = _sensor_state(instance, location, SENSOR, cursor)
         if location == OTHER:
             assert shared() == {}, "it may have been unloaded long ago"
         tick = TickData(
@@ -288,19 +288,3 @@ def test_jobs_run_their_steps_in_one_process() -> None:
     own_jobs = {name for name in executors if not name.startswith("__")}
     assert {CHECK, "register_tables", "compute_tables", "maintain_tables"} <= own_jobs
     assert {executors[name] for name in own_jobs} == {"in_process"}
-
-
-def test_cursors_of_two_projects_are_stored_apart(instance: dg.DagsterInstance) -> None:
-    table = "orders_snapshots"
-
-    def stored(location: str | None, life: str, snapshot: int | None = None) -> int | None:
-        changed = {} if snapshot is None else {table: TableCursor(life=life, requests=snapshot)}
-        found = load(instance, Position(life=life, changed=changed), [table], location)
-        return found[table].requests if table in found else None
-
-    assert stored(label(HERE), "earlier", 1) == 1
-    assert stored(label(OTHER), "other") is None
-    assert stored(label(OTHER), "other", 5) == 5
-    assert stored(label(HERE), "earlier", 2) == 2
-    assert stored(label(OTHER), "other") == 5
-    assert stored(label(HERE), "earlier") == 2

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import partial
 from math import ceil
 from pathlib import Path
 from random import Random
-from typing import Any, cast
 
 import dagster as dg
-import hypothesis.strategies as st
 import pytest
 from dagster import DagsterEventType
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from lake_model import HOURLY
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.conversions import to_bytes
@@ -40,29 +36,19 @@ from topicberg.orchestration.assets.partitions import (
     RANGE_END,
     RANGE_START,
     TimePartitions,
+    requested_ranges,
     requested_windows,
-    spans,
-    time_partitions,
 )
-from topicberg.orchestration.assets.registry import TopicTable
 from topicberg.orchestration.assets.tables import LakeTable
-from topicberg.orchestration.jobs.changes import Tick
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, snapshot_sensor
-from topicberg.orchestration.jobs.snapshot_cursor import (
-    MAX_RANGES,
-    TableCursor,
-    observe,
-    request,
-    settle,
-)
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors
-from topicberg.orchestration.jobs.tick_computations import MAX_PLANNED, MAX_RUNS, Computations
-from topicberg.orchestration.jobs.watches import TableWatch, watches
+from topicberg.orchestration.jobs.snapshot_cursor import SENSOR
+from topicberg.orchestration.jobs.tick_computations import MAX_PLANNED, MAX_RANGES, MAX_RUNS
+from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.tableflow.service.status import TopicStatus, write_status
-from topicberg.topics import TopicSpec, load_topics
+from topicberg.topics import load_topics
 from topicberg.transforms.derived import summary_of
 from topicberg.transforms.unread import READ
 from topicberg.transforms.windows import Window
@@ -98,83 +84,6 @@ Pattern = Callable[[int, Random], set[int]]
 PATTERNS: tuple[Pattern, ...] = (scattered, clustered, alternating, anywhere)
 
 
-def partitions_of_topics(granularity: str = "hourly") -> TimePartitions:
-    document = {
-        "name": "a",
-        "pipeline": "p",
-        "schema": {"format": "none"},
-        "derived_partitions": {"granularity": granularity, "start": START},
-    }
-    return time_partitions(TopicSpec.model_validate(document))
-
-
-def watch(source: str, partitions: TimePartitions, tables: int) -> TableWatch:
-    spec = TopicSpec.model_validate({"name": source, "pipeline": "p", "schema": {"format": "none"}})
-    origin = TopicTable(
-        name=source, identifier=("p", source), group="p", root=spec, time="at", source=source
-    )
-    keys = [dg.AssetKey(["iceberg", "p", f"{source}_{table}"]) for table in range(tables)]
-    return TableWatch(
-        name=source,
-        origin=origin,
-        registrations=(),
-        derived=(*keys, *(dg.AssetKey(["glue", *key.path[1:]]) for key in keys)),
-        partitions=partitions,
-    )
-
-
-@hypothesis_settings(max_examples=12)
-@given(
-    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=6),
-    st.sampled_from([1, 30, 500, 2000]),
-    st.sampled_from(["hourly", "daily"]),
-    st.randoms(use_true_random=False),
-)
-def test_runs_of_late_hours_have_exactly_these(
-    patterns: list[Pattern], count: int, granularity: str, random: Random
-) -> None:
-    partitions, width = partitions_of_topics(granularity), 24 if granularity == "daily" else 1
-    hours = {f"topic{n}": pattern(count, random) for n, pattern in enumerate(patterns)}
-    watched = {name: watch(name, partitions, TABLES // len(patterns)) for name in hours}
-    cursors = Cursors(
-        {
-            name: observe(TableCursor(life="l"), None, (Hours(h, h + 1) for h in late))
-            for name, late in hours.items()
-        }
-    )
-    computed: dict[str, list[int]] = {name: [] for name in watched}
-    runs = ticks = 0
-    while any(cursor.pending for cursor in cursors.values()):
-        computations, ticks = Computations(), ticks + 1
-        for name, each in watched.items():
-            plan = partial(spans, partitions, now=NOW, limit=MAX_RANGES)
-            cursor, wanted = request(cursors[name], plan, name)
-            computations.add(each, Tick(cursor, [], wanted))
-            cursors.note(name, cursor)
-        requests = computations.requests(cursors)
-        runs += len(requests)
-        assert 0 < len(requests) <= MAX_RUNS
-        assert sum(planned_events(partitions, each) for each in requests) <= MAX_PLANNED + TABLES
-        for run in requests:
-            assert all(len(value) <= INDEXED_BYTES for value in run.tags.values())
-            windows = requested_windows(partitions, run.tags)
-            assert len(windows) <= MAX_RANGES
-            for name in {key.path[-1].partition("_")[0] for key in run.asset_selection or ()}:
-                computed[name] += computed_hours(windows)[::width]
-        for name, cursor in cursors.items():
-            states = dict.fromkeys(cursor.request.ranges if cursor.request else (), "succeeded")
-            cursors.note(name, settle(cursor, cast("Any", states)))
-    for name, late in hours.items():
-        expected = {hour // width * width for hour in late}
-        assert sorted(computed[name]) == sorted(expected), "each partition once, and no other"
-    assert max(runs, ticks) <= sum(runs_of(hour // width for hour in of) for of in hours.values())
-
-
-def runs_of(partitions: Iterable[int]) -> int:
-    """Return how many runs compute partitions."""
-    return ceil(len(union(Hours(number, number + 1) for number in partitions)) / MAX_RANGES)
-
-
 def computed_hours(windows: Sequence[Window]) -> list[int]:
     return [hour for w in windows for hour in range(max(w.hours.start, FIRST), w.hours.stop)]
 
@@ -197,7 +106,7 @@ class LateRows:
     catalog: SqlCatalog
     instance: dg.DagsterInstance
     cursor: str | None = None
-    now: float = 1000.0
+    now: float = field(default_factory=time.time)
     computed: dict[str, list[int]] = field(default_factory=dict)
     runs: list[tuple[dg.DagsterRun, dg.RunRequest]] = field(default_factory=list)
     """Those that have not ended."""
@@ -219,10 +128,13 @@ class LateRows:
         ]
         self.computed = {each.name: [] for each in derived}
         self.lake = Lake(config, topics, tuple(derived))
-        watched = [*watches(self.lake)]
-        self.partitions = next(each.partitions for each in watched if each.partitions)
-        keys = {key for each in watched for key in (*each.derived, *each.registrations)}
-        checks = {k for each in watched for k in (*each.derived_checks, *each.registration_checks)}
+        watched = watches(self.lake).values()
+        computations = [each.computation for each in watched if each.computation]
+        self.partitions = computations[0].partitions
+        keys = {key for each in watched for key in each.registrations}
+        keys |= {key for each in computations for key in each.assets}
+        checks = {key for each in watched for key in each.registration_checks}
+        checks |= {key for each in computations for key in each.checks}
 
         @dg.multi_asset_check(
             specs=[dg.AssetCheckSpec(key.name, asset=key.asset_key) for key in checks],
@@ -294,7 +206,12 @@ class LateRows:
         self.cursor = tick.cursor or self.cursor
         for event in tick.asset_events:
             self.instance.report_runless_asset_event(event)
+        requests = [each for each in tick.run_requests or () if requested_ranges(each.tags)]
+        assert len(requests) <= MAX_RUNS
+        planned = sum(planned_events(self.partitions, each) for each in requests)
+        assert planned <= MAX_PLANNED + TABLES
         for each in tick.run_requests or ():
+            assert all(len(value) <= INDEXED_BYTES for value in each.tags.values())
             job, assets = self.repository.get_job(str(each.job_name)), each.asset_selection
             run = self.instance.create_run_for_job(
                 job.get_subset(asset_selection={*assets}) if assets else job,

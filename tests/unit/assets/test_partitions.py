@@ -26,7 +26,7 @@ from topicberg.orchestration.assets.partitions import (
     time_partitions,
     window,
 )
-from topicberg.orchestration.jobs.snapshot_cursor import MAX_RANGES
+from topicberg.orchestration.jobs.tick_computations import MAX_RANGES
 from topicberg.topics import TopicSpec
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

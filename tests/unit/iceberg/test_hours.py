@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
+import pytest
+from format_versions import allow_version_3, assert_summary_has_hours, upgrade, written
 from hypothesis import given
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
-from topicberg.iceberg.hours import EVERYTHING, NO_TIME, Hours, coarse, common, union, without
+from topicberg.iceberg.files import live_files
+from topicberg.iceberg.hours import (
+    EVERYTHING,
+    MAX_SUMMARY_RANGES,
+    NO_TIME,
+    SUMMARY,
+    Hours,
+    coarse,
+    common,
+    union,
+    without,
+)
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.snapshots import affected_hours, held_hours
+from topicberg.iceberg.summaries import END_OFFSETS, PICKED_FROM, summary
 from topicberg.iceberg.table import keep_bounds
+from topicberg.tableflow.values.commit import add_files
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = int(START.timestamp()) // 3600
@@ -31,12 +50,28 @@ SCHEMA = Schema(
 NO_BOUNDS = {"write.metadata.metrics.default": "none"}
 
 
-def append(table: Table, *hours: int | None) -> None:
+HOURLY = PartitionSpec(PartitionField(2, 1000, HourTransform(), "hour"))
+
+
+def rows_of(*hours: int | None) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for hour in hours:
         at = None if hour is None else START + timedelta(hours=hour)
         rows.append({"id": hour, TIME: at, "day": at.date() if at else None})
-    table.append(pa.Table.from_pylist(rows, schema_to_pyarrow(SCHEMA)))
+    return pa.Table.from_pylist(rows, schema_to_pyarrow(SCHEMA))
+
+
+def append(table: Table, *hours: int | None) -> None:
+    table.append(rows_of(*hours))
+
+
+def commit(table: Table, replaced: list[FileRows], *hours: int | None, column: str = TIME) -> None:
+    """Commit a batch, as the engine does it."""
+    head = table.current_snapshot()
+    files = [file for hour in hours for file in written(table, rows_of(hour))]
+    properties = {END_OFFSETS: "{}"}
+    add_files(table, head and head.snapshot_id, files, replaced, properties, time=column)
+    table.refresh()
 
 
 def affected(table: Table, column: str = TIME) -> list[Hours]:
@@ -44,7 +79,7 @@ def affected(table: Table, column: str = TIME) -> list[Hours]:
     assert head
     return [
         each if each == NO_TIME else Hours(each.start - FIRST, each.stop - FIRST)
-        for each in union(affected_hours(table, head, column))
+        for each in affected_hours(table, head, column)
     ]
 
 
@@ -79,6 +114,66 @@ def test_deletes_change_the_hours_of_the_files_they_name(catalog: SqlCatalog) ->
     delete_rows(table, [FileRows(files[2], np.array([0], np.uint32))], {}, ())
     table.refresh()
     assert affected(table) == [Hours(1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("version", "spec", "column"),
+    [(version, spec, TIME) for version in (2, 3) for spec in (PartitionSpec(), HOURLY)]
+    + [(2, PartitionSpec(), "day")],
+)
+def test_summary_of_a_batch_has_the_hours_of_its_files(
+    catalog: SqlCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    spec: PartitionSpec,
+    column: str,
+) -> None:
+    """Those of added rows, and of the data files of which it deletes rows, as manifests say."""
+    allow_version_3(monkeypatch)
+    table = catalog.create_table("shop.orders", SCHEMA, partition_spec=spec)
+    random = Random(version)
+    if version == 3:
+        table = upgrade(catalog, table)
+    for _ in range(5):
+        data = [file for file in live_files(table) if file.content == DataFileContent.DATA]
+        chosen = random.sample(data, min(len(data), random.randrange(3)))
+        replaced = [FileRows(file, np.array([0], np.uint32)) for file in chosen]
+        hours = [random.choice([None, *range(-60, 60)]) for _ in range(random.randrange(4))]
+        commit(table, replaced, *hours, column=column)
+        assert_summary_has_hours(table, column)
+
+
+def test_hours_of_a_batch_need_no_manifest(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    commit(table, [], 3, 50)
+    head = table.current_snapshot()
+    assert head
+    for path in (head.manifest_list, *(m.manifest_path for m in head.manifests(table.io))):
+        table.io.delete(path)
+    assert affected(table) == [Hours(3, 4), Hours(50, 51)]
+
+
+@pytest.mark.parametrize("count", [MAX_SUMMARY_RANGES, MAX_SUMMARY_RANGES + 1])
+def test_summary_with_too_many_ranges_is_left_to_the_manifests(
+    catalog: SqlCatalog, count: int
+) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA, partition_spec=HOURLY)
+    rows = rows_of(*range(0, 2 * count, 2))
+    add_files(table, None, written(table, rows), [], {}, time=TIME)
+    head = table.refresh().current_snapshot()
+    assert head
+    assert (SUMMARY in summary(head)) is (count == MAX_SUMMARY_RANGES)
+    assert len(summary(head).get(SUMMARY, "")) < 2_000
+    assert affected(table) == [Hours(hour, hour + 1) for hour in range(0, 2 * count, 2)]
+
+
+def test_hours_of_a_picked_snapshot_are_those_of_its_files(catalog: SqlCatalog) -> None:
+    """Another tool may have copied the summary of the snapshot that it picked."""
+    table = catalog.create_table("shop.orders", SCHEMA)
+    commit(table, [], 3)
+    copied = summary(table.metadata.snapshots[0])[SUMMARY]
+    table.append(rows_of(7), snapshot_properties={SUMMARY: copied, PICKED_FROM: "1"})
+    assert affected(table) == [Hours(7, 8)]
 
 
 def test_columns_beyond_the_hundredth_keep_their_bounds(catalog: SqlCatalog) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import hypothesis.strategies as st
@@ -15,6 +18,7 @@ import pytest
 from cachetools import LRUCache, cached
 from hypothesis import HealthCheck, given, settings
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
 from pyiceberg.schema import Schema
@@ -29,10 +33,11 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg import file_facts, files, manifests
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.changes import LEDGER, Mark, changed
 from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.file_facts import Files, live
-from topicberg.iceberg.hours import FileHours
+from topicberg.iceberg.hours import HOUR_MICROSECONDS, FileHours
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
 from topicberg.iceberg.maintenance.expiry import _only_of, expirable, expire
 from topicberg.iceberg.maintenance.orphans import remove_orphans
@@ -439,6 +444,77 @@ def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalo
     least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
     assert len(expirable(table, least, now_ms).snapshots) == 4
     assert not expirable(table, MaintenancePolicy(), now_ms)
+
+
+def test_expiry_changes_properties_by_one_update(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nessie refuses two of them: projectnessie/nessie#9999."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "at", TimestamptzType())))
+    rows = pa.table({"at": pa.array([0], pa.timestamp("us", "UTC"))})
+    table.append(rows)
+    table.append(rows)
+    commits = list[Any]()
+    commit_table = SqlCatalog.commit_table
+
+    def recorded(*given: Any) -> Any:
+        commits.append([type(update).__name__ for update in given[-1]])
+        return commit_table(*given)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
+    oldest = list(ancestry(table))[-1].snapshot_id
+    remove(table, Expirable(frozenset({oldest}), frozenset()), "at", {"note": "1"})
+    assert Counter(commits[0])["SetPropertiesUpdate"] == 1
+    assert table.properties["note"] == "1"
+    assert LEDGER in table.properties
+
+
+@settings(max_examples=3)
+@given(st.sets(st.integers(-5000, 5000), min_size=1, max_size=300), st.randoms())
+def test_expiry_records_exactly_the_hours_that_snapshots_changed(
+    hours: set[int], random: Random
+) -> None:
+    """Late rows may be in any hours, and a gap between two of them is nobody's to compute."""
+    with TemporaryDirectory() as folder:
+        catalog = SqlCatalog("unit", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}")
+        catalog.create_namespace("shop")
+        table = catalog.create_table("shop.late", Schema(NestedField(1, "at", TimestamptzType())))
+        commit_hours(table, {0})
+        mark, chosen = Mark.of(table, table.current_snapshot()), sorted(hours)
+        random.shuffle(chosen)
+        for part in (chosen[::2], chosen[1::2]):
+            commit_hours(table, part)
+        commit_hours(table, {9000})
+        line = [snapshot.snapshot_id for snapshot in ancestry(table)]
+        remove(table, Expirable(frozenset(line[2:]), frozenset()), "at")
+        remove(table, Expirable(frozenset(line[1:2]), frozenset()), "at")
+        found = changed(table, "at", mark)
+        assert not found.everything
+        assert {hour for each in found.changes for hour in each.hours} == {*hours, 9000}
+        assert len(table.properties[LEDGER]) < 8_000
+        catalog.close()
+
+
+def commit_hours(table: Table, hours: Iterable[int]) -> None:
+    """Add a file for each hour since 1970, which nobody reads."""
+    change = SnapshotChange(table, Operation.APPEND)
+    for hour in hours:
+        bound = {1: to_bytes(TimestamptzType(), hour * HOUR_MICROSECONDS)}
+        added = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{table.location()}/{uuid.uuid4()}.parquet",
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=1,
+            file_size_in_bytes=1,
+            lower_bounds=bound,
+            upper_bounds=bound,
+            null_value_counts={1: 0},
+        )
+        added.spec_id = 0
+        change.add([added])
+    change.commit()
+    table.refresh()
 
 
 def test_maintenance_without_garbage_collection_deletes_no_file(catalog: SqlCatalog) -> None:

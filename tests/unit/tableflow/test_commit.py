@@ -10,13 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from format_versions import written
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from topicberg.errors import CommitConflictError
-from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.tableflow.values.commit import add_files
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
@@ -25,14 +24,6 @@ ROWS = pa.table({"id": pa.array([1], pa.int64())})
 @pytest.fixture
 def table(catalog: SqlCatalog) -> Table:
     return catalog.create_table("shop.orders", ROWS.schema)
-
-
-def written(table: Table) -> list[DataFile]:
-    """Return the files of a batch, not committed."""
-    target = WriteTarget(table.location(), table.schema(), table.spec(), dict(table.properties))
-    with DataFileWriter(target, table.io) as writer:
-        writer.write(ROWS.cast(table.schema().as_arrow()))
-    return list(writer.files)
 
 
 def names(table: Table, ending: str) -> set[str]:
@@ -53,7 +44,7 @@ def test_files_planned_on_an_older_head_are_not_added(table: Table) -> None:
     head = table.current_snapshot()
     assert head is not None
     with pytest.raises(CommitConflictError, match="another commit came before this batch"):
-        add_files(table, None, written(table), [], {})
+        add_files(table, None, written(table, ROWS), [], {})
     assert table.refresh().current_snapshot() == head
     assert {name for name in names(table, "") - before if "metadata.json" not in name} == set()
     added = add_files(table, head.snapshot_id, [], [], {"note": "planned on this head"})
@@ -67,7 +58,7 @@ def test_refused_batch_leaves_no_file(table: Table) -> None:
     overtake(table)
     before = names(table, ".parquet"), names(table, ".avro")
     with pytest.raises(CommitConflictError, match="another commit came first"):
-        add_files(table, head.snapshot_id, written(table), [], {})
+        add_files(table, head.snapshot_id, written(table, ROWS), [], {})
     assert (names(table, ".parquet"), names(table, ".avro")) == before
     assert table.refresh().scan().to_arrow().num_rows == 2
 
@@ -80,7 +71,7 @@ def test_commit_whose_answer_was_lost_is_a_commit(table: Table) -> None:
         catalog.commit(*given)
         raise CommitFailedException("branch main has changed")
 
-    files = written(table)
+    files = written(table, ROWS)
     catalog.answer = twice
     added = add_files(table, None, files, [], {"note": "sent twice"})
     assert table.refresh().current_snapshot() == added
@@ -96,7 +87,7 @@ def test_batch_that_may_still_be_committed_keeps_its_files(table: Table) -> None
     catalog: Any = table.catalog
     catalog.answer = refuse
     overtaken = table.catalog.load_table(table.name())
-    files = written(table)
+    files = written(table, ROWS)
     with pytest.raises(CommitConflictError):
         add_files(overtaken, None, files, [], {})
     assert {Path(file.file_path).name for file in files} <= names(table, ".parquet")

@@ -202,9 +202,7 @@ def remove(
     if expired.snapshots:
         on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
-            changed[changes.LEDGER] = changes.noted(
-                table, time, expired.snapshots
-            ).model_dump_json()
+            changed[changes.LEDGER] = changes.noted(table, time, expired.snapshots)
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=sorted(expired.snapshots)))
     # In one update: Nessie refuses a commit with two of a kind (projectnessie/nessie#9999).
     updates += property_updates(table, changed, ())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 from dagster import (
     AssetKey,
     MetadataValue,
@@ -15,18 +17,20 @@ from dagster import (
     TableColumnLineage,
     TableSchema,
 )
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.charts import markdown_table
 from topicberg.documents import address_of
-from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
-from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, summary
+from topicberg.iceberg.snapshots import SnapshotReport, changed_files, oldest_record, report
+from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, ancestry, summary
 from topicberg.security.text import markdown_lines
 from topicberg.topics.spec import metadata_description
 
-SAMPLE_ROWS = 10
+SAMPLE_ROWS, SAMPLED_SNAPSHOTS = 10, 20
 
 
 def documentation(page: str) -> dict[str, MetadataValue[Any]]:
@@ -150,3 +154,19 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
         if sample and (rows := newest_rows(table, SAMPLE_ROWS)) is not None:
             metadata["sample"] = MetadataValue.md(markdown_table(rows))
     return metadata
+
+
+def newest_rows(table: Table, limit: int) -> pa.Table | None:
+    """Return a few rows of the newest file, without planning a scan of the table."""
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    removed: set[str] = set()
+    for snapshot in islice(ancestry(table), SAMPLED_SNAPSHOTS):
+        files = list(changed_files(table, snapshot))
+        removed |= {file.file_path for file, added in files if not added}
+        for file, added in files:
+            if added and file.content == DataFileContent.DATA and file.file_path not in removed:
+                row_filter = AlwaysTrue()
+                scan = ArrowScan(table.metadata, table.io, table.schema(), row_filter, limit=limit)
+                return scan.to_table([FileScanTask(file)])
+    return None

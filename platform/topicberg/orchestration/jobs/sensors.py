@@ -2,19 +2,18 @@
 
 It reports every snapshot of a topic's table, and registers the tables that changed in Glue and
 Snowflake (:mod:`.jobs.registration`). It requests runs: one that registers what a tick cannot, one
-that checks what ticks registered, and for each table one for the affected partitions of everything
-that follows from it alone. A derived table with a lookback follows from more: its source is watched
-for it again, which also requests the partitions after those that it affects, as far as the
-lookback reaches. So is that of one with a lookup, for everything after them. What a tick requests
-of the same partitions is one run, unless the last one failed.
+that checks what ticks registered, and those that compute what derived tables have not read.
 
-A tick costs what changed. It loads tables whose writer reports another snapshot than at the last
-look, those whose runs have ended, and a few others in turn: no writer reports maintenance, or an
-operator's rollback.
+Each derived table records what it has read (:mod:`topicberg.transforms.unread`), so a tick only has
+to find out for which tables to ask: those that read a table with a new snapshot, and those that
+were not complete when a tick last asked. A tick costs what changed. It loads tables whose writer
+reports another snapshot than at the last look, and a few others in turn: no writer reports
+maintenance, or an operator's rollback, and hours of the future become present ones.
 
 ===============================  ==================================================
 :mod:`.jobs.watches`             what is watched
-:mod:`.jobs.changes`             what changed in a table
+:mod:`.jobs.snapshot_cursor`     what is remembered of each table
+:mod:`.jobs.snapshot_reports`    the reports of snapshots
 :mod:`.jobs.requested_runs`      how the runs are that earlier ticks requested
 :mod:`.jobs.tick_computations`   the runs that compute partitions
 :mod:`.jobs.tick_registrations`  what a tick registers, and the runs for the others
@@ -24,41 +23,42 @@ operator's rollback.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import repeat
+from datetime import UTC, datetime
 
 import dagster as dg
-from dagster import AssetMaterialization, AssetObservation
+from dagster import AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table as IcebergTable
 
 from topicberg import kafka
+from topicberg.catalogs.glue import registered_state
 from topicberg.dagster.executor import EXECUTOR
-from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.assets.partitions import Span
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.assets.topics import (
     consumer_lag_metadata,
     kafka_data_version,
     kafka_metadata,
 )
-from topicberg.orchestration.jobs.changes import BATCH_SECONDS, Tick, advance
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.requested_runs import RequestedRuns
 from topicberg.orchestration.jobs.schedules import skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
-    MAX_ATTEMPTS,
-    RunState,
+    SENSOR,
+    UNFINISHED,
+    UNOBSERVED,
+    UNREGISTERED,
+    Cursor,
     TableCursor,
-    settle_registration,
+    short_hash,
 )
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, load
+from topicberg.orchestration.jobs.snapshot_reports import Event, reports
 from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
 from topicberg.orchestration.jobs.watches import MAX_LISTED, TableWatch, watches
@@ -68,14 +68,15 @@ from topicberg.settings import Settings
 from topicberg.tableflow.service.wait import held_offsets
 from topicberg.wording import listed
 
-INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
+INTERVAL_SECONDS = 5
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
-first; the second is for what is computed beyond the touched hours, if no run of the first does it.
-"""
+next one."""
 OBSERVATION_SECONDS = 60
 """Between two observations of a topic in Kafka, which follow commits to its table."""
 AT_ONCE = 8
-"""Tables that a tick inspects at once: most of the time is waiting for the catalog and S3."""
+"""Tables that a tick loads at once: most of the time is waiting for the catalog and S3."""
+BATCH_SECONDS = 10.0
+"""For which a tick looks at tables: others are to be registered within their usual time."""
 SWEEP = 20
 """Tables that a tick loads in turn, whether or not anything says that they changed."""
 MAX_SILENT = 3
@@ -84,7 +85,7 @@ MAX_SILENT = 3
 
 def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.SensorDefinition:
     """One for all tables, so that a run registers what changed at the same time."""
-    watched = {watch.name: watch for watch in watches(lake)}
+    watched = watches(lake)
     registers = registrar or Registrar()
 
     @dg.sensor(
@@ -102,7 +103,9 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     ) -> dg.SensorResult | dg.SkipReason:
         endpoints = topicberg_lakehouse.peek()
         signals = topicberg_lakehouse.signals(lake.topics)
-        return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
+        return SensorTick(
+            context, endpoints, lake.config, watched, signals, registers, _now()
+        ).run()
 
     return snapshots
 
@@ -115,9 +118,9 @@ def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition
         if each.registrations:
             keys.setdefault(REGISTER, []).extend(each.registrations)
             checks.setdefault(REGISTER, []).extend(each.registration_checks)
-        if each.derived:
-            keys.setdefault(each.job, []).extend(each.derived)
-            checks.setdefault(each.job, []).extend(each.derived_checks)
+        if computation := each.computation:
+            keys.setdefault(computation.job, []).extend(computation.assets)
+            checks.setdefault(computation.job, []).extend(computation.checks)
     return [
         dg.define_asset_job(
             name,
@@ -131,7 +134,7 @@ def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition
     ]
 
 
-class _Evaluation:
+class SensorTick:
     """A tick of the sensor: what Dagster knows before, and what it is asked to do."""
 
     def __init__(
@@ -142,164 +145,220 @@ class _Evaluation:
         watched: Mapping[str, TableWatch],
         signals: Mapping[str, str],
         registrar: Registrar,
+        now: float,
     ) -> None:
+        """:param now: in seconds since 1970"""
         self.registrar = registrar
         self.context = context
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
-        location = location_of_sensor(context)
-        self.position = Position.parse(context.cursor)
-        self.cursors = Cursors(load(context.instance, self.position, watched, location))
-        self.runs = RequestedRuns(context.instance)
-        self.computations = Computations()
-        self.events: list[AssetMaterialization | AssetObservation] = []
+        self.now, self.began = now, time.monotonic()
+        self.cursor = Cursor.parse(context.cursor)
+        self.states = self.cursor.states(watched)
+        self.before = dict(self.states)
+        self.tables: dict[tuple[str, str], IcebergTable | Exception] = {}
+        self.changed: set[str] = set()
+        """Derived tables that read a table with a new snapshot."""
+        self.runs = RequestedRuns(context.instance, config.prefix, self.now)
+        self.computations = Computations(watched, self.runs, self.now)
+        self.registrations = Registrations(watched, self.states, self.runs, self.now)
+        self.events: list[Event] = []
         self.problems: dict[str, Exception] = {}
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         """:raises Exception: a table could not be inspected, and nothing happened to the others"""
-        now, began = _now(), time.monotonic()
-        looks_back = now - self.position.looked_back_at >= LOOKING_BACK_SECONDS
-        due = [*self._due(now, looks_back)]
-        self._look_at(due, now, began)
-        looked_at = {watch.name for watch in due}
-        joining = self.computations.joining(self.watched.values())
-        others = [watch for watch in joining if watch.name not in looked_at]
-        self._look_at(others, now, began, self.computations.spans())
-        computations = self.computations.requests(self.cursors)
-        registrations = Registrations(self.watched, self.cursors, self.position, self.runs)
-        self.events += registrations.move_pointers(self.registrar, self.context.log, now)
-        runs = registrations.registration_run(), *computations, registrations.check_run(now)
-        requests = [run for run in runs if run]
+        swept = self.swept()
+        self._look_at_sources([*self._due(swept)])
+        self.events += self.registrations.move_pointers(self.registrar, self.context.log)
+        self.began = time.monotonic()  # what takes long in the catalogs does not stop computations
+        self._look_at_derived(swept)
+        registration = self.registrations.registration_run()
+        computations = self.computations.requests()
+        checks = self.registrations.check_run(self.cursor.checked_at)
+        requests = [run for run in (registration, *computations, checks) if run]
         for name, error in self.problems.items():
             self.context.log.error(f"{name}: {safe(error)}")
-        idle = not (self.cursors.changed or self.events or requests)
+        idle = not (self.states != self.before or self.events or requests)
         if idle and self.problems:
             raise next(iter(self.problems.values()))
-        stored = not self.position.changed  # else the next tick's cursor is small again
-        if idle and stored and not looks_back and self.context.cursor:
-            return dg.SkipReason(_idle_reason(self.cursors))
-        position = registrations.position.model_copy(
-            update={
-                "changed": self.cursors.changed,
-                "looked_back_at": now if looks_back else self.position.looked_back_at,
-            }
-        )
+        if idle and self.context.cursor:
+            return dg.SkipReason(self._idle_reason())
+        checked_at = int(self.now) if checks else self.cursor.checked_at
         return dg.SensorResult(
             run_requests=requests,
             asset_events=self.events,
-            cursor=position.model_dump_json(exclude_defaults=True),
-            skip_reason=_idle_reason(self.cursors) if idle else None,
+            cursor=Cursor.of(self.states, checked_at).model_dump_json(exclude_defaults=True),
+            skip_reason=self._idle_reason() if idle else None,
         )
 
-    def _look_at(
-        self,
-        watched: Sequence[TableWatch],
-        now: float,
-        began: float,
-        joins: Mapping[str, Set[tuple[Span, ...]]] | None = None,
-    ) -> None:
-        """Look at some tables, as far as there is time.
+    def swept(self) -> set[str]:
+        """Return the tables that this tick loads whatever is known of them, others in each tick."""
+        names = [*self.watched]
+        first = int(self.now // INTERVAL_SECONDS) * SWEEP % max(len(names), 1)
+        return {*(names + names)[first : first + SWEEP]}
 
-        :param joins: the partitions, by job, to which their runs are limited; None: they are not
-        """
-        with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
-            for first in range(0, len(watched), AT_ONCE):
-                at_once = watched[first : first + AT_ONCE]
-                befores = [self._before(watch) for watch in at_once]
-                spans = [None if joins is None else joins[watch.job] for watch in at_once]
-                looks = pool.map(self._look, at_once, befores, repeat(now), spans)
-                for watch, before, look in zip(at_once, befores, looks, strict=True):
-                    self._note_look(watch, before, look)
-                silent = sum(classify(error) is not None for error in self.problems.values())
-                if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
-                    break
+    def _state(self, watch: TableWatch) -> TableCursor:
+        return self.states.get(watch.name, TableCursor())
 
-    def _due(self, now: float, looks_back: bool) -> Iterator[TableWatch]:
-        """Yield the tables to load, beginning with another one in each tick."""
-        due = [each for each in self.watched.values() if each.reported or looks_back]
-        first = int(now // INTERVAL_SECONDS) * SWEEP % max(len(due), 1)
-        for place, watch in enumerate([*due[first:], *due[:first]]):
-            cursor, signal = self._cursor(watch), self._signal(watch)
-            moved = signal is not None and cursor.signal != signal
-            if place < SWEEP or moved or self.runs.any_ended(watch, cursor):
+    def _due(self, swept: set[str]) -> Iterator[TableWatch]:
+        """Yield the tables to load that no run computes, beginning with another in each tick."""
+        for watch in sorted(self.watched.values(), key=lambda each: each.name not in swept):
+            state = self._state(watch)
+            is_flagged = state.has(UNREGISTERED) or self._is_unobserved(state)
+            moved = self._signal(watch) not in (None, state.signal)
+            if not watch.computation and (watch.name in swept or moved or is_flagged):
                 yield watch
 
-    def _cursor(self, watch: TableWatch) -> TableCursor:
-        return self.cursors.get(watch.name) or TableCursor(life=self.position.life)
-
     def _signal(self, watch: TableWatch) -> str | None:
-        return self.signals.get(watch.origin.root.name) if watch.origin.reported else None
+        """Return a hash of what the writer reports; None: nothing."""
+        signal = self.signals.get(watch.origin.root.name) if watch.origin.reported else None
+        return None if signal is None else short_hash(signal, 6)
 
-    def _before(self, watch: TableWatch) -> tuple[TableCursor, dict[str, RunState]]:
-        """Return the cursor of a table, and how the runs are that were requested for it."""
-        cursor = self._cursor(watch)
-        return cursor, self.runs.states(watch, cursor)
+    def _is_unobserved(self, state: TableCursor) -> bool:
+        return state.has(UNOBSERVED) and self.now // OBSERVATION_SECONDS > state.observed
 
-    def _look(
-        self,
-        watch: TableWatch,
-        before: tuple[TableCursor, Mapping[str, RunState]],
-        now: float,
-        joins: Set[tuple[Span, ...]] | None,
-    ) -> Tick | Exception | None:
-        """Return what happened to a table, or what is wrong with it; None: it does not exist.
+    def _look_at_sources(self, due: Sequence[TableWatch]) -> None:
+        for first in range(0, len(due), AT_ONCE):
+            some = due[first : first + AT_ONCE]
+            self._load(watch.origin.identifier for watch in some)
+            for watch in some:
+                self._guarded(watch, self._look_at_source)
+            self._observe([each for each in some if self._is_unobserved(self._state(each))])
+            if self._is_over():
+                break
 
-        Threads do this for several tables at once.
-        """
-        try:
-            iceberg = self.catalog.load_table(watch.origin.identifier)
-            tick = advance(*before, iceberg, watch, self.catalog, joins)
-            head, cursor = iceberg.current_snapshot(), tick.cursor
-            if cursor.registration is None and head and cursor.snapshot == head.snapshot_id:
-                cursor = cursor.replace(signal=self._signal(watch))
-            if tick.events and watch.reported:
-                cursor = cursor.replace(unobserved=True)
-            if cursor.unobserved and now - cursor.observed_at >= OBSERVATION_SECONDS:
-                observation = _kafka_observation(self.context, watch, self.endpoints, iceberg)
-                tick.events.extend([observation] if observation else [])
-                cursor = cursor.replace(unobserved=observation is None, observed_at=now)
-            return replace(tick, cursor=cursor)
-        except NoSuchTableError:
-            return None
-        except Exception as error:
-            return error
-
-    def _note_look(
-        self,
-        watch: TableWatch,
-        before: tuple[TableCursor, Mapping[str, RunState]],
-        look: Tick | Exception | None,
-    ) -> None:
-        """Take note of it; what is wrong with a table stops no other."""
-        if isinstance(look, Tick):
-            self.events += look.events
-            self.computations.add(watch, look)
-            self.cursors.note(watch.name, look.cursor)
+    def _look_at_source(self, watch: TableWatch) -> None:
+        """Take note of everything that happened to a table since the last look."""
+        iceberg, before = self._table(watch.origin.identifier), self._state(watch)
+        if iceberg is None:
+            self.states[watch.name] = before.flagged(UNREGISTERED, on=False)
             return
-        cursor = settle_registration(*before)
-        if look is None:
-            cursor = cursor.replace(dirty=False)
-        else:
-            self.problems[watch.name] = look
-        if watch.name in self.cursors:
-            self.cursors.note(watch.name, cursor)
+        head, signal = iceberg.current_snapshot(), self._signal(watch)
+        snapshot = head.snapshot_id if head else None
+        state = replace(before, signal=signal or "")
+        if watch.origin.reported:
+            events, reported = reports(watch.origin, iceberg, before.snapshot)
+            self.events += events
+            state = state.flagged(UNOBSERVED) if events else state
+            if reported != snapshot:  # the next tick continues
+                snapshot, state = reported, replace(state, signal="")
+        if is_new := snapshot != before.snapshot:
+            self.changed |= {*watch.readers}
+        self.states[watch.name] = replace(state, snapshot=snapshot)
+        if watch.registrations and head:
+            self.registrations.look(watch, registered_state(iceberg), is_new=is_new)
 
+    def _look_at_derived(self, swept: set[str]) -> None:
+        """Find out what derived tables have not read; those first that others are derived from."""
+        derived = [watch for watch in self.watched.values() if watch.computation]
+        if not self._is_over():
+            due = [each for each in derived if self._is_due(each, swept)]
+            self._load(name for watch in due for name in self._read(watch))
+        for watch in derived:
+            if not self._is_due(watch, swept):
+                continue
+            if self.computations.is_active(watch) or self._is_over():
+                self.states[watch.name] = self._state(watch).flagged(UNFINISHED)
+            else:
+                self._guarded(watch, self._look_at_ledger)
 
-def _idle_reason(cursors: Cursors) -> str:
-    """Return why a tick that did nothing did nothing."""
-    given_up = [
-        name
-        for name, cursor in cursors.items()
-        if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS
-    ]
-    if given_up:
-        return (
-            f"{MAX_ATTEMPTS} runs failed for {listed(given_up, MAX_LISTED)}; fix the cause, the "
-            "next snapshot or a manual materialization resumes it"
+    def _is_due(self, watch: TableWatch, swept: set[str]) -> bool:
+        name = watch.name
+        return name in self.changed or name in swept or self._state(watch).has(UNFINISHED)
+
+    def _read(self, watch: TableWatch) -> list[tuple[str, str]]:
+        """Return the tables that say what is to be computed of a derived one."""
+        if not watch.computation or self.computations.is_active(watch):
+            return []
+        sources = [each.table for each in watch.computation.plan.sources]
+        return [watch.origin.identifier, *sources]
+
+    def _look_at_ledger(self, watch: TableWatch) -> None:
+        computation = watch.computation
+        assert computation is not None  # noqa: S101  only derived tables are asked
+        sources = computation.plan.source_tables(self._table)
+        target, state = self._table(watch.origin.identifier), self._state(watch)
+        head = target.current_snapshot() if target else None
+        snapshot = head.snapshot_id if head else None
+        if snapshot != state.snapshot:
+            self.changed |= {*watch.readers}
+        is_unfinished = bool(sources) and self.computations.look(watch, target, sources)
+        self.states[watch.name] = replace(state, snapshot=snapshot).flagged(
+            UNFINISHED, on=is_unfinished
         )
-    if any(cursor.request or cursor.registration for cursor in cursors.values()):
-        return "a run is under way"
-    return "no new snapshot"
+
+    def _guarded(self, watch: TableWatch, look: Callable[[TableWatch], None]) -> None:
+        """Look at a table; what is wrong with it stops no other."""
+        try:
+            look(watch)
+        except Exception as error:
+            self.problems[watch.name] = error
+            if watch.computation:  # the next tick no longer knows that a source has changed
+                self.states[watch.name] = self._state(watch).flagged(UNFINISHED)
+
+    def _is_over(self) -> bool:
+        """Return whether the tick looks at no further tables."""
+        silent = sum(classify(error) is not None for error in self.problems.values())
+        return silent >= MAX_SILENT or time.monotonic() - self.began > BATCH_SECONDS
+
+    def _load(self, identifiers: Iterable[tuple[str, str]]) -> None:
+        """Load tables, several at once."""
+        new = [each for each in dict.fromkeys(identifiers) if each not in self.tables]
+
+        def load(identifier: tuple[str, str]) -> IcebergTable | Exception:
+            try:
+                return self.catalog.load_table(identifier)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
+            self.tables.update(zip(new, pool.map(load, new), strict=True))
+
+    def _table(self, identifier: tuple[str, str]) -> IcebergTable | None:
+        """Return a table as it is in this tick; None: it does not exist.
+
+        :raises Exception: it could not be loaded
+        """
+        self._load([identifier])
+        table = self.tables[identifier]
+        if isinstance(table, NoSuchTableError):
+            return None
+        if isinstance(table, Exception):
+            raise table
+        return table
+
+    def _observe(self, watched: Sequence[TableWatch]) -> None:
+        """Observe the topics of tables in Kafka, and how far behind them the tables are."""
+
+        def observe(watch: TableWatch) -> AssetObservation | None:
+            try:
+                iceberg = self._table(watch.origin.identifier)
+                if iceberg is not None:
+                    return _kafka_observation(self.context, watch, self.endpoints, iceberg)
+            except Exception as error:
+                self.problems[watch.name] = error
+            return None
+
+        with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
+            for watch, observation in zip(watched, pool.map(observe, watched), strict=True):
+                self.events += [observation] if observation else []
+                state = self._state(watch).flagged(UNOBSERVED, on=observation is None)
+                minute = int(self.now // OBSERVATION_SECONDS)
+                self.states[watch.name] = replace(state, observed=minute)
+
+    def _idle_reason(self) -> str:
+        """Return why a tick that did nothing did nothing."""
+        failed = {**self.computations.failed, **self.registrations.failed}
+        if failed:
+            due = datetime.fromtimestamp(min(run.due for run in failed.values()), UTC)
+            return (
+                f"runs failed for {listed(sorted(failed), MAX_LISTED)}; the next attempt is after "
+                f"{due:%H:%M:%S} UTC"
+            )
+        waits = any(
+            state.has(UNFINISHED) or state.has(UNREGISTERED) for state in self.states.values()
+        )
+        return "a run is under way" if waits else "no new snapshot"
 
 
 def _now() -> float:

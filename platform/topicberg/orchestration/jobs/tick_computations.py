@@ -2,127 +2,296 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import dagster as dg
+from cachetools import LRUCache, cached
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table.snapshots import Snapshot
 
+from topicberg.iceberg.hours import Hours, common, union, without
+from topicberg.iceberg.summaries import summary
 from topicberg.orchestration.assets.partitions import (
     RANGE_END,
     RANGE_START,
     SCATTERED,
     Span,
+    TimePartitions,
     described_range,
     partition_count,
+    requested_windows,
     scattered,
+    spans,
 )
-from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, NOT_RETRIED
+from topicberg.orchestration.assets.run_kinds import COMPUTATION, NOT_RETRIED
 from topicberg.orchestration.catalogs.catalog import ICEBERG
-from topicberg.orchestration.jobs.changes import Tick
-from topicberg.orchestration.jobs.snapshot_cursor import postpone, share
-from topicberg.orchestration.jobs.snapshot_store import Cursors
+from topicberg.orchestration.jobs.requested_runs import ATTEMPT, WANTED, RequestedRun, RequestedRuns
+from topicberg.orchestration.jobs.snapshot_cursor import short_hash
 from topicberg.orchestration.jobs.watches import (
     HOURS,
     MAX_LISTED,
     TABLES,
+    Computation,
     TableWatch,
     listed_tables,
 )
+from topicberg.transforms.derivation import Derivation
+from topicberg.transforms.unread import SourceTable, computable, unread
+from topicberg.transforms.windows import WINDOW, Window, computations
 from topicberg.wording import listed
 
+MAX_RANGES = 250
+"""Ranges of partitions of one run, as many as its tag can name; the next run has the others."""
 MAX_RUNS = 4
 """Runs that one tick requests: Dagster makes each in a second or more, before the next tick."""
 MAX_PLANNED = 500
 """Events of their partitions, which Dagster writes meanwhile; see :func:`.scattered`."""
+MAX_KILLED = 2
+"""Runs in a row that were killed, after which a table shares none: it may be what ends them."""
+_REMEMBERED = 1000
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be computed of a table."""
+
+    watch: TableWatch
+    computation: Computation
+    head: Snapshot | None
+    """The newest snapshot of the table."""
+    spans: tuple[Span, ...]
+    """None are: only the catalogs do not have the table, of which all is computed."""
+    attempts: int = 0
+    is_alone: bool = False
+    """The run is for this table only: what failed for it would fail the others again and again."""
 
 
 class Computations:
-    """What tables want to have computed. What several want of the same partitions is one run."""
+    """What derived tables have not read; the same partitions of several tables are one run."""
 
-    def __init__(self) -> None:
-        self._wanted: list[tuple[TableWatch, str, tuple[Span, ...], bool]] = []
-        """Watch, run key, partitions, and whether no other table may share the run."""
+    def __init__(self, watched: Mapping[str, TableWatch], runs: RequestedRuns, now: float) -> None:
+        self._watched, self._runs = watched, runs
+        self._now = datetime.fromtimestamp(now, UTC)
+        self._wanted: list[_Wanted] = []
+        self.failed: dict[str, RequestedRun] = {}
+        """Tables whose last run failed, and that wait for the next attempt."""
 
-    def add(self, watch: TableWatch, tick: Tick) -> None:
-        """Add what a table wants."""
-        self._wanted += ((watch, key, spans, tick.alone) for key, spans in tick.runs.items())
+    def is_active(self, watch: TableWatch) -> bool:
+        """Return whether a run computes the table."""
+        return watch.origin.key(ICEBERG) in self._runs.active
 
-    def spans(self) -> dict[str, set[tuple[Span, ...]]]:
-        """Return the wanted partitions by job."""
-        spans: dict[str, set[tuple[Span, ...]]] = {}
-        for watch, _, of_watch, _ in self._wanted:
-            spans.setdefault(watch.job, set()).add(of_watch)
-        return spans
+    def look(
+        self, watch: TableWatch, target: IcebergTable | None, sources: Mapping[str, SourceTable]
+    ) -> bool:
+        """Take note of what a table has not read; return whether that is anything.
 
-    def joining(self, watched: Iterable[TableWatch]) -> Iterator[TableWatch]:
-        """Yield what else follows from the tables that want something, in the same jobs."""
-        wanted = {(watch.job, watch.origin.name) for watch, *_ in self._wanted}
-        for watch in watched:
-            if (watch.job, watch.origin.name) in wanted:
-                yield watch
+        :param target: None: it does not exist yet
+        """
+        computation, now = watch.computation, self._now
+        assert computation is not None  # noqa: S101  only derived tables have a ledger
+        first = computation.plan.first_hour(now)
+        hours = unread_hours(computation.plan, target, sources, int(now.timestamp()) // 3600)
+        wanted, _ = spans(computation.partitions, hours, now, len(hours) + 1, first)
+        if not wanted:
+            return self._look_at_catalogs(watch, computation, target)
+        failures = [
+            (left, run)
+            for run in self._runs.failed(watch.origin.key(ICEBERG))
+            if (left := common(hours, _left(computation, run, target)))
+        ]
+        waiting = [each for left, run in failures if run.due > now.timestamp() for each in left]
+        failed = union(each for left, _ in failures for each in left)
+        # What never failed comes first: it does not wait for what fails again and again.
+        for chosen in (failed, waiting):
+            ready = _outside([span.hours for span in wanted], chosen)
+            some, _ = spans(computation.partitions, ready, now, MAX_RANGES, first)
+            if some:
+                break
+        else:
+            self.failed[watch.name] = failures[0][1]
+            return True
+        again = [run for left, run in failures if common(left, (span.hours for span in some))]
+        self._wanted.append(
+            _Wanted(
+                watch,
+                computation,
+                _head(target),
+                tuple(some),
+                max((run.attempts for run in again), default=0),
+                any(not run.was_killed or run.attempts >= MAX_KILLED for run in again),
+            )
+        )
+        return True
 
-    def requests(self, cursors: Cursors) -> list[dg.RunRequest]:
-        """Return a run for the same partitions, after noting it in the tables' cursors.
+    def _look_at_catalogs(
+        self, watch: TableWatch, computation: Computation, target: IcebergTable | None
+    ) -> bool:
+        """Take note of a table that is computed, if the run failed to register it afterwards."""
+        head, failed = _head(target), self._runs.failed(watch.origin.key(ICEBERG))
+        committed = head.timestamp_ms / 1000 if head else 0.0
+        last = next((run for run in failed if run.started <= committed), None)
+        if last is None:
+            return False
+        latest = self._runs.instance.get_latest_materialization_event
+        events = map(latest, computation.assets[1:])
+        if all(event is not None and event.timestamp >= last.started for event in events):
+            return False
+        if last.due > self._now.timestamp():
+            self.failed[watch.name] = last
+        else:
+            self._wanted.append(_Wanted(watch, computation, head, (), last.attempts, is_alone=True))
+        return True
+
+    def requests(self) -> list[dg.RunRequest]:
+        """Return a run for the same partitions.
 
         Dagster makes the runs before the next tick, so a tick requests a few, and the next one
         others.
         """
+        groups: dict[tuple[str, tuple[Span, ...], str], list[_Wanted]] = {}
+        taken: set[str] = set()
+        for wanted in self._wanted:
+            name = wanted.watch.name
+            group = wanted.computation.job, wanted.spans, name if wanted.is_alone else ""
+            if name in taken and not any(
+                name in each.computation.downstream for each in groups.get(group, ())
+            ):
+                continue  # a run of this tick computes it for other partitions
+            groups.setdefault(group, []).append(wanted)
+            taken |= {*wanted.computation.downstream} if wanted.spans else set()
         requests: list[dg.RunRequest] = []
-        shared: dict[tuple[str, tuple[Span, ...], str], list[tuple[TableWatch, str]]] = {}
         planned = 0
-        for watch, key, spans, alone in self._wanted:
-            group = watch.job, spans, watch.name if alone else ""
-            shared.setdefault(group, []).append((watch, key))
-        for (_, spans, _), members in shared.items():
-            watched = [watch for watch, _ in members]
+        for (_, of_group, _), members in groups.items():
             if len(requests) == MAX_RUNS:
-                for watch in watched:
-                    cursors.note(watch.name, postpone(cursors[watch.name]))
+                break
+            first, wanted_id = members[0], _wanted_id(members)
+            at_least = max(each.attempts for each in members)
+            attempt = self._runs.attempt(COMPUTATION, wanted_id, at_least)
+            if attempt is None:
                 continue
-            run_key = members[0][1]
-            for watch, key in members[1:]:
-                cursors.note(watch.name, share(cursors[watch.name], key, run_key))
-            events = _planned_events(watched, spans)
-            is_planned = len(spans) == 1 and planned + events <= MAX_PLANNED
-            planned += events if is_planned else 0
-            requests.append(_computation(run_key, spans, watched, is_planned=is_planned))
+            tables = self._tables(members)
+            partitions, tags = first.computation.partitions, dict[str, str]()
+            if of_group:
+                events = len(tables) * sum(partition_count(partitions, each) for each in of_group)
+                is_planned = len(of_group) == 1 and planned + events <= MAX_PLANNED
+                planned += events if is_planned else 0
+                tags = _partition_tags(partitions, of_group, is_planned=is_planned)
+            requests.append(
+                self._request(wanted_id, attempt, tables, tags, has_tables=bool(of_group))
+            )
         return requests
 
+    def _tables(self, members: Sequence[_Wanted]) -> list[TableWatch]:
+        """Return the tables that a run computes, with those that change where these do."""
+        names = dict.fromkeys(each.watch.name for each in members)
+        for each in members:
+            if each.spans:
+                names |= dict.fromkeys(each.computation.downstream)
+        watched = [self._watched[name] for name in names]
+        return [each for each in watched if not self.is_active(each)]
 
-def _planned_events(watched: Sequence[TableWatch], spans: Sequence[Span]) -> int:
-    """Return how many events Dagster writes when it makes a run for partitions."""
-    partitions, keys = watched[0].partitions, {key for watch in watched for key in watch.derived}
-    assert partitions is not None  # noqa: S101  it wants partitions
-    tables = sum(key.path[0] == ICEBERG for key in keys)
-    return tables * sum(partition_count(partitions, span) for span in spans)
+    def _request(
+        self,
+        wanted_id: str,
+        attempt: int,
+        tables: Sequence[TableWatch],
+        tags: Mapping[str, str],
+        *,
+        has_tables: bool,
+    ) -> dg.RunRequest:
+        """:param has_tables: else they are only registered"""
+        computed = [each.computation for each in tables if each.computation]
+        keys = [key for each in computed for key in each.assets[0 if has_tables else 1 :]]
+        checks = [key for each in computed for key in each.checks]
+        return dg.RunRequest(
+            run_key=f"{wanted_id}:{attempt}",
+            job_name=computed[0].job,
+            asset_selection=list(dict.fromkeys(keys)),
+            asset_check_keys=list(dict.fromkeys(checks)),
+            tags={
+                **self._runs.tags(COMPUTATION),
+                WANTED: wanted_id,
+                ATTEMPT: str(attempt),
+                TABLES: listed_tables(keys),
+                "dagster/priority": "1"
+                if all(each.plan.reads_around for each in computed)
+                else "2",
+                **NOT_RETRIED,
+                **tags,
+            },
+        )
 
 
-def _computation(
-    run_key: str, spans: Sequence[Span], watched: Sequence[TableWatch], *, is_planned: bool
-) -> dg.RunRequest:
-    """Return a run that computes partitions of what follows from some tables.
+# Neither changes once it is written, and a table that fails is looked at in every tick.
+@cached(
+    LRUCache(_REMEMBERED),
+    key=lambda plan, target, sources, hour: (
+        plan.name,
+        target.metadata_location if target else None,
+        tuple((name, source.table.metadata_location) for name, source in sources.items()),
+        hour,
+    ),
+    lock=threading.Lock(),
+)
+def unread_hours(
+    plan: Derivation, target: IcebergTable | None, sources: Mapping[str, SourceTable], hour: int
+) -> list[Hours]:
+    """Return the hours of a derived table that changed since they were computed, and may be.
+
+    :param hour: the current one, since 1970
+    """
+    first = plan.first_hour(datetime.fromtimestamp(hour * 3600, UTC))
+    reads = computable(unread(target, plan.target_time, sources, first), first)
+    return union(Hours(each.start, each.stop) for read in reads.values() for each in read.unread)
+
+
+def _left(computation: Computation, run: RequestedRun, target: IcebergTable | None) -> list[Hours]:
+    """Return the hours that a run was to compute and that no run has computed since it began."""
+    hours = union(w.hours for w in requested_windows(computation.partitions, run.run.tags))
+    for snapshot, _ in computations(target) if target else ():
+        if snapshot.timestamp_ms < run.started * 1000:
+            break
+        if text := summary(snapshot).get(WINDOW):
+            hours = _outside(hours, [window.hours for window in Window.parse_all(text)])
+    return hours
+
+
+def _outside(hours: Sequence[Hours], removed: Sequence[Hours]) -> list[Hours]:
+    left = [*hours]
+    for each in removed:
+        left = without(left, each)
+    return left
+
+
+def _wanted_id(members: Sequence[_Wanted]) -> str:
+    """Return the beginning of a run key: the target's snapshot and the partitions.
+
+    It names those of the first table, and has a hash of all.
+    """
+    snapshots = [each.head.snapshot_id if each.head else None for each in members]
+    name, of_run = members[0].watch.name, members[0].spans
+    every = short_hash(str([*(each.watch.name for each in members), *snapshots, *of_run]))
+    partitions = f"{of_run[0].first}..{of_run[-1].last}" if of_run else "catalogs"
+    return f"{name}:{snapshots[0]}:{partitions}:{every}"
+
+
+def _head(target: IcebergTable | None) -> Snapshot | None:
+    return target.current_snapshot() if target else None
+
+
+def _partition_tags(
+    partitions: TimePartitions, of_run: Sequence[Span], *, is_planned: bool
+) -> dict[str, str]:
+    """Return the tags of a run that computes partitions.
 
     :param is_planned: Dagster shows the partitions as in progress and, where they are, as failed
     """
-    partitions, first, last = watched[0].partitions, spans[0].first, spans[-1].last
-    assert partitions is not None  # noqa: S101  it wants partitions
+    first, last = of_run[0].first, of_run[-1].last
     requested = {RANGE_START: first, RANGE_END: last}
     if not is_planned:
-        requested = {RANGE_START: last, RANGE_END: last, SCATTERED: scattered(partitions, spans)}
-    hours = [described_range(span.first, span.last) for span in spans]
-    derived = list(dict.fromkeys(key for watch in watched for key in watch.derived))
-    return dg.RunRequest(
-        run_key=run_key,
-        job_name=watched[0].job,
-        asset_selection=derived,
-        asset_check_keys=list(
-            dict.fromkeys(key for watch in watched for key in watch.derived_checks)
-        ),
-        tags={
-            KIND: COMPUTATION,
-            TABLES: listed_tables(derived),
-            HOURS: listed(hours, MAX_LISTED),
-            "dagster/priority": "2" if any(watch.reported for watch in watched) else "1",
-            **NOT_RETRIED,
-            **requested,
-        },
-    )
+        requested = {RANGE_START: last, RANGE_END: last, SCATTERED: scattered(partitions, of_run)}
+    hours = [described_range(span.first, span.last) for span in of_run]
+    return {HOURS: listed(hours, MAX_LISTED), **requested}

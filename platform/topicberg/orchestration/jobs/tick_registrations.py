@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import Logger
 
 import dagster as dg
 
 from topicberg.dagster import BACKGROUND
 from topicberg.errors import safe
-from topicberg.orchestration.assets.run_kinds import KIND, NOT_RETRIED, REGISTRATION
+from topicberg.orchestration.assets.run_kinds import NOT_RETRIED, REGISTRATION
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.requested_runs import RequestedRuns
+from topicberg.orchestration.jobs.requested_runs import ATTEMPT, WANTED, RequestedRun, RequestedRuns
 from topicberg.orchestration.jobs.snapshot_cursor import (
+    UNCHECKED,
+    UNREGISTERED,
     TableCursor,
-    is_moved,
-    move,
-    register,
-    wants_move,
-    wants_registration,
+    short_hash,
 )
-from topicberg.orchestration.jobs.snapshot_store import Cursors, Position
 from topicberg.orchestration.jobs.watches import TABLES, TableWatch, listed_tables
 
 REGISTERED_AT_ONCE = 100
@@ -33,6 +29,8 @@ REGISTRATION_SECONDS = 900
 CHECK_SECONDS, CHECK_SHARE = 60, 10
 """Between two runs that check the tables that ticks registered; and if they take long, they take at
 most a tenth of the time."""
+_STATES = ".dagster/topicberg/registered"
+"""Tag of a run: hashes of the tables that it registers and of their states."""
 
 
 class Registrations:
@@ -41,25 +39,43 @@ class Registrations:
     def __init__(
         self,
         watched: Mapping[str, TableWatch],
-        cursors: Cursors,
-        position: Position,
+        states: dict[str, TableCursor],
         runs: RequestedRuns,
+        now: float,
     ) -> None:
-        self._watched, self._cursors, self._runs = watched, cursors, runs
+        self._watched, self._states, self._runs, self._now = watched, states, runs, now
+        self._wanted: dict[str, tuple[bool, str]] = {}
+        """Table → whether it has not waited yet, and the hash of its metadata."""
+        self._moved: set[str] = set()
         self._postponed: set[str] = set()
         """What this tick had no time to register, and the next one registers."""
-        self.position = position
-        """Of the sensor, with the runs that were requested."""
+        self.failed: dict[str, RequestedRun] = {}
+        """Tables whose last run failed, and that wait for the next attempt."""
 
-    def move_pointers(
-        self, registrar: Registrar, log: Logger, now: float
-    ) -> list[dg.AssetMaterialization]:
+    def look(self, watch: TableWatch, metadata: str, *, is_new: bool) -> None:
+        """Take note of the state of a table.
+
+        Maintenance changes it without a snapshot of ``main``; Glue and Snowflake then point to a
+        file that will be deleted one day. Such a change counts when the next tick still sees it: a
+        batch that the engine has staged is published a moment later.
+
+        :param metadata: its state, as far as it concerns the catalogs
+        :param is_new: it has a new snapshot
+        """
+        state, metadata = self._states[watch.name], short_hash(metadata)
+        differs, has_waited = state.registered != metadata, state.has(UNREGISTERED)
+        self._states[watch.name] = state.flagged(UNREGISTERED, on=differs)
+        if differs and (is_new or has_waited):
+            self._wanted[watch.name] = not has_waited, metadata
+
+    def move_pointers(self, registrar: Registrar, log: Logger) -> list[dg.AssetMaterialization]:
         """Register tables within this tick, as far as that only moves pointers.
 
         :returns: the materializations of their assets
         """
         events: list[dg.AssetMaterialization] = []
-        watched = [watch for watch in self._wanting(wants_move) if watch.pointers]
+        self._leave_registered()
+        watched = [each for each in self._wanting() if each.pointers]
         registered = registrar.register([table for each in watched for table in each.pointers])
         for name, error in registered.failed.items():
             log.warning(f"{name}: a run registers it, as this failed: {safe(error)}")
@@ -67,81 +83,117 @@ class Registrations:
             moved = {table.name for table in watch.pointers}
             if moved <= registered.events.keys():
                 events += [event for name in sorted(moved) for event in registered.events[name]]
-                is_all = not watch.computed_registrations
-                cursor = move(self._cursors[watch.name], now, is_all=is_all)
-                self._cursors.note(watch.name, cursor)
+                self._moved.add(watch.name)
+                self._states[watch.name] = self._states[watch.name].flagged(UNCHECKED)
+                if not watch.computed_registrations:
+                    self._note_registered(watch.name)
             elif not moved & registered.failed.keys():
                 self._postponed.add(watch.name)
         return events
 
     def registration_run(self) -> dg.RunRequest | None:
         """Return the run that registers what the tick could not; None: there is nothing."""
-        if any(cursor.registration for cursor in self._cursors.values()):
-            return None
-        wanting = self._wanting(wants_registration)
-        chosen = [w for w in wanting if w.name not in self._postponed][:REGISTERED_AT_ONCE]
-        if not chosen:
+        wanting = [each for each in self._wanting() if each.name not in self._postponed]
+        chosen = wanting[:REGISTERED_AT_ONCE]
+        if not chosen or any(run.is_active for run in self._of_tables()):
             return None
         keys: list[dg.AssetKey] = []
         for watch in chosen:
-            done = watch.pointers and is_moved(self._cursors[watch.name])
-            keys += watch.computed_registrations if done else watch.registrations
-        number = self.position.registrations
-        run_key = self._run_key(REGISTRATION, number, chosen)
-        for watch in chosen:
-            self._cursors.note(watch.name, register(self._cursors[watch.name], run_key))
-        self.position = self.position.model_copy(update={"registrations": number + 1})
-        return _request(run_key, chosen, keys, {"dagster/priority": "3", **NOT_RETRIED})
+            is_moved = watch.name in self._moved
+            keys += watch.computed_registrations if is_moved else watch.registrations
+            self._states[watch.name] = self._states[watch.name].flagged(UNCHECKED, on=False)
+        states = sorted(map(self._hash, chosen))
+        wanted = short_hash(str(states))
+        attempt = self._runs.attempt(REGISTRATION, wanted)
+        if attempt is None:
+            return None
+        tags = {
+            WANTED: wanted,
+            ATTEMPT: str(attempt),
+            _STATES: ",".join(states),
+            "dagster/priority": "3",
+            **NOT_RETRIED,
+        }
+        return self._request(f"{REGISTRATION}:{wanted}:{attempt}", chosen, keys, tags)
 
-    def check_run(self, now: float) -> dg.RunRequest | None:
-        """Return the run that checks what ticks registered; None: it is not time for one."""
-        unchecked = self._wanting(lambda cursor: cursor.unchecked)
-        since, last = now - self.position.checked_at, self.position.checks_key
+    def check_run(self, checked_at: int) -> dg.RunRequest | None:
+        """Return the run that checks what ticks registered; None: it is not time for one.
+
+        :param checked_at: when the last one was requested, in seconds since 1970
+        """
+        unchecked = [
+            watch
+            for name, watch in self._watched.items()
+            if name in self._states and self._states[name].has(UNCHECKED)
+        ]
+        since = self._now - checked_at
         if not unchecked or since < CHECK_SECONDS:
             return None
-        if last and (
-            self._runs.state(last) == "active" or since < CHECK_SHARE * self._runs.seconds(last)
-        ):
+        last = self._runs.last_run({**self._runs.tags(REGISTRATION), BACKGROUND: "true"})
+        if last and (last.is_active or since < CHECK_SHARE * (last.ended - last.started)):
             return None
-        run_key = self._run_key("checks", int(now), unchecked)
+        selection = [(watch.name, self._states[watch.name].registered) for watch in unchecked]
         for watch in unchecked:
-            cursor = self._cursors[watch.name]
-            self._cursors.note(watch.name, cursor.replace(unchecked=False))
-        self.position = self.position.model_copy(update={"checks_key": run_key, "checked_at": now})
-        return _request(run_key, unchecked, [], {BACKGROUND: "true"})
+            state = self._states[watch.name]
+            self._states[watch.name] = state.flagged(UNCHECKED, on=False)
+        # Dagster launches no key twice: another selection needs another key.
+        run_key = f"checks:{int(self._now)}:{short_hash(str(selection))}"
+        return self._request(run_key, unchecked, [], {BACKGROUND: "true"})
 
-    def _wanting(self, wants: Callable[[TableCursor], bool]) -> list[TableWatch]:
-        """Return the tables with registrations, the one first whose last one is the longest ago."""
-        wanting = [
-            (cursor.moved_at, name)
-            for name, watch in self._watched.items()
-            if watch.registrations and (cursor := self._cursors.get(name)) and wants(cursor)
-        ]
-        return [self._watched[name] for _, name in sorted(wanting)]
+    def _wanting(self) -> list[TableWatch]:
+        """Return the tables that are not registered, those first that have waited."""
+        return [self._watched[name] for name in sorted(self._wanted, key=self._wanted.__getitem__)]
 
-    def _run_key(self, kind: str, number: int, chosen: Iterable[TableWatch]) -> str:
-        """Return a key that no other selection of tables has.
+    def _leave_registered(self) -> None:
+        """Leave out the tables that runs have registered, or register, or may only later."""
+        for watch in self._wanting():
+            for run in self._of_tables():
+                if self._hash(watch) not in run.run.tags[_STATES].split(","):
+                    continue
+                if run.is_active or (run.has_failed and not self._has_registered(watch, run)):
+                    if not run.is_active and run.due <= self._now:
+                        break
+                    if not run.is_active:
+                        self.failed[watch.name] = run
+                    del self._wanted[watch.name]
+                elif run.run.is_finished:
+                    self._note_registered(watch.name)
+                break
 
-        Dagster launches no key twice: after a tick of which nothing was kept, another selection
-        needs another key.
-        """
-        selection = [(watch.name, self._cursors[watch.name].snapshot) for watch in chosen]
-        digest = hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:12]
-        return f"{kind}:{self.position.life}-{number}-{digest}"
+    def _of_tables(self) -> Iterable[RequestedRun]:
+        return (each for each in self._runs.registrations if _STATES in each.run.tags)
 
+    def _has_registered(self, watch: TableWatch, run: RequestedRun) -> bool:
+        """Return whether a run that failed has succeeded for a table."""
+        selected = run.run.asset_selection or ()
+        keys = [key for key in watch.registrations if key in selected]
+        events = map(self._runs.instance.get_latest_materialization_event, keys)
+        return all(event is not None and event.run_id == run.run.run_id for event in events)
 
-def _request(
-    run_key: str, chosen: Sequence[TableWatch], keys: list[dg.AssetKey], tags: Mapping[str, str]
-) -> dg.RunRequest:
-    return dg.RunRequest(
-        run_key=run_key,
-        job_name=REGISTER,
-        asset_selection=keys,
-        asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
-        tags={
-            KIND: REGISTRATION,
-            TABLES: listed_tables([watch.origin.key("iceberg") for watch in chosen]),
-            "dagster/max_runtime": str(REGISTRATION_SECONDS),
-            **tags,
-        },
-    )
+    def _note_registered(self, name: str) -> None:
+        _, metadata = self._wanted.pop(name)
+        state = replace(self._states[name], registered=metadata)
+        self._states[name] = state.flagged(UNREGISTERED, on=False)
+
+    def _hash(self, watch: TableWatch) -> str:
+        return short_hash(f"{watch.name} {self._wanted[watch.name][1]}")
+
+    def _request(
+        self,
+        run_key: str,
+        chosen: Sequence[TableWatch],
+        keys: Sequence[dg.AssetKey],
+        tags: Mapping[str, str],
+    ) -> dg.RunRequest:
+        return dg.RunRequest(
+            run_key=run_key,
+            job_name=REGISTER,
+            asset_selection=[*keys],
+            asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
+            tags={
+                **self._runs.tags(REGISTRATION),
+                TABLES: listed_tables([watch.origin.key("iceberg") for watch in chosen]),
+                "dagster/max_runtime": str(REGISTRATION_SECONDS),
+                **tags,
+            },
+        )

@@ -174,6 +174,7 @@ class Erasure:
         # Without a row that readers see, nothing changes for what is derived from the table.
         operation = Operation.OVERWRITE if rows else Operation.REPLACE
         change = SnapshotChange(self.table, operation, properties={ERASURE: "true"})
+        change.time = self.time_column
         change.remove(files[path].data_file for path in replaced)
         change.add(file for file in replaced.values() if file is not None)
         written = change.commit(self.note(rows))

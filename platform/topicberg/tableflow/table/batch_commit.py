@@ -124,9 +124,9 @@ class BatchCommitter:
             raise
         last = dump_last_records({**plan.last_records, **written.last_records}, batch.end)
         summary = self._keys.summary(plan) | noted | {summaries.LAST_RECORDS: last}
-        dropped = skips.committed(table, batch.end)
+        dropped, time = skips.committed(table, batch.end), self._spec.event_time
         snapshot = commit.add_files(
-            table, plan.planned_on, written.files, replaced, summary, changed, dropped
+            table, plan.planned_on, written.files, replaced, summary, changed, dropped, time
         )
         self._keys.keep(plan, written)
         return replace(

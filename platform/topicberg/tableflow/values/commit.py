@@ -94,6 +94,7 @@ def add_files(
     properties: Mapping[str, str],
     changed: Mapping[str, str] | None = None,
     dropped: Collection[str] = (),
+    time: str | None = None,
 ) -> Snapshot:
     """Publish a batch of data files in one commit if the head did not move since the planning.
 
@@ -103,6 +104,7 @@ def add_files(
     :param properties: what :func:`snapshot_properties` returned
     :param changed: table properties that change in the same commit
     :param dropped: table properties that the same commit removes
+    :param time: the column by whose hours other tables are derived from this one
     :returns: the published snapshot
     :raises CommitConflictError: another commit came first; nothing was published, and the files are
         deleted
@@ -116,6 +118,7 @@ def add_files(
     if replaced:
         operation = Operation.OVERWRITE if files else Operation.DELETE
     change = SnapshotChange(table, operation, properties=properties)
+    change.time = time
     change.add(files)
     if replaced:
         add_deletes(change, replaced)

@@ -10,8 +10,8 @@ import dagster as dg
 from topicberg.alerts.observation import Automation, SharedTables
 from topicberg.dagster.locations import location_of_automation
 from topicberg.orchestration.jobs.observation.runs import step_error
-from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
-from topicberg.orchestration.jobs.snapshot_store import known_names
+from topicberg.orchestration.jobs.snapshot_cursor import SENSOR as SNAPSHOTS
+from topicberg.orchestration.jobs.snapshot_cursor import Cursor
 
 UNLOADED_SECONDS = 600
 """After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
@@ -66,7 +66,7 @@ def shared_tables(
 ) -> Iterator[SharedTables]:
     """Yield what the snapshot sensors of other code locations watch as well."""
     own = {
-        f"{key.path[1]}_snapshots": key.to_user_string()
+        key.path[1]: key.to_user_string()
         for key in repository.asset_graph.get_all_asset_keys()
         if key.path[0] == "iceberg" and len(key.path) == 2
     }
@@ -78,5 +78,6 @@ def shared_tables(
         ticks = instance.get_ticks(origin, state.selector_id, limit=1)
         if not ticks or now.timestamp() - ticks[0].timestamp > UNLOADED_SECONDS:
             continue
-        if names := known_names(instance, own, other):
+        cursor = getattr(state.instigator_data, "cursor", None)
+        if names := Cursor.parse(cursor).states(own):
             yield SharedTables(other, tuple(sorted(own[name] for name in names)))
