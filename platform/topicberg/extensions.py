@@ -132,6 +132,9 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
         if owner is not point:
             logger.warning(
                 "%s: %s of %s is left out: %s has that name",
-                *(package_of(point), point.name, group, package_of(owner)),
+                package_of(point),
+                point.name,
+                group,
+                package_of(owner),
             )
     return tuple(by_name.values())

@@ -259,8 +259,12 @@ def _integrations(names: Names, config: Settings, specs: list[TopicSpec]) -> Ite
         "confluent/catalog_integration",
         names.catalog_integration,
         (
-            *(CLUSTER, "key/tableflow", PROVIDER_INTEGRATION),
-            *(binding("provider_integration"), "aws/role/tableflow", "aws/glue_database"),
+            CLUSTER,
+            "key/tableflow",
+            PROVIDER_INTEGRATION,
+            binding("provider_integration"),
+            "aws/role/tableflow",
+            "aws/glue_database",
         ),
         (CLUSTER, PROVIDER_INTEGRATION),
         catalog=OPEN_CATALOG if config.snowflake_catalog == "open_catalog" else GLUE,
@@ -529,9 +533,13 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
     integration = "integration" if config.topics_in_glue else "rest_integration"
     within = ("snowflake/schema", "snowflake/volume", f"snowflake/{integration}")
     needs = (
-        *(*within, "snowflake/grant/sysadmin/volume", f"snowflake/grant/sysadmin/{integration}"),
-        *(f"confluent/tableflow/{spec.asset_name}", IAM_ROLE),
-        *("aws/glue_database", "snowflake/warehouse"),
+        *within,
+        "snowflake/grant/sysadmin/volume",
+        f"snowflake/grant/sysadmin/{integration}",
+        f"confluent/tableflow/{spec.asset_name}",
+        IAM_ROLE,
+        "aws/glue_database",
+        "snowflake/warehouse",
     )
     yield IcebergTable(table, name, needs, within, wanted, spec=spec, has_source=has_source)
     target = (called.database, called.schema, name)

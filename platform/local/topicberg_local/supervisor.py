@@ -25,7 +25,13 @@ from topicberg_local.service import Context, Service, quoted, write_file
 STACK_VARIABLE = "TOPICBERG_STACK"
 """Environment variable of every process of a stack: its state directory."""
 _PASSED_ON = (
-    *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE"),
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "SSL_CERT_FILE",
     "JDK_JAVA_OPTIONS",  # options for every JVM, which its launcher reads
 )
 _START_SECONDS = 10

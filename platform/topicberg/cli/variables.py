@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 PREFIX = "TOPICBERG_"
 _MODULES = (
-    *("settings", "logins.kafka", "logins.registry", "logins.catalog"),
-    *("endpoints.addresses", "endpoints.cloud", "alerts.settings"),
+    "settings",
+    "logins.kafka",
+    "logins.registry",
+    "logins.catalog",
+    "endpoints.addresses",
+    "endpoints.cloud",
+    "alerts.settings",
     "clients.lineage",
 )
 """Modules of the library with models of settings."""

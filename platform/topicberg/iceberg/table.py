@@ -102,7 +102,8 @@ def create_table(
                 raise _needed(catalog, name, location, needed, error) from error
         logger.warning(
             "table %s: the catalog refuses %s, which the table does not have then",
-            *(name, ", ".join(sorted(refused))),
+            name,
+            ", ".join(sorted(refused)),
         )
         left = {key: value for key, value in left.items() if key not in refused}
 
@@ -160,7 +161,8 @@ def set_optional(table: Table, properties: Mapping[str, str]) -> None:
             raise
         logger.warning(
             "table %s: the catalog refuses properties: %s",
-            *(".".join(table.name()), first_line(error)),
+            ".".join(table.name()),
+            first_line(error),
         )
 
 

@@ -53,11 +53,29 @@ PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{glibc}_x86_64" for glibc i
 SPARKS_OWN = frozenset({"pyspark", "py4j"})
 UNUSED = frozenset(
     {
-        *("arro3-core", "contourpy", "cycler", "dagster-graphql", "dagster-k8s"),
-        *("dagster-postgres", "dagster-webserver", "deltalake", "duckdb"),
-        *("duckdb-extension-avro", "duckdb-extension-httpfs", "duckdb-extension-iceberg"),
-        *("fonttools", "grpcio-tools", "httptools", "kiwisolver", "kubernetes", "matplotlib"),
-        *("pillow", "psycopg2-binary", "uvicorn", "uvloop", "watchfiles"),
+        "arro3-core",
+        "contourpy",
+        "cycler",
+        "dagster-graphql",
+        "dagster-k8s",
+        "dagster-postgres",
+        "dagster-webserver",
+        "deltalake",
+        "duckdb",
+        "duckdb-extension-avro",
+        "duckdb-extension-httpfs",
+        "duckdb-extension-iceberg",
+        "fonttools",
+        "grpcio-tools",
+        "httptools",
+        "kiwisolver",
+        "kubernetes",
+        "matplotlib",
+        "pillow",
+        "psycopg2-binary",
+        "uvicorn",
+        "uvloop",
+        "watchfiles",
     }
 )
 """What no job imports, and is large."""
@@ -299,12 +317,25 @@ def _install(requirements: Path, target: Path) -> None:
             hint="run `python -m ensurepip`, or set TOPICBERG_EMR_IMAGE to an image of your own",
         )
     command = [
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-        *("--no-compile", "--no-deps", "--only-binary=:all:"),
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-compile",
+        "--no-deps",
+        "--only-binary=:all:",
         *(("--require-hashes",) if "--hash=" in requirements.read_text() else ()),
-        *("--implementation", "cp", "--python-version", PYTHON_VERSION),
+        "--implementation",
+        "cp",
+        "--python-version",
+        PYTHON_VERSION,
         *(word for platform in PLATFORMS for word in ("--platform", platform)),
-        *("--target", str(target), "--requirement", str(requirements)),
+        "--target",
+        str(target),
+        "--requirement",
+        str(requirements),
     ]
     if not requirements.read_text().strip():
         return

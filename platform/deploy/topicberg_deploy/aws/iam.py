@@ -26,8 +26,11 @@ from topicberg_deploy.resource import Changes, Fields, Live, MissingError, Resou
 
 Document = dict[str, Any]
 GLUE_READS = [
-    *("glue:GetCatalog", "glue:GetDatabase", "glue:GetDatabases"),
-    *("glue:GetTable", "glue:GetTables"),
+    "glue:GetCatalog",
+    "glue:GetDatabase",
+    "glue:GetDatabases",
+    "glue:GetTable",
+    "glue:GetTables",
 ]
 """What a reader of tables may do."""
 MAX_CHARACTERS = 6144
@@ -142,14 +145,26 @@ def tableflow_policy(context: DeployContext) -> Document:
     bucket = f"arn:aws:s3:::{context.aws.bucket}"
     on_bucket = ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"]
     on_objects = [
-        *("s3:PutObject", "s3:PutObjectTagging", "s3:GetObject", "s3:DeleteObject"),
-        *("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+        "s3:PutObject",
+        "s3:PutObjectTagging",
+        "s3:GetObject",
+        "s3:DeleteObject",
+        "s3:AbortMultipartUpload",
+        "s3:ListMultipartUploadParts",
     ]
     in_glue = [
-        *("glue:GetDatabase", "glue:GetDatabases"),
-        *("glue:CreateDatabase", "glue:UpdateDatabase", "glue:DeleteDatabase"),
-        *("glue:GetTable", "glue:GetTables", "glue:GetTableVersion", "glue:GetTableVersions"),
-        *("glue:CreateTable", "glue:UpdateTable", "glue:DeleteTable"),
+        "glue:GetDatabase",
+        "glue:GetDatabases",
+        "glue:CreateDatabase",
+        "glue:UpdateDatabase",
+        "glue:DeleteDatabase",
+        "glue:GetTable",
+        "glue:GetTables",
+        "glue:GetTableVersion",
+        "glue:GetTableVersions",
+        "glue:CreateTable",
+        "glue:UpdateTable",
+        "glue:DeleteTable",
     ]
     return document(
         allow(on_bucket, bucket),

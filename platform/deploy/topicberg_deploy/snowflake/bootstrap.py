@@ -19,8 +19,13 @@ from topicberg_deploy.snowflake.session import KEY_PAIR_ONLY, ROLES
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
 PRIVILEGES = (
-    *("CREATE DATABASE", "CREATE WAREHOUSE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION"),
-    *("CREATE ROLE", "CREATE USER", "CREATE NETWORK POLICY"),
+    "CREATE DATABASE",
+    "CREATE WAREHOUSE",
+    "CREATE EXTERNAL VOLUME",
+    "CREATE INTEGRATION",
+    "CREATE ROLE",
+    "CREATE USER",
+    "CREATE NETWORK POLICY",
 )
 """What a role other than the system's needs of the account: it owns what it creates."""
 _ACCOUNT, _USER = "snowflake_account_identifier", "admin_service_user"

@@ -77,7 +77,13 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         given.write_bytes(known)
         tools = Path(str(files("grpc_tools")))
         command = [
-            *(sys.executable, "-I", "-S", "-c", _LIMITED, str(tools.parent), "--include_imports"),
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _LIMITED,
+            str(tools.parent),
+            "--include_imports",
             *(f"--proto_path={path}" for path in (folder, tools / "_proto", _google_types())),
             f"--descriptor_set_in={given}",
             f"--descriptor_set_out={output}",

@@ -24,13 +24,28 @@ Phase = Literal["PENDING", "RUNNING", "FAILED"]
 SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 
 _LASTING = (
-    *("topic", "write_mode", "error_handling", "snapshot_id", "committed_at_ms", "end_offsets"),
-    *("rows_skipped", "skip_requests", "missed_deletes", "data_files", "keys", "reader"),
+    "topic",
+    "write_mode",
+    "error_handling",
+    "snapshot_id",
+    "committed_at_ms",
+    "end_offsets",
+    "rows_skipped",
+    "skip_requests",
+    "missed_deletes",
+    "data_files",
+    "keys",
+    "reader",
     "files_of_commit",
 )
 COUNTERS = (
-    *("records_read", "rows_committed", "records_skipped", "records_dead_lettered"),
-    *("bytes_committed", "commits", "failures"),
+    "records_read",
+    "rows_committed",
+    "records_skipped",
+    "records_dead_lettered",
+    "bytes_committed",
+    "commits",
+    "failures",
 )
 """Since the engine got the topic. Metrics and the check ``tableflow`` have the same names."""
 PENDING_SECONDS = 30.0

@@ -299,7 +299,9 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     application = Application(DomainDispatcherApplication(create_backend_app), state)
     listener = process.listen("AWS", host, port)
     server = make_server(
-        *(host, port, guarded(application, Guard())),
+        host,
+        port,
+        guarded(application, Guard()),
         threaded=True,
         request_handler=QuietHandler,
         fd=listener.fileno(),

@@ -23,7 +23,14 @@ PRIMARY = "primary"
 INVALID = "InvalidRequestException"
 _ENGINE = {"SelectedEngineVersion": "AUTO", "EffectiveEngineVersion": "Athena engine version 3"}
 _COMMANDS = (
-    *("SHOW", "EXPLAIN", "MSCK", "PREPARE", "EXECUTE", "DEALLOCATE", "UNLOAD", "VACUUM"),
+    "SHOW",
+    "EXPLAIN",
+    "MSCK",
+    "PREPARE",
+    "EXECUTE",
+    "DEALLOCATE",
+    "UNLOAD",
+    "VACUUM",
     "OPTIMIZE",
 )
 """Beginnings of statements that Athena has and sqlglot does not parse."""

@@ -32,10 +32,18 @@ STATE_SECONDS = 0.3
 """How long an application is between two states."""
 _NEXT = {"CREATING": "CREATED", "STARTING": "STARTED", "STOPPING": "STOPPED"}
 _CONFIGURATION = (
-    *("releaseLabel", "architecture", "initialCapacity", "maximumCapacity"),
-    *("autoStartConfiguration", "autoStopConfiguration", "networkConfiguration"),
-    *("imageConfiguration", "runtimeConfiguration", "monitoringConfiguration"),
-    *("schedulerConfiguration", "interactiveConfiguration"),
+    "releaseLabel",
+    "architecture",
+    "initialCapacity",
+    "maximumCapacity",
+    "autoStartConfiguration",
+    "autoStopConfiguration",
+    "networkConfiguration",
+    "imageConfiguration",
+    "runtimeConfiguration",
+    "monitoringConfiguration",
+    "schedulerConfiguration",
+    "interactiveConfiguration",
 )
 
 

@@ -40,13 +40,26 @@ Permission = Literal["UNKNOWN", "ANY", "DENY", "ALLOW"]
 _FILTERS = ("UNKNOWN", "ANY", "MATCH")
 _OPERATIONS: dict[str, set[str]] = {
     "TOPIC": {
-        *("ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE"),
-        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+        "ALL",
+        "READ",
+        "WRITE",
+        "CREATE",
+        "DELETE",
+        "ALTER",
+        "DESCRIBE",
+        "DESCRIBE_CONFIGS",
+        "ALTER_CONFIGS",
     },
     "GROUP": {"ALL", "READ", "DELETE", "DESCRIBE"},
     "CLUSTER": {
-        *("ALL", "CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "IDEMPOTENT_WRITE"),
-        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+        "ALL",
+        "CREATE",
+        "ALTER",
+        "DESCRIBE",
+        "CLUSTER_ACTION",
+        "IDEMPOTENT_WRITE",
+        "DESCRIBE_CONFIGS",
+        "ALTER_CONFIGS",
     },
     "TRANSACTIONAL_ID": {"ALL", "WRITE", "DESCRIBE"},
 }

@@ -149,7 +149,11 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
     environment, cluster = properties["environment"], properties["cluster"]
     within = (f"environment={environment}", f"cloud-cluster={cluster}", "catalog-integration")
     return account.document(
-        *(VERSION, "CatalogIntegration", stored, PATH, *within),
+        VERSION,
+        "CatalogIntegration",
+        stored,
+        PATH,
+        *within,
         spec={
             "display_name": properties["display_name"],
             "suspended": properties.get("suspended", False),

@@ -173,8 +173,10 @@ def _resource(account: Account, given: TypedReference) -> Resource:
         missing = not_found(f"Schema Registry cluster {name}")
         environment = account.require(REGISTRY, (name,), missing).properties["environment"]
         described = account.reference(
-            *(name, f"/srcm/v3/clusters/{name}"),
-            *(f"environment={environment}", f"schema-registry={name}"),
+            name,
+            f"/srcm/v3/clusters/{name}",
+            f"environment={environment}",
+            f"schema-registry={name}",
         )
         version, kind = "srcm/v3", KeyKind.SCHEMA_REGISTRY
     elif name.lower() == "tableflow":

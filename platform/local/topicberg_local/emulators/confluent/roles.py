@@ -31,10 +31,22 @@ PATH = "/iam/v2/role-bindings"
 ADMINS = ("OrganizationAdmin", "EnvironmentAdmin", "CloudClusterAdmin")
 ROLES = {
     *ADMINS,
-    *("AccountAdmin", "Assigner", "BillingAdmin", "DataDiscovery", "DataSteward"),
-    *("DeveloperManage", "DeveloperRead", "DeveloperWrite", "FlinkAdmin", "FlinkDeveloper"),
-    *("KsqlAdmin", "MetricsViewer", "NetworkAdmin", "Operator", "ResourceKeyAdmin"),
-    *("ResourceOwner",),
+    "AccountAdmin",
+    "Assigner",
+    "BillingAdmin",
+    "DataDiscovery",
+    "DataSteward",
+    "DeveloperManage",
+    "DeveloperRead",
+    "DeveloperWrite",
+    "FlinkAdmin",
+    "FlinkDeveloper",
+    "KsqlAdmin",
+    "MetricsViewer",
+    "NetworkAdmin",
+    "Operator",
+    "ResourceKeyAdmin",
+    "ResourceOwner",
 }
 
 

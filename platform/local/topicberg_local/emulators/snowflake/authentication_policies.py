@@ -34,7 +34,12 @@ OF_ALL = "AUTHENTICATION_POLICY"
 """Properties of the account, and the second one of a user."""
 _ALLOWED = {
     "AUTHENTICATION_METHODS": (
-        *("ALL", "SAML", "PASSWORD", "OAUTH", "KEYPAIR", "PROGRAMMATIC_ACCESS_TOKEN"),
+        "ALL",
+        "SAML",
+        "PASSWORD",
+        "OAUTH",
+        "KEYPAIR",
+        "PROGRAMMATIC_ACCESS_TOKEN",
         "WORKLOAD_IDENTITY",
     ),
     "CLIENT_TYPES": ("ALL", "SNOWFLAKE_UI", "DRIVERS", "SNOWFLAKE_CLI", "SNOWSQL"),

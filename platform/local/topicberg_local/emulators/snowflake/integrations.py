@@ -63,7 +63,11 @@ _COMMON: dict[str, Reader] = {
     "COMMENT": text,
 }
 _API_TYPES = (
-    *("PUBLIC", "PRIVATE", "AWS_API_GATEWAY", "AWS_PRIVATE_API_GATEWAY", "AWS_GLUE"),
+    "PUBLIC",
+    "PRIVATE",
+    "AWS_API_GATEWAY",
+    "AWS_PRIVATE_API_GATEWAY",
+    "AWS_GLUE",
     "AWS_PRIVATE_GLUE",
 )
 _REST_CONFIG: dict[str, Reader] = {

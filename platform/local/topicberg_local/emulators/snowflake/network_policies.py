@@ -92,15 +92,23 @@ def show_policies(account: Account, _context: Context, statement: Statement) -> 
     if statement.like is not None:
         raise unsupported("filters of SHOW NETWORK POLICIES, which Snowflake does not have")
     names = (
-        *("created_on", "name", "comment", "entries_in_allowed_ip_list"),
-        *("entries_in_blocked_ip_list", "entries_in_allowed_network_rules"),
+        "created_on",
+        "name",
+        "comment",
+        "entries_in_allowed_ip_list",
+        "entries_in_blocked_ip_list",
+        "entries_in_allowed_network_rules",
         "entries_in_blocked_network_rules",
     )
     rows = [
         (
-            *(policy.created, policy.name[0], policy.properties.get("COMMENT") or ""),
+            policy.created,
+            policy.name[0],
+            policy.properties.get("COMMENT") or "",
             len(policy.properties.get("ALLOWED_IP_LIST", [])),
-            *(len(policy.properties.get("BLOCKED_IP_LIST", [])), 0, 0),
+            len(policy.properties.get("BLOCKED_IP_LIST", [])),
+            0,
+            0,
         )
         for policy in account.store.all(NETWORK_POLICY)
     ]

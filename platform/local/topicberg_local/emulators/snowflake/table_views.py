@@ -28,16 +28,43 @@ from topicberg_local.emulators.snowflake.tokens import Name
 from topicberg_local.emulators.store import Stored
 
 _SHOW = (
-    *("created_on", "name", "database_name", "schema_name", "owner", "external_volume_name"),
-    *("catalog_name", "iceberg_table_type", "catalog_table_name", "catalog_namespace"),
-    *("base_location", "can_write_metadata", "comment", "name_mapping", "owner_role_type"),
-    *("catalog_sync_name", "auto_refresh_status", "partition_specs", "current_partition_spec_id"),
+    "created_on",
+    "name",
+    "database_name",
+    "schema_name",
+    "owner",
+    "external_volume_name",
+    "catalog_name",
+    "iceberg_table_type",
+    "catalog_table_name",
+    "catalog_namespace",
+    "base_location",
+    "can_write_metadata",
+    "comment",
+    "name_mapping",
+    "owner_role_type",
+    "catalog_sync_name",
+    "auto_refresh_status",
+    "partition_specs",
+    "current_partition_spec_id",
     "iceberg_table_format_version",
 )
 _DESCRIBE = (
-    *("name", "type", "source iceberg type", "kind", "null?", "default", "primary key"),
-    *("unique key", "check", "expression", "comment", "policy name", "privacy domain"),
-    *("name mapping", "write default"),
+    "name",
+    "type",
+    "source iceberg type",
+    "kind",
+    "null?",
+    "default",
+    "primary key",
+    "unique key",
+    "check",
+    "expression",
+    "comment",
+    "policy name",
+    "privacy domain",
+    "name mapping",
+    "write default",
 )
 
 
@@ -56,11 +83,25 @@ def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
     status = auto_refresh_status(account, table) if is_shown else ""
     database, schema, name = table.name
     return (
-        *(table.created, name, database, schema, properties.get(OWNER, "SYSADMIN")),
-        *(properties["EXTERNAL_VOLUME"], properties["CATALOG"], "UNMANAGED"),
-        *(properties["CATALOG_TABLE_NAME"], properties["CATALOG_NAMESPACE"], None, "Y"),
-        *(properties["COMMENT"], None, "ROLE", "", status),
-        *(json.dumps(properties["PARTITION_SPECS"]), properties["PARTITION_SPEC_ID"]),
+        table.created,
+        name,
+        database,
+        schema,
+        properties.get(OWNER, "SYSADMIN"),
+        properties["EXTERNAL_VOLUME"],
+        properties["CATALOG"],
+        "UNMANAGED",
+        properties["CATALOG_TABLE_NAME"],
+        properties["CATALOG_NAMESPACE"],
+        None,
+        "Y",
+        properties["COMMENT"],
+        None,
+        "ROLE",
+        "",
+        status,
+        json.dumps(properties["PARTITION_SPECS"]),
+        properties["PARTITION_SPEC_ID"],
         properties["FORMAT_VERSION"],
     )
 
@@ -93,9 +134,21 @@ def describe_table(account: Account, _context: Context, statement: Statement) ->
     metadata = load_metadata(account, account.require(TABLE, statement.name))
     rows = [
         (
-            *(column.snowflake_name, snowflake_type(column.type), source_type(column.type)),
-            *("COLUMN", "N" if column.required else "Y", None, "N", "N", None, None),
-            *(column.comment, None, None, None, None),
+            column.snowflake_name,
+            snowflake_type(column.type),
+            source_type(column.type),
+            "COLUMN",
+            "N" if column.required else "Y",
+            None,
+            "N",
+            "N",
+            None,
+            None,
+            column.comment,
+            None,
+            None,
+            None,
+            None,
         )
         for column in metadata.columns()
     ]
