@@ -216,8 +216,6 @@ def nessie(folder: Path, oauth: OAuthServer, s3: str, warehouse: str) -> Iterato
         yield f"http://127.0.0.1:{port}/iceberg"
 
 
-# --- Kafka ---
-
 USER, PASSWORD = "engine", "engine-secret-1"
 
 
@@ -367,9 +365,6 @@ def kafka_broker(folder: Path, oauth: OAuthServer) -> Iterator[Broker]:
     ) as process:
         scram, oidc = f"127.0.0.1:{ports['scram']}", f"127.0.0.1:{ports['oidc']}"
         yield Broker(plaintext, scram, oidc, f"localhost:{ports['tls']}", signed, process)
-
-
-# --- Spark ---
 
 
 @contextmanager

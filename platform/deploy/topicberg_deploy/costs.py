@@ -77,7 +77,7 @@ def costs(resources: Iterable[Resource], config: Settings, live: Mapping[str, Li
 
     :param live: what exists, by key: a cluster keeps its type
     """
-    wanted = (one for one in resources if one.wanted)
+    wanted = (resource for resource in resources if resource.wanted)
     found = (one.cost(config, live.get(one.key)) for one in wanted)
     return [cost for cost in found if cost is not None]
 

@@ -268,9 +268,6 @@ def _renew(lease: Lease, stop: threading.Event) -> None:
             logger.warning("the deploy lock could not be renewed: %s", type(error).__name__)
 
 
-# --- processes of this machine ---
-
-
 @contextmanager
 def _alive(path: Path) -> Iterator[None]:
     """Lock a file for as long as this process lives; the kernel unlocks it, whatever happens."""

@@ -129,9 +129,6 @@ def refuse_foreign(config: Settings) -> None:
             )
 
 
-# --- state of the last start ---
-
-
 def load_context(config: Settings) -> Context | None:
     """Return the context of the last start; None if there was none, or of another version.
 

@@ -239,7 +239,9 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
 def _repositories(location: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the repositories of topicberg in a code location: name, and sensor → status."""
     for repository in location.get("repositories", ()):
-        states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
+        states = {
+            sensor["name"]: sensor["sensorState"]["status"] for sensor in repository["sensors"]
+        }
         if states.keys() >= _MARKS:
             yield repository["name"], states
 

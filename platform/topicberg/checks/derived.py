@@ -270,7 +270,7 @@ def _outdated_hours(
     ranges = [*held_hours(table, time)]
     for source in sources.values():
         if not source.whole:
-            ranges += (source.reached(each, now) for each in held_hours(source.table, source.time))
+            ranges += (source.reached(hour, now) for hour in held_hours(source.table, source.time))
     end = int(now.timestamp()) // 3600 + 1
     common = (
         Hours(max(hours.start, other.start, first_hour), min(hours.stop, other.stop, end))

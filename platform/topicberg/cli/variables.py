@@ -120,6 +120,6 @@ def in_file() -> dict[str, str]:
 
 
 def _subclasses(model: type[BaseSettings]) -> Iterator[type[BaseSettings]]:
-    for one in model.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    for subclass in model.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

@@ -174,7 +174,7 @@ def retyped(column: _Column, kind: pa.DataType) -> _Column:
     if column.type == kind:
         return column
     if isinstance(column, pa.ChunkedArray):
-        return pa.chunked_array([retyped(one, kind) for one in column.chunks], kind)
+        return pa.chunked_array([retyped(chunk, kind) for chunk in column.chunks], kind)
     return pa.array(_Retyped(column, kind))
 
 

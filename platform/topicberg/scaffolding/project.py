@@ -203,9 +203,9 @@ def _defs_folder(root: Path, folder: Path, location: CodeLocation) -> str | None
         candidates = [top / parts]
     else:  # as `dg` looks for them
         candidates = [folder / "defs", folder / "definitions"]
-    for each in candidates:
-        if each.is_dir():
-            return each.relative_to(root).as_posix()
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate.relative_to(root).as_posix()
     return None
 
 

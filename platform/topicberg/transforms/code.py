@@ -279,10 +279,10 @@ def _free_names(statement: ast.AST) -> set[str]:
     """Return the names of the module that a statement uses, without a function's own variables."""
     text = ast.unparse(ast.Module([statement], []))  # type: ignore[list-item]
     outer = symtable.symtable(text, "", "exec")
-    names, tables = {each.get_name() for each in outer.get_symbols()}, outer.get_children()
+    names, tables = {symbol.get_name() for symbol in outer.get_symbols()}, outer.get_children()
     while tables:
         table = tables.pop()
-        names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
         tables += table.get_children()
     return names
 

@@ -136,9 +136,9 @@ def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
 
 def _joined(versions: Versions) -> Versions:
     found = versions[:1]
-    for each in versions[1:]:
-        if each[1] != found[-1][1]:
-            found.append(each)
+    for version in versions[1:]:
+        if version[1] != found[-1][1]:
+            found.append(version)
     return found
 
 

@@ -111,7 +111,9 @@ class GlueDatabase(Resource):
 
 def _check_deleted(database: str, errors: list[Any]) -> None:
     """:raises TopicbergError: Glue answers that a table is left, e.g. by AWS Lake Formation"""
-    left = [one for one in errors if one["ErrorDetail"]["ErrorCode"] != "EntityNotFoundException"]
+    left = [
+        error for error in errors if error["ErrorDetail"]["ErrorCode"] != "EntityNotFoundException"
+    ]
     if left:
         name, reason = left[0]["TableName"], left[0]["ErrorDetail"]
         raise TopicbergError(

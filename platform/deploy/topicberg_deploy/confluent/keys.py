@@ -54,8 +54,6 @@ class RotatingKey(Resource):
 
     kind = "API key"
 
-    # --- what is there ---
-
     def lasting_id(self, live: Live) -> str:
         """Return the name of its secret: what is in there rotates."""
         return self.name
@@ -127,8 +125,6 @@ class RotatingKey(Resource):
             and (_exists(context, version.label) or self._works(context, version))
         }
         return {**unlisted, **context.made[self.key], **listed}
-
-    # --- making it so ---
 
     def create(self, context: DeployContext) -> None:
         self.add(context)

@@ -202,7 +202,7 @@ class IcebergTable(Resource):
         """Read Glue itself; for another catalog, read the state of Tableflow."""
         if topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
             states = syncs(self._status(context), of_delta=False)
-            return {one.get("sync_status") for one in states} == {"SYNCED"}
+            return {state.get("sync_status") for state in states} == {"SYNCED"}
         table = glue.get_table(context.aws.client("glue"), context.namespace, self.spec.glue_name)
         return table is not None and glue.metadata_location(table) is not None
 

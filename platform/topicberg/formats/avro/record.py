@@ -195,9 +195,6 @@ def _reader(node: Node) -> Reader:
             return Reader(type_name(node.column), _fields(node, values))
 
 
-# --- values with parts ---
-
-
 def _fields(row: Row, values: dict[str, Any]) -> Read:
     """:param values: those of columns that the writer lacks"""
     parts = [(name, column, *_reader(node)) for name, column, node in row.parts]
@@ -316,9 +313,6 @@ def skip(cursor: ByteCursor, kind: Type) -> None:
                         following += [(kind, left - 1), (kind.inner, 0)]
     except InvalidError as error:
         raise error.inside("", str(kind)) from None
-
-
-# --- values without parts ---
 
 
 def _boolean(node: AvroScalar) -> Read:

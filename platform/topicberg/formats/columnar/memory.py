@@ -85,7 +85,7 @@ def _copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, of = (builder.inttoptr(one, cgutils.voidptr_t) for one in arguments[:2])
+        to, of = (builder.inttoptr(argument, cgutils.voidptr_t) for argument in arguments[:2])
         cgutils.raw_memcpy(builder, to, of, arguments[2], ir.Constant(ir.IntType(64), 1))
         return context.get_dummy_value()
 

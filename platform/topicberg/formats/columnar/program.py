@@ -276,7 +276,7 @@ class Shape:
     def __init__(self, columns: Sequence[T.NestedField]) -> None:
         """:raises TableflowError: a column has a type that no record fills"""
         self._slots, self._domains = count(), count(1)
-        self.places = tuple(self._place(one.name, one.field_type, 0) for one in columns)
+        self.places = tuple(self._place(column.name, column.field_type, 0) for column in columns)
         self.slots, self.domains = next(self._slots), next(self._domains)
         self.all = tuple(self._all(self.places))
 

@@ -148,15 +148,15 @@ def written(
     return frozenset(own if unknown_as is None else (*own, unknown_as))
 
 
-def filled(pairing: ResolvedSchema) -> frozenset[str]:
+def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`..contract.Format`."""
-    return written(pairing.writer, pairing.latest, pairing.message)
+    return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
+def program(code: ProgramCode, places: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
-    plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
-    code.unknown = places.get(pairing.writer.options.unknown_as or "")
+    plan, wrapped_as = _plan(resolved_schema), resolved_schema.writer.wrapped_as
+    code.unknown = places.get(resolved_schema.writer.options.unknown_as or "")
     if wrapped_as is None:
         emit_record(code, plan, places)
     else:  # the record is the value of the only property
@@ -164,23 +164,23 @@ def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSche
 
 
 @lru_cache(maxsize=64)
-def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
+def record_decoder(resolved_schema: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`..contract.Format`."""
-    writer = pairing.writer
-    return record.decoder(_plan(pairing), writer.wrapped_as, writer.options.unknown_as)
+    writer = resolved_schema.writer
+    return record.decoder(_plan(resolved_schema), writer.wrapped_as, writer.options.unknown_as)
 
 
 @lru_cache(maxsize=64)
-def _plan(pairing: ResolvedSchema) -> JsonPlan:
+def _plan(resolved_schema: ResolvedSchema) -> JsonPlan:
     """Return the plan by which a writer's records become rows.
 
     :raises TableflowError: the writer's schema has another type for a column than the table
     """
-    node, newest = _node(pairing.writer), _node(pairing.latest)
+    node, newest = _node(resolved_schema.writer), _node(resolved_schema.latest)
     # The table has other columns, too: those of the key and of Kafka.
     names = {*node.children, *newest.children}
-    target = StructType(*(field for field in pairing.fields if field.name in names))
-    return fit(f"schema {pairing.writer.schema_id}", node, newest, target)
+    target = StructType(*(field for field in resolved_schema.fields if field.name in names))
+    return fit(f"schema {resolved_schema.writer.schema_id}", node, newest, target)
 
 
 def _node(schema: RegisteredSchema) -> Node:

@@ -528,7 +528,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             **table_metadata(target, sample=sum(len(each.hours) for each in requested) <= DAY),
             "rows_written": written.rows,
             "duration_seconds": duration,
-            **_lag(catalog, [each.identifier for each in parents.values()], written),
+            **_lag(catalog, [parent.identifier for parent in parents.values()], written),
             "source_snapshots": {name: str(snapshot) for name, snapshot in written.sources.items()},
         }
         _report_partitions(context, table, partitions, written, metadata)
@@ -631,7 +631,7 @@ def _lag(
 
 def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
     """Return the rows of all partitions that were written."""
-    hours = [each.hours for each in written.windows]
+    hours = [window.hours for window in written.windows]
     rows = Counter(dict.fromkeys(partition_keys(partitions, hours, datetime.now(UTC)), 0))
     for hour, added in written.rows_by_hour.items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):

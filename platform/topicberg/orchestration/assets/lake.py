@@ -179,7 +179,7 @@ class Lake:
         return any(check.blocking for check in self._checks_of(table))
 
     def _checks_of(self, table: Table) -> Iterator[OwnCheck]:
-        return (one for one in self.own_checks if self._named[one.tables[0]] == table)
+        return (check for check in self.own_checks if self._named[check.tables[0]] == table)
 
     def _identifiers(self, check: OwnCheck) -> dict[str, tuple[str, str]]:
         return {name: self._named[name].identifier for name in check.tables}

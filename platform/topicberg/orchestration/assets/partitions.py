@@ -70,7 +70,7 @@ def requested_ranges(tags: Mapping[str, str]) -> list[tuple[str, str]]:
         is_day = len(first) <= len("2026-03-01")
         form, last = ("%Y-%m-%d", timedelta(days=1)) if is_day else (_HOUR, timedelta(hours=1))
         hours = accumulate(map(int, lengths.split(",")), initial=0)
-        moments = [datetime.strptime(first, form) + timedelta(hours=each) for each in hours]
+        moments = [datetime.strptime(first, form) + timedelta(hours=hour) for hour in hours]
         pairs = zip(moments[::2], moments[1::2], strict=True)
         return [(f"{start:{form}}", f"{end - last:{form}}") for start, end in pairs]
     begin = tags.get(RANGE_START) or tags.get(_PARTITION)

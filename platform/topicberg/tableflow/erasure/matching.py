@@ -153,5 +153,5 @@ def find_column(schema: Schema, name: str) -> tuple[ColumnPath, IcebergType] | N
 
     Iceberg does not allow a column ``a.b`` beside such a field.
     """
-    found = (each for each in fields_in_structs(schema.fields) if ".".join(each[0]) == name)
+    found = (struct for struct in fields_in_structs(schema.fields) if ".".join(struct[0]) == name)
     return next(found, None)

@@ -198,7 +198,7 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     :raises SpecError: there is no folder of topic specs
     """
     good, problems = check_topics(config)
-    wrong = {name: str(each) for each in reversed(problems) for name in each.names}
+    wrong = {name: str(problem) for problem in reversed(problems) for name in problem.names}
     requests, unreadable = read_requests(config)
     wrong |= unreadable
     enabled = _enabled({spec.name: spec for spec in good}, requests, wrong)

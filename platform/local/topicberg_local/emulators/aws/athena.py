@@ -101,8 +101,12 @@ class Athena:
     def _list_work_groups(self, **_: Any) -> dict[str, Any]:
         return {
             "WorkGroups": [
-                {"Name": one.name, "State": one.state, "Description": one.description}
-                for one in self.workgroups.values()
+                {
+                    "Name": workgroup.name,
+                    "State": workgroup.state,
+                    "Description": workgroup.description,
+                }
+                for workgroup in self.workgroups.values()
             ]
         }
 
@@ -131,7 +135,7 @@ class Athena:
 
     def _tag_resource(self, ResourceARN: str, Tags: list[dict[str, str]]) -> None:
         tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags
-        tags.update({one["Key"]: one.get("Value", "") for one in Tags})
+        tags.update({tag["Key"]: tag.get("Value", "") for tag in Tags})
 
     def _list_tags_for_resource(self, ResourceARN: str, **_: Any) -> dict[str, Any]:
         tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags

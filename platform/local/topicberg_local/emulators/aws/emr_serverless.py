@@ -94,8 +94,6 @@ class EmrServerless:
         why = "it runs no jobs of EMR Serverless, and the local stack computes with its own Spark"
         return serve(self, operation, given, INVALID, why)
 
-    # --- applications ---
-
     def _create_application(self, clientToken: str, type: str, **given: Any) -> dict[str, Any]:
         for application in self.applications.values():
             if application.token == clientToken:
@@ -228,8 +226,6 @@ class EmrServerless:
             )
         return one
 
-    # --- job runs: those that a test has put there ---
-
     def _list_job_runs(
         self, applicationId: str, states: list[str] | None = None, **_: Any
     ) -> dict[str, Any]:
@@ -262,8 +258,6 @@ class EmrServerless:
         if jobRunId in one.active:
             one.jobs[jobRunId] = "CANCELLED"
         return {"applicationId": applicationId, "jobRunId": jobRunId}
-
-    # --- tags ---
 
     def _tag_resource(self, resourceArn: str, tags: dict[str, str]) -> None:
         self._tagged(resourceArn).tags.update(tags)

@@ -98,7 +98,7 @@ def policies_of(arn: str, account: str) -> Policies:
 
 
 def _of(policy: Any) -> list[Document]:
-    default = next(one for one in policy.versions if one.is_default)
+    default = next(version for version in policy.versions if version.is_default)
     return statements(default.document)
 
 

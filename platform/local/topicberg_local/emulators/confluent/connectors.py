@@ -63,9 +63,6 @@ def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configur
             raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
 
 
-# --- states ---
-
-
 def state(account: Account, connector: Stored) -> tuple[str, str]:
     """State and trace, as the service names them."""
     properties = connector.properties
@@ -93,9 +90,6 @@ def _status(account: Account, connector: Stored) -> dict[str, Any]:
         "connector": {"state": now, "worker_id": name, "trace": trace},
         "tasks": [] if now == "PROVISIONING" else tasks,
     }
-
-
-# --- requests ---
 
 
 def _cluster(call: Call) -> Stored:

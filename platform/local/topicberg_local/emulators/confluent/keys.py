@@ -71,9 +71,6 @@ class Bootstrap(NamedTuple):
     secret: str
 
 
-# --- who signed a request ---
-
-
 def authenticate(
     account: Account, bootstrap: Bootstrap, header: str, kind: KeyKind, resource: str | None
 ) -> Caller:
@@ -145,9 +142,6 @@ def _basic(header: str) -> tuple[str, str]:
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-# --- the API ---
 
 
 class Resource(NamedTuple):

@@ -53,9 +53,6 @@ PATH = "/tableflow/v1/tableflow-topics"
 REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-central-1", "ap-southeast-2")
 
 
-# --- documents ---
-
-
 def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
     """``status``, and whether the topic is suspended."""
     account, topic = call.account, stored.name[1]
@@ -140,9 +137,6 @@ def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str
         raise bad_request(f"error_handling.target {target} contains a period.")
     every.pop("record_failure_strategy", None)
     return every if mode == "LOG" else {**every, "record_failure_strategy": mode}
-
-
-# --- requests ---
 
 
 def find_cluster(call: Call, environment: str, name: str) -> Stored:

@@ -170,9 +170,6 @@ def _get_cluster(call: Call) -> HttpResponse:
     return HttpResponse(resource(call, "KafkaCluster", "", "", related))
 
 
-# --- configurations ---
-
-
 def _entries(call: Call, cluster: str) -> tuple[str, dict[str, Any]]:
     name, _ = topic_of(call, cluster)
     return name, dict(sorted(broker.describe(call.account, name).items()))

@@ -138,7 +138,7 @@ class Account:
         """Iceberg tables and linked databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
         tables = self.store.all(TABLE, lambda t: t.properties[option] == name)
         databases = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
-        linked = [one for one in databases if "LINKED_CATALOG" in one.properties]
+        linked = [database for database in databases if "LINKED_CATALOG" in database.properties]
         return [display(one.name) for one in (*tables, *linked)]
 
     def require_database(self, name: str) -> None:

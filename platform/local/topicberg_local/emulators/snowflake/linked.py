@@ -304,9 +304,6 @@ def _drop_missing(account: Account, name: str, namespaces: set[str], discovered:
                 account.engine.cursor().execute(f"DROP SCHEMA {quote(*schema)} CASCADE")
 
 
-# --- system functions ---
-
-
 def _require(account: Account, name: Name) -> Stored:
     database = account.linked(name[0])
     if database is None:

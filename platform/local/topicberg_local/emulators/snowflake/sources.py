@@ -99,7 +99,7 @@ class Sources:
 
         :raises ProgrammingError: Glue does not answer
         """
-        return [one["Name"] for one in self._pages("get_databases", "DatabaseList")]
+        return [database["Name"] for database in self._pages("get_databases", "DatabaseList")]
 
     def iceberg_tables(self, namespace: str) -> list[str]:
         """Return the names of the Iceberg tables in one of Glue's databases.
@@ -107,9 +107,9 @@ class Sources:
         :raises ProgrammingError: Glue does not answer
         """
         return [
-            one["Name"]
-            for one in self._pages("get_tables", "TableList", DatabaseName=namespace)
-            if one.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
+            table["Name"]
+            for table in self._pages("get_tables", "TableList", DatabaseName=namespace)
+            if table.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
         ]
 
     def _pages(self, call: str, key: str, **arguments: str) -> list[Any]:
