@@ -73,11 +73,11 @@ def record_generator(kind: str, config: Settings | None = None) -> Generator:
 
 def _generators(config: Settings | None) -> dict[str, Generator]:
     config = config or settings()
-    found: dict[str, Generator] = {}
+    generators: dict[str, Generator] = {}
     for module, one in members(config.project_root, config.project.generators, Generator):
-        if found.setdefault(one.name, one) is not one:
+        if generators.setdefault(one.name, one) is not one:
             raise SpecError(
                 f"{module}: another module has a generator {one.name} as well",
                 hint="rename one of the functions",
             )
-    return found
+    return generators

@@ -86,7 +86,7 @@ def derived_check(
             plan.first_partition,
         )
 
-    names = ", ".join(f"`{each}`" for each in reads)
+    names = ", ".join(f"`{source}`" for source in reads)
     description = (
         f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
         "the function that the code has."
@@ -359,8 +359,8 @@ def _judge_read(
     :param complete: the sentence that it shows everything
     """
     changes, head = changes_since(source, last), source.current_snapshot()
-    missing = [each for each in changes.new if changes_rows(each)]
-    rolled_back = [each for each in changes.rolled_back if changes_rows(each)]
+    missing = [snapshot for snapshot in changes.new if changes_rows(snapshot)]
+    rolled_back = [snapshot for snapshot in changes.rolled_back if changes_rows(snapshot)]
     rows = int(summary(head).get("total-records", 0)) if head else 0
     gap = changes.gap and (last is not None or rows > 0)
     if not missing and not rolled_back and not gap:

@@ -170,12 +170,12 @@ def _shown(default: Any) -> str:
 @cache
 def _described(model: type[BaseSettings]) -> dict[str, str]:
     """Return field → the text under it, of a model and of those that it is derived from."""
-    found: dict[str, str] = {}
-    for one in model.__mro__:
-        if not one.__module__.startswith(("pydantic", "builtins")):
-            for name, text in _docstrings(one):
-                found.setdefault(name, text)
-    return found
+    descriptions: dict[str, str] = {}
+    for base in model.__mro__:
+        if not base.__module__.startswith(("pydantic", "builtins")):
+            for name, text in _docstrings(base):
+                descriptions.setdefault(name, text)
+    return descriptions
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:

@@ -53,8 +53,8 @@ def _reserved() -> frozenset[str]:
 
 def unquoted(sql: str, engine: str) -> str | None:
     """Return the hint for a query that has a metadata column's name without quotes."""
-    found = _UNQUOTED.search(sql)
-    return f"write {quoted(found[0], engine)}" if found else None
+    match = _UNQUOTED.search(sql)
+    return f"write {quoted(match[0], engine)}" if match else None
 
 
 def hint(
@@ -98,7 +98,9 @@ def _of_column(
     columns: Mapping[str, Sequence[str]],
     behind: Callable[[str], int | None],
 ) -> str | None:
-    known = [each for named in columns.values() for each in named if not _IN_LISTS.search(each)]
+    known = [
+        column for named in columns.values() for column in named if not _IN_LISTS.search(column)
+    ]
     having = [table for table, named in columns.items() if name.lower() in map(str.lower, named)]
     if not having:
         return _suggestion("column", name, known, engine)
@@ -129,7 +131,11 @@ def _suggestion(kind: str, name: str, known: Iterable[str], engine: str) -> str 
     names = sorted(set(known))
     if not names:
         return None
-    keys = {_plain(part): each for each in names for part in (each, each.split(".")[-1])}
+    keys = {
+        _plain(part): candidate
+        for candidate in names
+        for part in (candidate, candidate.split(".")[-1])
+    }
     close = difflib.get_close_matches(_plain(name), list(keys), n=3, cutoff=0.6)
 
     def written(each: str) -> str:
@@ -139,7 +145,7 @@ def _suggestion(kind: str, name: str, known: Iterable[str], engine: str) -> str 
 
     if similar := list(dict.fromkeys(keys[key] for key in close)):
         return f"did you mean the {kind} {' or '.join(map(written, similar))}?"
-    names = [each for each in names if kind == "table" or "." not in each]
+    names = [candidate for candidate in names if kind == "table" or "." not in candidate]
     more = ", …" if len(names) > _MOST else ""
     return f"choose one of the {kind}s {', '.join(map(written, names[:_MOST]))}{more}"
 

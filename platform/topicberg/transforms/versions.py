@@ -135,11 +135,11 @@ def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
 
 
 def _joined(versions: Versions) -> Versions:
-    found = versions[:1]
+    joined = versions[:1]
     for version in versions[1:]:
-        if version[1] != found[-1][1]:
-            found.append(version)
-    return found
+        if version[1] != joined[-1][1]:
+            joined.append(version)
+    return joined
 
 
 def _coarse(versions: Versions) -> Versions:

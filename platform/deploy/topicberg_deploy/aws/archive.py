@@ -210,7 +210,9 @@ def _requirements(root: Path) -> str:
 def _needed_by_project(root: Path) -> dict[str, Distribution | None]:
     """Return the libraries of the project: what it declares, and what its modules import."""
     names = packages_distributions()
-    imported = [one for name in sorted(libraries(root)) for one in names.get(name, ())]
+    imported = [
+        distribution for name in sorted(libraries(root)) for distribution in names.get(name, ())
+    ]
     return needed([*_declared(root), *imported], SPARKS_OWN | NEVER, ENVIRONMENT)
 
 
@@ -219,16 +221,18 @@ def _declared(root: Path) -> list[str]:
     if project_name(root) == "topicberg":
         return []
     return [
-        str(one)
-        for one in map(Requirement, dependencies(root))
-        if canonicalize_name(one.name) not in NEVER
-        and (one.marker is None or one.marker.evaluate({**ENVIRONMENT, "extra": ""}))
+        str(requirement)
+        for requirement in map(Requirement, dependencies(root))
+        if canonicalize_name(requirement.name) not in NEVER
+        and (
+            requirement.marker is None or requirement.marker.evaluate({**ENVIRONMENT, "extra": ""})
+        )
     ]
 
 
-def _origin(one: Distribution) -> dict[str, Any] | None:
+def _origin(distribution: Distribution) -> dict[str, Any] | None:
     """Return where a distribution was installed from (PEP 610); None: a package index."""
-    text = one.read_text("direct_url.json")
+    text = distribution.read_text("direct_url.json")
     return dict(json.loads(text)) if text else None
 
 
@@ -287,13 +291,13 @@ def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _library_files(root: Path) -> dict[str, Path]:
     """Return the files of libraries that no package index has."""
-    found = {}
-    for one in _not_in_index(root).values():
-        for file in one.files or ():
-            path = Path(str(one.locate_file(file)))
+    files = {}
+    for distribution in _not_in_index(root).values():
+        for file in distribution.files or ():
+            path = Path(str(distribution.locate_file(file)))
             if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
-                found[f"{SITE}/{file}"] = path
-    return found
+                files[f"{SITE}/{file}"] = path
+    return files
 
 
 def write_image_context(root: Path, folder: Path) -> None:

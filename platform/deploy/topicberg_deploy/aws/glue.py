@@ -105,7 +105,7 @@ class GlueDatabase(Resource):
         """
         if self.database:
             return set()
-        ours = (one for one in context.specs if tableflow_key(one) not in context.kept)
+        ours = (spec for spec in context.specs if tableflow_key(spec) not in context.kept)
         return {spec.glue_name for spec in ours}
 
 
@@ -125,5 +125,5 @@ def _check_deleted(database: str, errors: list[Any]) -> None:
 
 def tables(context: DeployContext, database: str) -> list[str]:
     """Return the names of the tables in a Glue database."""
-    found = every(context.aws.client("glue"), "get_tables", "TableList", DatabaseName=database)
-    return [table["Name"] for table in found]
+    listed = every(context.aws.client("glue"), "get_tables", "TableList", DatabaseName=database)
+    return [table["Name"] for table in listed]

@@ -71,8 +71,8 @@ class Deployed:
         config, given = self.config, self.config.model_fields_set
         topics = config.bucket if "bucket" in given else f"{config.bucket}-{self.account}"
         derived = config.derived_bucket if "derived_bucket" in given else derived_from(topics)
-        found = [topics, derived, f"{topics[:55]}-compute"]
-        return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(found)]
+        names = [topics, derived, f"{topics[:55]}-compute"]
+        return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(names)]
 
     def secret_arns(self, *names: str) -> list[str]:
         """Return patterns of secrets: AWS appends six characters to a name."""

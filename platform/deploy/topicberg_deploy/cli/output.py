@@ -185,7 +185,7 @@ def _left_out(config: Settings) -> list[str]:
     from topicberg.orchestration.assets.lake import find_derived
 
     held = load_lake(config).derived_by_name
-    return sorted({one.name for one in find_derived()} - held.keys())
+    return sorted({table.name for table in find_derived()} - held.keys())
 
 
 def _vendor(step: Step) -> str:

@@ -130,7 +130,7 @@ class Connector(Resource):
 def _problems(answer: dict[str, Any]) -> list[str]:
     if not answer.get("error_count"):
         return []
-    values = [one.get("value") or {} for one in answer.get("configs", [])]
+    values = [config.get("value") or {} for config in answer.get("configs", [])]
     return [
         f"{value.get('name')}: {problem}"
         for value in values

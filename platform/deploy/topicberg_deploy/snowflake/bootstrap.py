@@ -106,12 +106,12 @@ def ensure_secret(secrets: Secrets, path: str, account: str, user: str) -> Admin
     return Admin(account, user, "".join(public.split()))
 
 
-def _public_of(path: str, found: Mapping[str, str]) -> str:
+def _public_of(path: str, keys: Mapping[str, str]) -> str:
     """The public half of the private key, where the secret has only that one."""
     try:
-        return rsa.public_of(rsa.private_key(found))
+        return rsa.public_of(rsa.private_key(keys))
     except (KeyError, ValueError, TypeError):
         raise TopicbergError(
-            f"secret {path} has no usable private key in slot {active_slot(found)}",
+            f"secret {path} has no usable private key in slot {active_slot(keys)}",
             hint="delete the secret, and run the command again: it creates a key pair",
         ) from None

@@ -193,10 +193,10 @@ class IcebergTable(Resource):
 
     def _status(self, context: DeployContext) -> dict[str, Any]:
         """What Tableflow says of the topic."""
-        found = read_topic(
+        topic = read_topic(
             context.confluent.tableflow, self.spec.name, context.environment, context.cluster
         )
-        return (found or {}).get("status") or {}
+        return (topic or {}).get("status") or {}
 
     def _in_catalog(self, context: DeployContext) -> bool:
         """Read Glue itself; for another catalog, read the state of Tableflow."""
@@ -291,10 +291,10 @@ class LinkedTable(IcebergTable):
     def find(self, context: DeployContext) -> Live | None:
         path = self._path(context)
         within = f" IN SCHEMA {path.within}"
-        found = show(context, "ICEBERG TABLES", path.table, INTEGRATOR, within)
-        if found is None:
+        table = show(context, "ICEBERG TABLES", path.table, INTEGRATOR, within)
+        if table is None:
             return None
-        state = _refresh_state(found)
+        state = _refresh_state(table)
         return Live(str(path), {"auto_refresh": state in ("", *REFRESHING)}, {"refresh": state})
 
     def desired(self, context: DeployContext) -> Fields:

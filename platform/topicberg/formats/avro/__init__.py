@@ -98,5 +98,7 @@ def _row(resolved_schema: ResolvedSchema) -> Row:
 
 
 def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:
-    written, newest = (parse_record(f"schema {one.schema_id}", one) for one in (writer, latest))
+    written, newest = (
+        parse_record(f"schema {schema.schema_id}", schema) for schema in (writer, latest)
+    )
     return written, newest

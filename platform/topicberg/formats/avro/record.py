@@ -421,10 +421,10 @@ def _decimal_text(node: AvroScalar) -> Read:
 
 def _variable_decimal(node: AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> str:
-        found: dict[str, Any] = {
+        parts: dict[str, Any] = {
             name: cursor.number() if name == "scale" else cursor.bytes() for name in node.symbols
         }
-        return _unscaled(found["value"], found["scale"])
+        return _unscaled(parts["value"], parts["scale"])
 
     return read
 

@@ -257,9 +257,9 @@ class _Measure:
 
     def record(self, kind: Type) -> _Size:
         inner = []
-        for each in kind.fields:
-            limits.check_name(self.where, each.name)
-            inner.append(self.of(each.type))
+        for member in kind.fields:
+            limits.check_name(self.where, member.name)
+            inner.append(self.of(member.type))
             if inner[-1].has_bytes:
                 self.open[id(kind)] = True
         size = _together(inner, len(inner))
@@ -321,14 +321,14 @@ class _Parser:
             size=int(schema["size"]) if kind == "fixed" else 0,
             **_logical(kind, schema),
         )
-        for each in schema["fields"] if kind == "record" else ():
+        for member in schema["fields"] if kind == "record" else ():
             named_type.fields.append(
                 AvroField(
-                    each["name"],
-                    self.type(each["type"], inside),
-                    each.get("default", NO_DEFAULT),
-                    tuple(each.get("aliases", ())),
-                    doc if isinstance(doc := each.get("doc"), str) else None,
+                    member["name"],
+                    self.type(member["type"], inside),
+                    member.get("default", NO_DEFAULT),
+                    tuple(member.get("aliases", ())),
+                    doc if isinstance(doc := member.get("doc"), str) else None,
                 )
             )
         return named_type

@@ -99,10 +99,10 @@ def colon(position, end):  # type: ignore[no-untyped-def]
 def _special(word):  # type: ignore[no-untyped-def]
     """Return a word whose lowest bit is in the first quotation mark, backslash or control code."""
     quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
-    found = (word - _SPACES) & ~word
-    found |= (quotes - _EACH) & ~quotes
-    found |= (backslashes - _EACH) & ~backslashes
-    return found & _TOPS
+    flags = (word - _SPACES) & ~word
+    flags |= (quotes - _EACH) & ~quotes
+    flags |= (backslashes - _EACH) & ~backslashes
+    return flags & _TOPS
 
 
 @compiled

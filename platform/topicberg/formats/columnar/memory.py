@@ -30,7 +30,7 @@ def forget_stale(folder: Path) -> None:
 
     Numba looks only at the file of a function, not at those of the functions that it calls.
     """
-    changed = max(one.stat().st_mtime for one in folder.glob("*.py"))
+    changed = max(path.stat().st_mtime for path in folder.glob("*.py"))
     for stored in (folder / "__pycache__").glob("*.nbi"):
         with suppress(OSError):  # another process deletes it, or the folder cannot be written
             if stored.stat().st_mtime < changed:

@@ -303,7 +303,7 @@ class Shape:
         return Slot(name, column, slot, domain, store)
 
     def _all(self, places: Sequence[Slot]) -> Sequence[Slot]:
-        return [one for place in places for one in (place, *self._all(place.inside))]
+        return [slot for place in places for slot in (place, *self._all(place.inside))]
 
     def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return what is written where a value of a domain ends, so that offsets are never absent.

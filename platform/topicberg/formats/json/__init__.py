@@ -84,14 +84,14 @@ def _check_unknown(where: str, root: Node, unknown_as: str) -> None:
 
 def _choice_of_objects(node: Node, path: str = "") -> str | None:
     """Return where an object is one of several types; None: nowhere."""
-    if node.kind == "union" and any(_has_objects(one) for one in node.children.values()):
+    if node.kind == "union" and any(_has_objects(child) for child in node.children.values()):
         return path
     inner = (_choice_of_objects(one, columns.join(path, n)) for n, one in node.children.items())
     return next((found for found in inner if found is not None), None)
 
 
 def _has_objects(node: Node) -> bool:
-    return node.kind == "struct" or any(_has_objects(one) for one in node.children.values())
+    return node.kind == "struct" or any(_has_objects(child) for child in node.children.values())
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:

@@ -557,11 +557,11 @@ def _is_closed(parts: Sequence[_Part]) -> bool:
 
 def _branches(schema: dict[str, Any]) -> list[Any]:
     """Return the schemas of the alternatives that add to an object's own."""
-    found = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
-    found += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
+    branches = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
+    branches += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
     for keyword in ("dependentSchemas", "dependencies"):
-        found += schema.get(keyword, {}).values()
-    return found
+        branches += schema.get(keyword, {}).values()
+    return branches
 
 
 def plain(node: Node) -> Node:

@@ -174,7 +174,7 @@ Part = tuple[T.IcebergType, Meaning]
 
 def _fields_of(kind: T.StructType) -> dict[str, Part]:
     """Return the fields of a struct by name."""
-    return {one.name: (one.field_type, meaning_of(one.doc)) for one in kind.fields}
+    return {field.name: (field.field_type, meaning_of(field.doc)) for field in kind.fields}
 
 
 def fit(

@@ -56,8 +56,8 @@ class ScalarMisfitError(Exception):
         self.path: list[str] = []
 
     def __str__(self) -> str:
-        found = "" if self.value is ... else abbreviated(self.value)
-        problem = f"{self.before}{found}{self.after}"
+        shown = "" if self.value is ... else abbreviated(self.value)
+        problem = f"{self.before}{shown}{self.after}"
         if not self.path:
             return f"the record: {problem}"
         path = "".join(reversed(self.path)).removeprefix(".")

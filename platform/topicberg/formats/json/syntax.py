@@ -107,7 +107,7 @@ def _check_depth(text: str) -> None:
 
 
 def _half(text: str) -> str | None:
-    return next((found[1].lower() for found in _HALF.finditer(text) if found[1]), None)
+    return next((match[1].lower() for match in _HALF.finditer(text) if match[1]), None)
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:

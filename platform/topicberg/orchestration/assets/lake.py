@@ -153,7 +153,7 @@ class Lake:
     @cached_property
     def read(self) -> frozenset[str]:
         """The names of what derived tables read."""
-        own = {name for each in self.derived for name in (*each.sources, *each.lookups)}
+        own = {name for table in self.derived for name in (*table.sources, *table.lookups)}
         return self.also_read | own
 
     @cached_property
@@ -161,7 +161,7 @@ class Lake:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
         checks: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
-            own = (own_check(each, self._identifiers(each)) for each in self._checks_of(table))
+            own = (own_check(check, self._identifiers(check)) for check in self._checks_of(table))
             checks.append((table, ICEBERG, (*table.checks(self), *own)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
             for name, catalog in catalogs().items():
@@ -219,8 +219,8 @@ class Lake:
 
     @cached_property
     def upsert_views(self) -> dict[str, UpsertView]:
-        found = {table.name: table.upsert_view(self.config) for table in self.tables}
-        return {name: view for name, view in found.items() if view is not None}
+        views = {table.name: table.upsert_view(self.config) for table in self.tables}
+        return {name: view for name, view in views.items() if view is not None}
 
     @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:

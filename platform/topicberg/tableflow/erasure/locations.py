@@ -232,5 +232,5 @@ class RowLocations:
             files = [entry.data_file for entry in entries]
             for file in files:
                 check_format(self._table, file)
-            self._named_files[path] = [each.file_path for each in files if is_parquet(each)]
+            self._named_files[path] = [path.file_path for path in files if is_parquet(path)]
         return {path: self._named_files[path] for path in manifest_files}

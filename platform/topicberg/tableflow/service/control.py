@@ -166,8 +166,8 @@ class Requested:
 
     def resumed(self) -> list[str]:
         """Return the topics that were resumed since the last call."""
-        found, self._resumed = self._resumed, []
-        return found
+        changed, self._resumed = self._resumed, []
+        return changed
 
 
 def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
@@ -189,7 +189,7 @@ def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
 
 def _resumed_at(config: Settings) -> dict[str, float]:
     """Return when each topic was last resumed."""
-    return {name: each.resumed_at for name, each in read_requests(config)[0].items()}
+    return {name: request.resumed_at for name, request in read_requests(config)[0].items()}
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:

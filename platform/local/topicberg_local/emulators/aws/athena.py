@@ -89,14 +89,14 @@ class Athena:
         self.workgroups[Name] = WorkGroup(Name, Description, configuration, tags)
 
     def _get_work_group(self, WorkGroup: str) -> dict[str, Any]:
-        one = self._workgroup(WorkGroup)
-        found = {
-            "Name": one.name,
-            "State": one.state,
-            "Configuration": one.configuration,
-            "CreationTime": one.created,
+        workgroup = self._workgroup(WorkGroup)
+        description = {
+            "Name": workgroup.name,
+            "State": workgroup.state,
+            "Configuration": workgroup.configuration,
+            "CreationTime": workgroup.created,
         }
-        return {"WorkGroup": {**found, "Description": one.description}}
+        return {"WorkGroup": {**description, "Description": workgroup.description}}
 
     def _list_work_groups(self, **_: Any) -> dict[str, Any]:
         return {

@@ -29,13 +29,13 @@ def service(name: str) -> ServiceModel:
 
 def routes(model: ServiceModel) -> list[tuple[OperationModel, str, str]]:
     """Return the operations of a REST API, each with its method and a pattern of its path."""
-    found = []
+    listed = []
     for operation in map(model.operation_model, model.operation_names):
         path = operation.http["requestUri"]
         part = ".+" if path.startswith("/tags/") else "[^/]+"  # an ARN has slashes
         pattern = re.sub(r"\{(\w+)\}", rf"(?P<\1>{part})", path)
-        found.append((operation, operation.http["method"], pattern))
-    return found
+        listed.append((operation, operation.http["method"], pattern))
+    return listed
 
 
 def serve(

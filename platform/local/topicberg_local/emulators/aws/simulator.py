@@ -53,11 +53,11 @@ def simulate(body: bytes, account: str, principal: str) -> bytes:
 
 def _members(form: dict[str, list[str]], name: str) -> list[str]:
     """Return the items of a list, in their order: ``ActionNames.member.1`` and so on."""
-    found = {}
+    members = {}
     for key, values in form.items():
         if key.startswith(f"{name}.member.") and key.removeprefix(f"{name}.member.").isdigit():
-            found[int(key.rpartition(".")[2])] = values[0]
-    return [found[number] for number in sorted(found)]
+            members[int(key.rpartition(".")[2])] = values[0]
+    return [members[number] for number in sorted(members)]
 
 
 def _context(form: dict[str, list[str]]) -> dict[str, str]:

@@ -153,9 +153,9 @@ def _list(call: Call) -> HttpResponse:
 
 def _delete(call: Call) -> HttpResponse:
     demand(call)
-    found = _found(call)
-    call.account.store.delete(ACL, [stored.name for stored in found])
-    return HttpResponse({"data": [_document(call, stored) for stored in found]})
+    acls = _found(call)
+    call.account.store.delete(ACL, [stored.name for stored in acls])
+    return HttpResponse({"data": [_document(call, stored) for stored in acls]})
 
 
 OPERATIONS = [

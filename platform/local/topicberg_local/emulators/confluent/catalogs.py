@@ -176,10 +176,10 @@ def shown(config: dict[str, Any]) -> dict[str, Any]:
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
     missing = not_found(f"Catalog integration {call.path['id']}")
-    found = call.account.require(CATALOG, (call.path["id"],), missing)
-    if (environment, cluster) != (found.properties["environment"], found.properties["cluster"]):
+    stored = call.account.require(CATALOG, (call.path["id"],), missing)
+    if (environment, cluster) != (stored.properties["environment"], stored.properties["cluster"]):
         raise missing
-    return found
+    return stored
 
 
 def _create(call: Call) -> HttpResponse:
@@ -215,8 +215,10 @@ def _create(call: Call) -> HttpResponse:
 def _list(call: Call) -> HttpResponse:
     query: PageInCluster = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
-    found = call.account.find(CATALOG, lambda document: document["cluster"] == query.kafka_cluster)
-    return call.page(found, VERSION, "CatalogIntegration", _document)
+    catalogs = call.account.find(
+        CATALOG, lambda document: document["cluster"] == query.kafka_cluster
+    )
+    return call.page(catalogs, VERSION, "CatalogIntegration", _document)
 
 
 def _get(call: Call) -> HttpResponse:

@@ -98,10 +98,10 @@ class ListClusters(PageInEnvironment):
 def require(account: Account, environment: str, cluster: str) -> Stored:
     """:raises Refusal: there is no such cluster in the environment"""
     missing = gone(f"Kafka cluster {cluster} of environment {environment}")
-    found = account.require(CLUSTER, (cluster,), missing)
-    if found.properties["environment"] != environment or _is_gone(found):
+    stored = account.require(CLUSTER, (cluster,), missing)
+    if stored.properties["environment"] != environment or _is_gone(stored):
         raise missing
-    return found
+    return stored
 
 
 def _is_gone(cluster: Stored) -> bool:

@@ -104,8 +104,8 @@ def _delete(call: Call) -> HttpResponse:
 
 
 def _organizations(call: Call) -> HttpResponse:
-    found = call.account.store.all(ORGANIZATION)
-    return call.page(found, VERSION, "Organization", _organization)
+    organizations = call.account.store.all(ORGANIZATION)
+    return call.page(organizations, VERSION, "Organization", _organization)
 
 
 def _organization(call: Call, stored: Stored) -> dict[str, Any]:

@@ -252,14 +252,14 @@ def _create(call: Call) -> HttpResponse:
 
 def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
-    found = call.account.find(
+    keys = call.account.find(
         KEY,
         lambda key: (
             query.owner in ("", key["owner"]) and query.resource in ("", key["resource"] or "")
         ),
     )
-    found = [key for key in found if call.account.delays.lists(key)]
-    return call.page(found, VERSION, "ApiKey", _document)
+    keys = [key for key in keys if call.account.delays.lists(key)]
+    return call.page(keys, VERSION, "ApiKey", _document)
 
 
 def _get(call: Call) -> HttpResponse:

@@ -94,8 +94,8 @@ class Operation:
 
     def match(self, path: str) -> dict[str, str] | None:
         """The parameters in a path; None if it is not this operation's."""
-        found = self._pattern.fullmatch(path)
-        return found.groupdict() if found else None
+        match = self._pattern.fullmatch(path)
+        return match.groupdict() if match else None
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

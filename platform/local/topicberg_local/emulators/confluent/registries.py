@@ -43,18 +43,22 @@ def _list(call: Call) -> HttpResponse:
     query: PageInEnvironment = call.query
     account = call.account
     environments.require(account, query.environment)
-    found = account.find(REGISTRY, lambda document: document["environment"] == query.environment)
-    found = [one for one in found if _there(account, one)]
-    return call.page(found, VERSION, "Cluster", _document)
+    registries = account.find(
+        REGISTRY, lambda document: document["environment"] == query.environment
+    )
+    registries = [environment for environment in registries if _there(account, environment)]
+    return call.page(registries, VERSION, "Cluster", _document)
 
 
 def _get(call: Call) -> HttpResponse:
     query: InEnvironment = call.query
     missing = not_found(f"Schema Registry cluster {call.path['id']}")
-    found = call.account.require(REGISTRY, (call.path["id"],), missing)
-    if found.properties["environment"] != query.environment or not _there(call.account, found):
+    registry = call.account.require(REGISTRY, (call.path["id"],), missing)
+    if registry.properties["environment"] != query.environment or not _there(
+        call.account, registry
+    ):
         raise missing
-    return HttpResponse(_document(call, found))
+    return HttpResponse(_document(call, registry))
 
 
 OPERATIONS = [

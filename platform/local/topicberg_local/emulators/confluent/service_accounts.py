@@ -61,10 +61,10 @@ def _create(call: Call) -> HttpResponse:
 
 def _list(call: Call) -> HttpResponse:
     wanted: list[str] = call.query.display_name
-    found = call.account.find(
+    accounts = call.account.find(
         SERVICE_ACCOUNT, lambda document: not wanted or document["display_name"] in wanted
     )
-    return call.page(found, VERSION, "ServiceAccount", _document)
+    return call.page(accounts, VERSION, "ServiceAccount", _document)
 
 
 def _get(call: Call) -> HttpResponse:

@@ -63,8 +63,8 @@ def may(
 
 def of_environment(account: Account, environment: str) -> Stored | None:
     """The registry of an environment, if it has one yet."""
-    found = account.find(REGISTRY, lambda document: document["environment"] == environment)
-    return found[0] if found else None
+    registries = account.find(REGISTRY, lambda document: document["environment"] == environment)
+    return registries[0] if registries else None
 
 
 def _registry(call: Call) -> Stored | None:

@@ -94,8 +94,8 @@ class Account:
 
     def linked(self, database: str) -> Stored | None:
         """Return a catalog-linked database; None: there is no such one."""
-        found = self.store.get(DATABASE, (database,))
-        return found if found is not None and "LINKED_CATALOG" in found.properties else None
+        stored = self.store.get(DATABASE, (database,))
+        return stored if stored is not None and "LINKED_CATALOG" in stored.properties else None
 
     def canonical(self, name: Name) -> Name:
         """Return the name of a schema or table as it is stored.
@@ -152,10 +152,10 @@ class Account:
             raise errors.does_not_exist("Schema", display(name))
 
     def require(self, kind: str, name: Name) -> Stored:
-        found = self.store.get(kind, name)
-        if found is None:
+        stored = self.store.get(kind, name)
+        if stored is None:
             raise errors.does_not_exist(_title(kind), display(name))
-        return found
+        return stored
 
 
 def resolve(name: Name, context: Context, command: str) -> Name:

@@ -47,11 +47,11 @@ _ALLOWED = {
 
 
 def _values(stream: Stream, name: str) -> list[str]:
-    found = [one.upper() for one in listed(text)(stream, name)]
-    for one in found:
-        if one not in _ALLOWED[name]:
-            raise invalid_value(one, name)
-    return found
+    words = [value.upper() for value in listed(text)(stream, name)]
+    for value in words:
+        if value not in _ALLOWED[name]:
+            raise invalid_value(value, name)
+    return words
 
 
 _SPEC = Spec("AUTHENTICATION_POLICY", {**dict.fromkeys(_ALLOWED, _values), "COMMENT": text})
@@ -97,9 +97,9 @@ def set_policy(account: Account, context: Context, statement: Statement) -> Rows
     with account.store.lock:
         if policy is not None:
             account.require(AUTHENTICATION_POLICY, policy)
-        found = account.require(statement.kind, statement.name)
-        found.properties[which] = policy
-        account.store.put(found)
+        target = account.require(statement.kind, statement.name)
+        target.properties[which] = policy
+        account.store.put(target)
     return Rows.status(DONE)
 
 

@@ -298,7 +298,9 @@ def _drop_missing(account: Account, name: str, namespaces: set[str], discovered:
         for table in account.store.all(TABLE, lambda entry: entry.name[0] == name):
             if table.name not in discovered:
                 tables.unlink(account, table.name)
-        for schema in [one for one in account.engine.schemas() if one[0] == name]:
+        for schema in [
+            schema_name for schema_name in account.engine.schemas() if schema_name[0] == name
+        ]:
             if schema[1] not in namespaces:
                 drop(account, SCHEMA, schema)
                 account.engine.cursor().execute(f"DROP SCHEMA {quote(*schema)} CASCADE")

@@ -37,15 +37,15 @@ PARAMETER = "NETWORK_POLICY"
 
 
 def _addresses(stream: Stream, name: str) -> list[str]:
-    found: list[str] = listed(text, or_none=True)(stream, name)
-    for one in found:
+    addresses: list[str] = listed(text, or_none=True)(stream, name)
+    for address in addresses:
         try:
-            IPv4Network(one, strict=False)
+            IPv4Network(address, strict=False)
         except ValueError:
-            raise invalid_value(one, name) from None
-        if name == "BLOCKED_IP_LIST" and one == "0.0.0.0/0":
-            raise invalid_value(one, name)
-    return found
+            raise invalid_value(address, name) from None
+        if name == "BLOCKED_IP_LIST" and address == "0.0.0.0/0":
+            raise invalid_value(address, name)
+    return addresses
 
 
 def _rules(stream: Stream, name: str) -> Any:

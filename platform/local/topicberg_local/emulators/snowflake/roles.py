@@ -394,14 +394,16 @@ def grant(account: Account, context: Context, statement: Statement) -> Rows:
     if statement.name and statement.properties["GRANTEE"] == statement.name[0]:
         raise errors.invalid_request("A role cannot be granted to itself.")
     with account.store.lock:
-        for one in _grants(account, context, statement):
-            account.store.put(one)
+        for granted in _grants(account, context, statement):
+            account.store.put(granted)
     return Rows.status(DONE)
 
 
 def revoke(account: Account, context: Context, statement: Statement) -> Rows:
     with account.store.lock:
-        account.store.delete(GRANT, [one.name for one in _grants(account, context, statement)])
+        account.store.delete(
+            GRANT, [revoked.name for revoked in _grants(account, context, statement)]
+        )
     return Rows.status(DONE)
 
 

@@ -115,7 +115,7 @@ class Sources:
     def _pages(self, call: str, key: str, **arguments: str) -> list[Any]:
         try:
             pages = self._client("glue").get_paginator(call).paginate(**arguments)
-            return [one for page in pages for one in page[key]]
+            return [item for page in pages for item in page[key]]
         except FAILURES as error:
             raise catalog_failure(f"Failed to list the AWS Glue catalog: {error}") from None
 

@@ -70,8 +70,8 @@ _DESCRIBE = (
 
 def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
     prefix = scope(account, context, statement)
-    found = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
-    rows = [_show_row(account, table) for table in chosen(statement, found)]
+    tables = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
+    rows = [_show_row(account, table) for table in chosen(statement, tables)]
     return Rows.of(_SHOW, rows, times=("created_on",))
 
 

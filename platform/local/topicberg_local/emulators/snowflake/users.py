@@ -188,7 +188,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return "[" + ", ".join(f'"{one}"' for one in value) + "]"
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
     if name.endswith("_TIME"):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return str(value)
