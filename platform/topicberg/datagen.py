@@ -59,16 +59,16 @@ def record_generator(kind: str, config: Settings | None = None) -> Generator:
 
     :raises TopicbergError: there is no such kind
     """
-    known = _generators(config)
-    if kind not in known:
-        names = ", ".join(sorted(known))
+    generators = _generators(config)
+    if kind not in generators:
+        names = ", ".join(sorted(generators))
         raise TopicbergError(
             f"there is no generator kind {kind!r}",
             hint=f"use one of {names}"
             if names
             else "name a module that has one in `generators` of [tool.topicberg]",
         )
-    return known[kind]
+    return generators[kind]
 
 
 def _generators(config: Settings | None) -> dict[str, Generator]:

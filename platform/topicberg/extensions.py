@@ -80,11 +80,11 @@ def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: additio
     """
     name = package_of(point)
     if extra := OWN.get(name):
-        installed, own = version(name), version("topicberg")
-        if installed != own:
+        installed, library = version(name), version("topicberg")
+        if installed != library:
             raise StackError(
-                f"{name} is version {installed}, topicberg is {own}",
-                hint=f"run `pip install 'topicberg[{extra}]=={own}'`",
+                f"{name} is version {installed}, topicberg is {library}",
+                hint=f"run `pip install 'topicberg[{extra}]=={library}'`",
             )
     try:
         return use(point.load())

@@ -327,14 +327,14 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     if has_source:
         before.append(f"confluent/connector/{name}")
     in_bucket = spec.tableflow.storage == "bucket"
-    own = ("aws/bucket", "confluent/catalog_integration") if in_bucket else ()
+    within = ("aws/bucket", "confluent/catalog_integration") if in_bucket else ()
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
         spec.name,
         (
             *before,
             "key/tableflow",
-            *own,
+            *within,
             binding("tableflow_subjects"),
             *(resource.key for resource in dead_letters),
         ),
@@ -456,8 +456,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     follows, within = (LINKED_INTEGRATION, "snowflake/volume", IAM_ROLE), (LINKED_INTEGRATION,)
     yield LinkedDatabase(LINKED_DATABASE, called.linked_database, follows, within, linked)
     key, reads = "aws/policy/snowflake", (CLUSTER, "aws/bucket", "aws/derived_bucket")
-    own = config.snowflake_role_arn is None
-    yield Policy(key, names.snowflake_policy, reads, wanted=own, grants=snowflake_policy)
+    creates_role = config.snowflake_role_arn is None
+    yield Policy(key, names.snowflake_policy, reads, wanted=creates_role, grants=snowflake_policy)
     by_glue = linked and not rest
     yield ReadingRole(
         IAM_ROLE,

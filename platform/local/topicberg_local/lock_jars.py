@@ -43,11 +43,11 @@ def resolve(bundle: Bundle) -> list[Coordinate]:
         Coordinate(a.groupId, a.artifactId, a.version, a.classifier, a.packaging)
         for a in (dependency.artifact for dependency in transitive)
     ]
-    own = {(c.group, c.artifact) for c in requested + plain}
+    artifacts = {(c.group, c.artifact) for c in requested + plain}
     resolved = [
         c
         for c in coordinates
-        if (c.group, c.artifact) not in own
+        if (c.group, c.artifact) not in artifacts
         and not any(fnmatch(f"{c.group}:{c.artifact}", pattern) for pattern in bundle.exclude)
     ]
     return requested + resolved + plain

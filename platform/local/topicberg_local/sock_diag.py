@@ -53,9 +53,9 @@ def find(local: Address, remote: Address) -> tuple[int, int, int] | None:
 def is_supported() -> bool:
     """Return whether Linux answers: it does not if its module ``tcp_diag`` is missing."""
     try:
-        with socket.create_server(("127.0.0.1", 0)) as own:
-            answers = find(own.getsockname(), NO_ADDRESS)
-            return answers is not None and answers[2] == os.fstat(own.fileno()).st_ino
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sockets = find(server.getsockname(), NO_ADDRESS)
+            return sockets is not None and sockets[2] == os.fstat(server.fileno()).st_ino
     except (OSError, AttributeError):  # AttributeError: it is not Linux
         return False
 

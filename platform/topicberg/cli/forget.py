@@ -198,15 +198,15 @@ class _Derived:
         self._parents = {d.name: (*d.sources, *d.lookups) for d in self._lake.derived}
         self._known: dict[str, Sequence[Mapping[str, str]]] = {}
         """Source of derived tables → column of the key → its column there, for each such way."""
-        own = {field.name: field.name for field in key_rows.key.fields}
+        columns = {field.name: field.name for field in key_rows.key.fields}
         of_topic = [table for table in self._lake.tables if table.root.name == key_rows.spec.name]
         for table in of_topic:
             if table.source is None:
-                target = ErasureTarget(table.identifier, "upsert view", None, own)
-                if self._fits(target.identifier, own):
+                target = ErasureTarget(table.identifier, "upsert view", None, columns)
+                if self._fits(target.identifier, columns):
                     self.targets.append(target)
             elif table.source not in self._lake.derived_by_name:
-                self._known[table.source] = (own,)
+                self._known[table.source] = (columns,)
         following: list[str] = []
         for name in TopologicalSorter(self._parents).static_order():
             if not {*self._known, *following}.isdisjoint(self._parents.get(name, ())):

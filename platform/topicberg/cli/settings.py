@@ -96,8 +96,8 @@ def _deployed() -> dict[str, str]:
         stated = Settings()
     except TopicbergError:  # another command reports what is wrong
         return {}
-    known = read_deployment(stated)[0] if stated.deployment == "cloud" else {}
-    return {f"{PREFIX}{name.upper()}": str(value) for name, value in known.items()}
+    values = read_deployment(stated)[0] if stated.deployment == "cloud" else {}
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 
 
 def every_setting(

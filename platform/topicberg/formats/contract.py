@@ -124,7 +124,7 @@ class Format(Protocol):
         ...
 
     def program(
-        self, code: ProgramCode, places: Mapping[str, Slot], resolved_schema: ResolvedSchema
+        self, code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema
     ) -> None:
         """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
 

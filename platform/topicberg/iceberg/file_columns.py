@@ -48,11 +48,13 @@ def read_columns(
         arrow = parquet.schema_arrow
         if names_by_id(arrow).keys() >= set(DELETE_FIELDS.values()):
             return
-        known = names_in_file(arrow, {schema.find_field(name).field_id: name for name in names})
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(known)):
+        names_in_parquet = names_in_file(
+            arrow, {schema.find_field(name).field_id: name for name in names}
+        )
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(names_in_parquet)):
             columns = {
                 name: with_names_of(schema, batch.column(inside), arrow.field(inside))
-                for inside, name in known.items()
+                for inside, name in names_in_parquet.items()
             }
             yield columns, batch.num_rows, first
             first += batch.num_rows
@@ -72,10 +74,10 @@ def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
         return _with_fields(kind, [named(nested) for nested in _fields_of(kind)])
 
     def named(nested: pa.Field) -> pa.Field:
-        own, number = nested.with_type(renamed(nested.type)), field_id(nested)
+        inner, number = nested.with_type(renamed(nested.type)), field_id(nested)
         if number is None:
-            return own
-        return own.with_name(fields[number].name if number in fields else f"\x1f{number}")
+            return inner
+        return inner.with_name(fields[number].name if number in fields else f"\x1f{number}")
 
     column = retyped(column, renamed(field.type))
     number = field_id(field)

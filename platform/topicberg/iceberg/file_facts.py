@@ -144,5 +144,5 @@ def live(table: Table, column: NestedField | None = None) -> Files:
 
     :param column: whose bounds are needed
     """
-    held = files_by_manifest(table.io, head_manifests(table), column)
-    return Files.together([files for _, files in held])
+    listed = files_by_manifest(table.io, head_manifests(table), column)
+    return Files.together([files for _, files in listed])

@@ -177,8 +177,8 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
 
 def _bounds_kept(schema: Schema, columns: Iterable[str]) -> dict[str, str]:
     """Return the properties for it; Iceberg refuses those of columns that a table does not have."""
-    known = schema.column_names
-    return {f"{_METRICS}{column}": "truncate(16)" for column in columns if column in known}
+    names = schema.column_names
+    return {f"{_METRICS}{column}": "truncate(16)" for column in columns if column in names}
 
 
 def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:

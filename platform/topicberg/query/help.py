@@ -98,12 +98,12 @@ def _of_column(
     columns: Mapping[str, Sequence[str]],
     behind: Callable[[str], int | None],
 ) -> str | None:
-    known = [
+    names = [
         column for named in columns.values() for column in named if not _IN_LISTS.search(column)
     ]
     having = [table for table, named in columns.items() if name.lower() in map(str.lower, named)]
     if not having:
-        return _suggestion("column", name, known, engine)
+        return _suggestion("column", name, names, engine)
     if engine == "snowflake":
         table = having[0]
         commits = behind(table)

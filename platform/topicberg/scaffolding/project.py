@@ -143,9 +143,12 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
     written = _write(root, {paths[key]: _text(_FILES[key], values) for key in paths})
     path.write_text(extended)
     names = {"pipelines": pipelines, "generators": generators}
-    kept = [_existing(root, f"{module}/{name}") for name in names if names[name] != name]
+    existing = [_existing(root, f"{module}/{name}") for name in names if names[name] != name]
     return WrittenFiles(
-        root, written.files, (*written.kept, *kept), None if defs is not None else location.target
+        root,
+        written.files,
+        (*written.kept, *existing),
+        None if defs is not None else location.target,
     )
 
 
@@ -238,10 +241,10 @@ def _text(template: str, values: dict[str, str]) -> str:
 
 
 def _write(root: Path, texts: dict[str, str]) -> WrittenFiles:
-    kept = tuple(name for name in texts if (root / name).exists())
-    written = tuple(name for name in texts if name not in kept)
+    existing = tuple(name for name in texts if (root / name).exists())
+    written = tuple(name for name in texts if name not in existing)
     for name in written:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(texts[name])
-    return WrittenFiles(root, written, kept)
+    return WrittenFiles(root, written, existing)

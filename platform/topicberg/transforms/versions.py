@@ -63,8 +63,8 @@ def outdated(versions: Versions, version: str | None, first: Hours | None = None
 
 
 def _is_computed_by(computed: str, version: str, first: Hours | None) -> bool:
-    own, _, began = computed.partition("@")
-    return own == version and not (began and first and int(began) > first.start)
+    computed_version, _, began = computed.partition("@")
+    return computed_version == version and not (began and first and int(began) > first.start)
 
 
 def unused_columns(table: Table | None) -> list[str]:

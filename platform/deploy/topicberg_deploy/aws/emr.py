@@ -310,8 +310,10 @@ class Application(Resource):
         emr = context.aws.client("emr-serverless")
         for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
-        what = f"{self.title} has no job runs"
-        poll(lambda: not _job_runs(context, identity), what, STATE_SECONDS, sleep=context.sleep)
+        condition = f"{self.title} has no job runs"
+        poll(
+            lambda: not _job_runs(context, identity), condition, STATE_SECONDS, sleep=context.sleep
+        )
         self._stop(context, identity)
         emr.delete_application(applicationId=identity)
 

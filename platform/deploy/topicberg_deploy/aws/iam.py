@@ -67,8 +67,8 @@ def tags(context: DeployContext) -> list[dict[str, str]]:
 
 def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
-    held = {tag["Key"]: tag["Value"] for tag in tag_set or []}
-    return {name: held[name] for name in context.aws.tags if name in held}
+    tags = {tag["Key"]: tag["Value"] for tag in tag_set or []}
+    return {name: tags[name] for name in context.aws.tags if name in tags}
 
 
 def confluent_trust(context: DeployContext) -> Document:
@@ -375,11 +375,13 @@ class Role(Resource):
     def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
         """Return the statements of the trust that a given role does not have."""
         wanted: list[Document] = self.trust(context)["Statement"]
-        held = listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
+        statements = (
+            listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
+        )
         return [
             statement
             for statement in wanted
-            if not any(_covers(other, statement) for other in held)
+            if not any(_covers(other, statement) for other in statements)
         ]
 
     def _live(self, context: DeployContext) -> Live | None:

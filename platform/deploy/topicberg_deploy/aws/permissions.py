@@ -82,8 +82,10 @@ class Deployed:
     def policies(self) -> list[str]:
         """The policies; a long one is split into several, with a number at the end."""
         names = self.names
-        own = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
-        return self.iam("policy", *own, *(f"{name}_*" for name in own))
+        policies_of_deploy = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
+        return self.iam(
+            "policy", *policies_of_deploy, *(f"{name}_*" for name in policies_of_deploy)
+        )
 
     def resources(self) -> dict[str, list[str]]:
         """Return what the calls are about, by the names in the file; the first that fits counts.

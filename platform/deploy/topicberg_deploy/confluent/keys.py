@@ -97,10 +97,10 @@ class RotatingKey(Resource):
         return {"key": "published", "values": self._public(context)}
 
     def orphans(self, context: DeployContext, live: Live) -> list[str]:
-        known = {version.label for version in live.facts.get("versions", [])}
+        labels = {version.label for version in live.facts.get("versions", [])}
         oldest = datetime.now(UTC) - YOUNG
         alive = self.alive(context)
-        return sorted(key for key, made in alive.items() if key not in known and made < oldest)
+        return sorted(key for key, made in alive.items() if key not in labels and made < oldest)
 
     def alive(self, context: DeployContext, stored: Sequence[Version] = ()) -> dict[str, datetime]:
         """Our keys of this kind that exist → when they were created.

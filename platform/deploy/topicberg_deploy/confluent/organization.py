@@ -257,8 +257,10 @@ class Cluster(Resource):
 
 def _bootstrap(spec: dict[str, Any]) -> str | None:
     """``host:port``, from the endpoint's old place or its new one."""
-    places = [spec, *(spec.get("endpoints") or {}).values()]
-    addresses = [address for place in places if (address := place.get("kafka_bootstrap_endpoint"))]
+    endpoints = [spec, *(spec.get("endpoints") or {}).values()]
+    addresses = [
+        address for place in endpoints if (address := place.get("kafka_bootstrap_endpoint"))
+    ]
     return str(addresses[0]).rpartition("://")[2] if addresses else None
 
 

@@ -78,9 +78,9 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
-    emit_row(code, places, _row(resolved_schema))
+    emit_row(code, slots, _row(resolved_schema))
     code.emit(AvroOp.END, None)
 
 

@@ -217,8 +217,8 @@ def _prefixes(
     parts: list[tuple[bytes | None, NDArray[np.int64]]] = [
         (None, np.flatnonzero(sizes > MAX_HEADER))
     ]
-    known = np.column_stack([letters[rest], sizes[rest] & 0xFF, sizes[rest] >> 8])
-    for text, members in _equal(known.astype(np.uint8)):
+    columns = np.column_stack([letters[rest], sizes[rest] & 0xFF, sizes[rest] >> 8])
+    for text, members in _equal(columns.astype(np.uint8)):
         size = text[-2] | text[-1] << 8
         parts.append((prefix(text[:size]), rest[members]))
     listed = np.concatenate([members for _, members in parts])

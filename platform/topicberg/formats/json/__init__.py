@@ -144,8 +144,8 @@ def written(
 ) -> frozenset[str]:
     """Return the properties of the writer's schema; see :class:`..contract.Format`."""
     newest, unknown_as = _node(latest), writer.options.unknown_as
-    own = (newest if newest.kind == "union" else _node(writer)).children
-    return frozenset(own if unknown_as is None else (*own, unknown_as))
+    children = (newest if newest.kind == "union" else _node(writer)).children
+    return frozenset(children if unknown_as is None else (*children, unknown_as))
 
 
 def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
@@ -153,14 +153,14 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
     plan, wrapped_as = _plan(resolved_schema), resolved_schema.writer.wrapped_as
-    code.unknown = places.get(resolved_schema.writer.options.unknown_as or "")
+    code.unknown = slots.get(resolved_schema.writer.options.unknown_as or "")
     if wrapped_as is None:
-        emit_record(code, plan, places)
+        emit_record(code, plan, slots)
     else:  # the record is the value of the only property
-        emit(code, plan.children[wrapped_as], places[wrapped_as])
+        emit(code, plan.children[wrapped_as], slots[wrapped_as])
 
 
 @lru_cache(maxsize=64)

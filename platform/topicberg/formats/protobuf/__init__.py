@@ -114,14 +114,16 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     written(
         resolved_schema.writer, resolved_schema.latest, resolved_schema.message
     )  # it can become a table
-    own, plan, _ = reader(resolved_schema)
-    return frozenset(own[field.column].name for field in plan.fields if field.column is not None)
+    columns, plan, _ = reader(resolved_schema)
+    return frozenset(
+        columns[field.column].name for field in plan.fields if field.column is not None
+    )
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
-    own, plan, prefixes = reader(resolved_schema)
-    emit_record(code, plan, prefixes, places, len(Shape(own).all))
+    columns, plan, prefixes = reader(resolved_schema)
+    emit_record(code, plan, prefixes, slots, len(Shape(columns).all))
 
 
 @lru_cache(maxsize=256)
@@ -228,11 +230,11 @@ def reader(
     target = target_message(resolved_schema.latest, resolved_schema.message)
     source = same_message(where, file_of(where, resolved_schema.writer), target)
     names = {field.name for message in (source, target) for field in message.fields}
-    own = [
+    columns = [
         field for field in resolved_schema.fields if field.name in names
     ]  # the table has other columns, too
     try:
-        plan = message_plan(source, target, own)
+        plan = message_plan(source, target, columns)
     except FieldMisfitError as misfit:
         raise TableflowError(
             f"{where}: field {misfit.field} {misfit}",
@@ -240,8 +242,8 @@ def reader(
             "again, which creates a new table",
         ) from None
     if resolved_schema.writer.has_glue_index:
-        return own, plan, (glue_index(source),)
-    return own, plan, index_prefixes(indexes_of(source))
+        return columns, plan, (glue_index(source),)
+    return columns, plan, index_prefixes(indexes_of(source))
 
 
 def absent_values(schema: RegisteredSchema, message: str | None) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _too_large() -> str:
 
 
 def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]:
-    known = {field.number: field for field in plan.fields}
+    fields = {field.number: field for field in plan.fields}
     usual = {field.number: wire.wire_type(field.kind) for field in plan.fields}
     columns = {
         field.number: (plan.names[field.column], _values(field, path))
@@ -128,7 +128,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
     absent, text = dict[str, Any].fromkeys(plan.names), dict[int, int]()
     always = list[tuple[int, str, Values]]()
     for number, (name, values_of) in columns.items():
-        field = known[number]
+        field = fields[number]
         if field.message is not None and not field.repeated and field.absent:
             always.append((number, name, values_of))
         else:
@@ -147,11 +147,11 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
         for position, stop in pieces:
             while position < stop:
                 number, wire_type, occurrence, position = _occurrence(
-                    record.data, position, stop, known, path
+                    record.data, position, stop, fields, path
                 )
                 if (expected := usual.get(number)) is None:
                     continue
-                field, values = known[number], [occurrence]
+                field, values = fields[number], [occurrence]
                 if wire_type != expected:
                     if wire_type != wire.LENGTH or not wire.packable(field):
                         raise _wrong_type(field, path, wire_type, occurrence.start)
@@ -194,7 +194,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
             if path:
                 raise
             raise MalformedError(
-                f"{_label(known[number], path)}: its value {_too_large()}"
+                f"{_label(fields[number], path)}: its value {_too_large()}"
             ) from None
         if all_text:
             record.expand(all_text - sum(text.get(number, 0) for number in by_number))
@@ -208,7 +208,7 @@ class _NoVarintError(Exception):
 
 
 def _occurrence(
-    data: bytes, position: int, stop: int, known: Mapping[int, WireField], path: str
+    data: bytes, position: int, stop: int, fields: Mapping[int, WireField], path: str
 ) -> tuple[int, int, Occurrence, int]:
     """Return number and wire type of the field at ``position``, its content, and its end."""
     start, number = position, -1
@@ -216,7 +216,7 @@ def _occurrence(
     def label() -> str:
         if number < 0:
             return f"the tag of the field at {byte(start)}"
-        name = f"field {path}{known[number].name}" if number in known else f"field {number}"
+        name = f"field {path}{fields[number].name}" if number in fields else f"field {number}"
         return f"{name} at {byte(start)}"
 
     try:

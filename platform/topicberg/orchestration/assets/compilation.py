@@ -73,12 +73,12 @@ def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
             yield _failed(derived, error.message, error.hint)
             continue
         schemas[derived.name] = schema
-        own = described_columns(derived.description)
+        descriptions = described_columns(derived.description)
         columns = (
             Column(
                 field.name,
                 field.dataType.simpleString(),
-                own.get(field.name) or (field.metadata or {}).get("comment"),
+                descriptions.get(field.name) or (field.metadata or {}).get("comment"),
             )
             for field in schema
         )

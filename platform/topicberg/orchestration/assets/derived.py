@@ -599,9 +599,9 @@ def _job_run(
         input_fields = []
         for column in columns:
             source, _, inner = column.rpartition(".")
-            known = (source,) if source in states else derived.sources
+            parents = (source,) if source in states else derived.sources
             name = inner if source in states else column
-            input_fields += [(states[each].dataset, name) for each in known]
+            input_fields += [(states[each].dataset, name) for each in parents]
         return tuple(input_fields)
 
     return replace(

@@ -74,14 +74,14 @@ class Lake:
         for table in self.derived:
             self._check(table, ())
         self._check_published()
-        kept = tuple(check for check in self.own_checks if self._has_tables(check, missing))
-        object.__setattr__(self, "own_checks", kept)
+        checks = tuple(check for check in self.own_checks if self._has_tables(check, missing))
+        object.__setattr__(self, "own_checks", checks)
         self._validate_checks()
 
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
         """Return the derived tables whose sources there are, or should be, and what is missing."""
-        left_out = (table for kind in self._kinds(computed=False) for table in self._of_kind(kind))
-        missing = {table.source for table in left_out if table.source}
+        skipped = (table for kind in self._kinds(computed=False) for table in self._of_kind(kind))
+        missing = {table.source for table in skipped if table.source}
         for topic in self.left_out - {spec.name for spec in self.topics}:
             missing |= {name for kind in OF_TOPICS for name in kind.source_names(topic)}
         left = self.derived
@@ -118,13 +118,13 @@ class Lake:
         publishes = published <= keys
         if len(topics) == len(self.topics) and len(derived) == len(self.derived) and publishes:
             return self
-        gone = {spec.name for spec in self.topics} - {spec.name for spec in topics}
-        gone |= {table.name for table in self.derived} - {table.name for table in derived}
+        removed = {spec.name for spec in self.topics} - {spec.name for spec in topics}
+        removed |= {table.name for table in self.derived} - {table.name for table in derived}
         return replace(
             self,
             topics=topics,
             derived=derived,
-            left_out=self.left_out | gone,
+            left_out=self.left_out | removed,
             publishes=self.publishes and publishes,
             also_read=self.read,  # so that the same tables share operations
         )
@@ -161,8 +161,10 @@ class Lake:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
         checks: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
-            own = (own_check(check, self._identifiers(check)) for check in self._checks_of(table))
-            checks.append((table, ICEBERG, (*table.checks(self), *own)))
+            own_checks = (
+                own_check(check, self._identifiers(check)) for check in self._checks_of(table)
+            )
+            checks.append((table, ICEBERG, (*table.checks(self), *own_checks)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
             for name, catalog in catalogs().items():
                 checks.append((table, name, tuple(catalog.checks(dropped))))
@@ -293,9 +295,9 @@ class Lake:
                 f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
             )
         for source in (*table.sources, *table.lookups):
-            known = (*self.ingested, *self.derived_by_name)
-            if source not in known:
-                there = ", ".join(sorted(known))
+            tables = (*self.ingested, *self.derived_by_name)
+            if source not in tables:
+                there = ", ".join(sorted(tables))
                 raise SpecError(
                     f"derived table {table.name}: there is no table {source!r} to derive it from",
                     hint=f"topics with Tableflow enabled, and derived tables: {there or 'none'}",

@@ -72,11 +72,11 @@ def _others(table: Table, location: str) -> Iterator[Table]:
 
 def _listing(table: Table, location: str) -> list[str]:
     """Return the Parquet files in a folder that are not in the table's own."""
-    own = f"{place_of(table.location()).rstrip('/')}/"
+    folder = f"{place_of(table.location()).rstrip('/')}/"
     # None: as for the table's own folder, whose listing says it.
     listed = listed_files(table.io, location) or ()
     return [
         path
         for path, _ in listed
-        if path.endswith(".parquet") and not place_of(path).startswith(own)
+        if path.endswith(".parquet") and not place_of(path).startswith(folder)
     ]

@@ -174,14 +174,14 @@ def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
 
 
 def _boolean(given: Any, kind: iceberg.IcebergType) -> bool:
-    known = {True: True, False: False, "true": True, "false": False}
+    booleans = {True: True, False: False, "true": True, "false": False}
     if (
         not isinstance(kind, iceberg.BooleanType)
-        or given not in known
+        or given not in booleans
         or (given in (0, 1) and not (isinstance(given, bool)))
     ):
         raise ValueError
-    return known[given]
+    return booleans[given]
 
 
 def _of(kind: type[Any], given: Any) -> Any:

@@ -216,9 +216,9 @@ class RowLocations:
         """Return all tainted snapshots but the head, and the refs that lead to them."""
         tainted = self.tainted_snapshots()
         refs = self._table.metadata.refs
-        gone = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
+        tags = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
         head = self._table.metadata.current_snapshot_id
-        return Expirable(frozenset(tainted - {head}), frozenset(gone))
+        return Expirable(frozenset(tainted - {head}), frozenset(tags))
 
     def _named_by(self, manifest_files: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
         """Return manifest → path of each file that it names, also of removed ones.

@@ -121,8 +121,8 @@ def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
             column, values = pc.add(column, zero), pc.add(values, zero)  # without a zero's sign
         is_in = pc.is_in(column, value_set=values)
         return np.asarray(is_in.to_numpy(zero_copy_only=False), np.bool_)
-    known = [_comparable(value) for value in values.to_pylist()]
-    return np.array([_comparable(value) in known for value in column.to_pylist()], np.bool_)
+    comparable = [_comparable(value) for value in values.to_pylist()]
+    return np.array([_comparable(value) in comparable for value in column.to_pylist()], np.bool_)
 
 
 def _comparable(value: Any) -> Any:

@@ -120,8 +120,8 @@ def _with_lineage(rows: pa.Table, entry: ManifestEntry, position: int) -> pa.Tab
     written = pa.repeat(pa.scalar(entry.sequence_number, pa.int64()), len(rows))
     for (name, number), values in zip(_LINEAGE.items(), (ids, written), strict=True):
         field = pa.field(name, pa.int64(), metadata={"PARQUET:field_id": str(number)})
-        if (known := names_by_id(rows.schema).get(number)) is not None:
-            place = rows.schema.get_field_index(known)
+        if (column := names_by_id(rows.schema).get(number)) is not None:
+            place = rows.schema.get_field_index(column)
             rows = rows.set_column(place, field, pc.coalesce(rows.column(place), values))
         elif name not in rows.schema.names:
             rows = rows.append_column(field, values)

@@ -228,8 +228,8 @@ def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
     :raises SpecError: the spec of this topic is invalid
     """
     specs, problems = check_topics(config)
-    if own := [str(problem) for problem in problems if topic in problem.names]:
-        raise SpecError("\n".join(["the topic spec is invalid:", *own]))
+    if texts := [str(problem) for problem in problems if topic in problem.names]:
+        raise SpecError("\n".join(["the topic spec is invalid:", *texts]))
     return {spec.name: spec for spec in specs}
 
 

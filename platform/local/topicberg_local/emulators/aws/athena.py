@@ -123,8 +123,8 @@ class Athena:
         if updates.pop("RemoveBytesScannedCutoffPerQuery", False):
             workgroup.configuration.pop("BytesScannedCutoffPerQuery", None)
         workgroup.configuration |= updates
-        kept = {k: v for k, v in results.items() if not k.startswith("Remove")}
-        workgroup.configuration.setdefault("ResultConfiguration", {}).update(kept)
+        changed = {k: v for k, v in results.items() if not k.startswith("Remove")}
+        workgroup.configuration.setdefault("ResultConfiguration", {}).update(changed)
         workgroup.description = workgroup.description if Description is None else Description
         workgroup.state = State or workgroup.state
 

@@ -107,11 +107,11 @@ class Account:
         if not database or database.properties["CATALOG_CASE_SENSITIVITY"] != "CASE_INSENSITIVE":
             return name
         folded = [part.lower() for part in name[1:]]
-        known = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
-        known += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
+        names = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
+        names += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
         same = (
             stored_name
-            for stored_name in known
+            for stored_name in names
             if [part.lower() for part in stored_name[1:]] == folded
         )
         return next(same, name)
@@ -239,17 +239,17 @@ def drop(account: Account, kind: str, *names: Name) -> None:
 
 def forget_grants_on(account: Account, kind: str, name: Name) -> None:
     kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
-    gone = account.store.all(
+    grants = account.store.all(
         GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
     )
-    account.store.delete(GRANT, [one.name for one in gone])
+    account.store.delete(GRANT, [one.name for one in grants])
 
 
 def forget_grantee(account: Account, kind: str, name: str) -> None:
-    gone = account.store.all(
+    grants = account.store.all(
         GRANT, lambda g: g.properties["TO"] == kind and g.properties["GRANTEE"] == name
     )
-    account.store.delete(GRANT, [one.name for one in gone])
+    account.store.delete(GRANT, [one.name for one in grants])
 
 
 def _title(kind: str) -> str:

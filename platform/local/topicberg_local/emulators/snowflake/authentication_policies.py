@@ -105,10 +105,10 @@ def set_policy(account: Account, context: Context, statement: Statement) -> Rows
 
 def rejects(account: Account, user: Stored, method: str) -> bool:
     """Return whether the policy that counts for the user refuses this method or our clients."""
-    own, of_account = user.properties, account.require(ACCOUNT, ()).properties
-    is_service = own.get("TYPE") == "SERVICE"
+    of_user, of_account = user.properties, account.require(ACCOUNT, ()).properties
+    is_service = of_user.get("TYPE") == "SERVICE"
     name = (
-        own.get(OF_ALL)
+        of_user.get(OF_ALL)
         or (of_account.get(OF_SERVICES) if is_service else None)
         or of_account.get(OF_ALL)
     )

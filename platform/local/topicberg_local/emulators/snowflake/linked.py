@@ -193,9 +193,9 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
                 catalog |= statement.properties
             case action:
                 ((kind, names),) = statement.properties.items()
-                kept = {"ADD": catalog[kind], "REMOVE": catalog[kind], "UNSET": []}[action]
-                kept = [namespace for namespace in kept if namespace not in names]
-                catalog[kind] = kept + (names if action == "ADD" else [])
+                namespaces = {"ADD": catalog[kind], "REMOVE": catalog[kind], "UNSET": []}[action]
+                namespaces = [namespace for namespace in namespaces if namespace not in names]
+                catalog[kind] = namespaces + (names if action == "ADD" else [])
         if statement.action != "SUSPEND":
             database.properties["REQUESTED"] = time.time()
         account.store.put(database)

@@ -144,9 +144,9 @@ def alter_account(account: Account, _context: Context, statement: Statement) -> 
     with account.store.lock:
         if policy is not None:
             account.require(NETWORK_POLICY, (policy,))
-        own = account.require(ACCOUNT, ())
-        own.properties[PARAMETER] = policy
-        account.store.put(own)
+        stored = account.require(ACCOUNT, ())
+        stored.properties[PARAMETER] = policy
+        account.store.put(stored)
     return Rows.status(DONE)
 
 
@@ -173,8 +173,8 @@ def show_parameter(account: Account, _context: Context, statement: Statement) ->
     value = user.properties.get(PARAMETER) if user else None
     inherited = account.require(ACCOUNT, ()).properties.get(PARAMETER)
     level = "USER" if value else "ACCOUNT" if inherited else ""
-    about = "Network policy assigned for the given target."
-    row = (PARAMETER, value or inherited or "", "", level, about, "STRING")
+    description = "Network policy assigned for the given target."
+    row = (PARAMETER, value or inherited or "", "", level, description, "STRING")
     return Rows.of(("key", "value", "default", "level", "description", "type"), [row])
 
 
