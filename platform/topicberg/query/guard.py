@@ -68,13 +68,11 @@ def _duckdb_kinds(sql: str) -> list[str]:
 
 def _kinds(sql: str, engine: Engine) -> list[str]:
     with of_extra("query"):
-        import sqlglot
-        from sqlglot import exp
-        from sqlglot.errors import SqlglotError
+        from sqlglot import errors, exp, parse
 
     try:
-        parsed = sqlglot.parse(sql, read=engine)
-    except (SqlglotError, RecursionError) as error:
+        parsed = parse(sql, read=engine)
+    except (errors.SqlglotError, RecursionError) as error:
         raise _unreadable(sql, engine, str(error)) from None
     reading = (exp.Query, exp.Values, exp.Pivot, exp.Summarize, exp.Show, exp.Describe)
     kinds = []

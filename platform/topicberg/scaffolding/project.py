@@ -143,7 +143,8 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
     written = _write(root, {paths[key]: _text(_FILES[key], values) for key in paths})
     path.write_text(extended)
     names = {"pipelines": pipelines, "generators": generators}
-    existing = [_existing(root, f"{module}/{name}") for name in names if names[name] != name]
+    modules = [f"{module}/{name}" for name in names if names[name] != name]
+    existing = [file if (root / file).exists() else f"{file}.py" for file in modules]
     return WrittenFiles(
         root,
         written.files,
@@ -217,10 +218,6 @@ def _free_name(folder: Path, name: str) -> str:
     if (folder / name).exists() or (folder / f"{name}.py").exists():
         return f"topicberg_{name}"
     return name
-
-
-def _existing(root: Path, module: str) -> str:
-    return module if (root / module).exists() else f"{module}.py"
 
 
 def _values(name: str, package: str, requirement: str) -> dict[str, str]:
