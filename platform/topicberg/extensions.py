@@ -88,7 +88,7 @@ def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: additio
             )
     try:
         return use(point.load())
-    except Exception as error:  # whatever a stranger's module does
+    except Exception as error:  # a stranger's module may raise anything
         if name == "topicberg":
             raise
         why, hint = f"{type(error).__name__}: {error}", None

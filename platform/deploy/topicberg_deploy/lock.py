@@ -253,7 +253,7 @@ def exclusive(context: DeployContext, wait_seconds: float = 0.0) -> Iterator[Non
             context.lease = None
             try:
                 lease.release()
-            except Exception as error:  # it ends by itself
+            except Exception as error:  # a lease that is not released expires
                 logger.warning("the deploy lock could not be released: %s", type(error).__name__)
 
 

@@ -56,7 +56,7 @@ def is_supported() -> bool:
         with socket.create_server(("127.0.0.1", 0)) as server:
             sockets = find(server.getsockname(), NO_ADDRESS)
             return sockets is not None and sockets[2] == os.fstat(server.fileno()).st_ino
-    except (OSError, AttributeError):  # AttributeError: it is not Linux
+    except (OSError, AttributeError):  # AttributeError: the system is not Linux
         return False
 
 

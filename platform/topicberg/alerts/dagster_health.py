@@ -171,7 +171,7 @@ def code_problem(
             if why:
                 return f"{name}: {why}"
     except (LookupError, TypeError, AttributeError):
-        return None  # another version of Dagster
+        return None  # another version of Dagster answers so
     return None
 
 

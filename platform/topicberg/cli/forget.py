@@ -287,7 +287,7 @@ class _Derived:
         for origin in origins:
             owners = [parent for parent in parents if origin.startswith(f"{parent}.")] or parents
             for owner in owners:
-                if owner not in self._known:  # it does not follow from the topic
+                if owner not in self._known:  # the table does not follow from the topic
                     continue
                 of_key = {name for names in self._known[owner] for name in names.values()}
                 if not of_key or origin.removeprefix(f"{owner}.") in of_key:

@@ -98,7 +98,7 @@ def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]
     :param fields: id → name of columns of the table; those that the file does not have are left out
     """
     names = names_by_id(arrow)
-    if not names:  # not written by Iceberg
+    if not names:  # another program than Iceberg wrote it
         return {name: name for name in arrow.names if name in fields.values()}
     return {name: fields[number] for number, name in names.items() if number in fields}
 

@@ -205,7 +205,7 @@ def _defs_folder(root: Path, folder: Path, location: CodeLocation) -> str | None
         parts = Path(*location.defs_module.split("."))
         top = folder.parents[location.root_module.count(".")]
         candidates = [top / parts]
-    else:  # as `dg` looks for them
+    else:  # `dg` looks for these
         candidates = [folder / "defs", folder / "definitions"]
     for candidate in candidates:
         if candidate.is_dir():

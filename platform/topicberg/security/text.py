@@ -10,7 +10,7 @@ import re
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"
-    "\u2028\u2029"  # further line breaks
+    "\u2028\u2029"  # these are line breaks, too
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the reading order
     "\ud800-\udfff]"  # half surrogate pairs, which cannot be encoded
 )

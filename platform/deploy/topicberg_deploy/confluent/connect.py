@@ -113,7 +113,7 @@ class Connector(Resource):
             if state == "RUNNING":
                 return True
             if state in _PENDING or (state == "PAUSED" and live.facts["state"] == "PAUSED"):
-                return False  # on its way
+                return False  # the connector is still being provisioned
             if state == "FAILED" and failures < FAILED_POLLS:
                 return False
             error = FailedError if state == "FAILED" else ApiError

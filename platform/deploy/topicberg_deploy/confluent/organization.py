@@ -166,7 +166,7 @@ class Cluster(Resource):
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         if self.given is not None:
-            return None  # it is paid anyway
+            return None  # a given cluster costs the same without topicberg
         cluster_type = self.type or (live.fields["type"] if live else "Basic")
         hourly = PRICES["standard" if cluster_type == "Standard" else "basic"].usd
         basis = f"{cluster_type}, and ${PRICES['traffic'].usd} a GB in or out, beside storage"

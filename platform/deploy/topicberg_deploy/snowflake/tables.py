@@ -56,7 +56,7 @@ class LinkedDatabase(SqlObject):
         if self.shown(context) is None:
             return None
         answer = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
-        namespaces = answer["allowed_namespaces"] or []  # null: all
+        namespaces = answer["allowed_namespaces"] or []  # null means all namespaces
         fields = {
             "namespaces": [str(namespace).strip("'") for namespace in namespaces],
             "write_operations": str(answer["allowed_write_operations"]),

@@ -308,7 +308,7 @@ def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
         described = records(connection, f"DESCRIBE ICEBERG TABLE {name}")
         before, location = location, _metadata_location(connection, path)
         if location == before:
-            break  # else it was refreshed meanwhile
+            break  # else another process refreshed it
     columns = (SnowflakeColumn(c["name"], c["type"], c.get("comment")) for c in described)
     return SnowflakeTable(name, rows, location, tuple(columns))
 
@@ -335,7 +335,7 @@ def _shown(connection: SnowflakeConnection, path: TablePath) -> dict[str, Any] |
     try:
         rows = records(connection, show)
     except ProgrammingError as error:
-        if error.errno in NOT_THERE:  # no such schema yet
+        if error.errno in NOT_THERE:  # the schema does not exist yet
             return None
         raise
     # LIKE ignores case.

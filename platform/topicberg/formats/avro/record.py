@@ -119,7 +119,7 @@ class ByteCursor:
         """Read how many items of an array or a map follow; 0: none. Each has a byte at least."""
         count = self.number()
         if count < 0:
-            self.number()  # of bytes
+            self.number()  # the number of bytes is not used
             count = -count
         if count > len(self.data) - self.at:
             raise self.too_short(f"{count} items")

@@ -257,7 +257,7 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
             depth += 1
             kinds = kinds << np.uint64(1) | np.uint64(byte == 123)
             position = space(position + 1, end)
-            if at_byte(position, end) != byte + 2:  # it is not empty
+            if at_byte(position, end) != byte + 2:  # the object is not empty
                 if byte == 123:
                     position = _name_skipped(position, end)
                     if position < 0:

@@ -148,7 +148,7 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
     depth, this, following = 0, messages + 1, 0
     messages += 1
     while True:
-        # The end of messages.
+        # Messages that end here are complete.
         while position == end:
             if not _ended(targets + 8 * get(instruction, 5), this, program, columns, ending, seen):
                 return -1
@@ -160,7 +160,7 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
             level = stack + 8 * _LEVEL * depth
             instruction, end, this = get(level, 0), get(level, 1), get(level, 2)
             items, following = get(level, 3), get(level, 4)
-        # A field.
+        # The next bytes are a field.
         tag, position = varint(position, end)
         if position < 0 or tag < 8 or tag > _MAX_TAG:
             return -1
@@ -296,7 +296,7 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
         return (
             position if position >= 0 and _convert(target, row, number, program[1] + 8 * b) else -1
         )
-    position, till = _sized(position, end)  # of a message
+    position, till = _sized(position, end)  # a length comes before a message
     if position < 0:
         return -1
     is_one = False

@@ -310,7 +310,7 @@ class _Reader:
         :param is_resolved: the resolver has the schema's own ``$id`` already, as that of the root
             and of the target of a reference
         """
-        if not isinstance(schema, dict):  # true, false
+        if not isinstance(schema, dict):  # it is true or false
             return ()
         if id(schema) in path:
             raise self.fail(

@@ -230,9 +230,8 @@ def reader(
     target = target_message(resolved_schema.latest, resolved_schema.message)
     source = same_message(where, file_of(where, resolved_schema.writer), target)
     names = {field.name for message in (source, target) for field in message.fields}
-    columns = [
-        field for field in resolved_schema.fields if field.name in names
-    ]  # the table has other columns, too
+    # The table has columns of the key, too.
+    columns = [field for field in resolved_schema.fields if field.name in names]
     try:
         plan = message_plan(source, target, columns)
     except FieldMisfitError as misfit:

@@ -186,7 +186,7 @@ def _converted(code: ProgramCode, place: Slot, *, is_unsigned: bool = False) -> 
         least = -most - 1
     if is_unsigned:
         least, most = 0, min(most, 2**64 - 1)
-        most -= 2**64 if most >= 2**63 else 0  # the same bits
+        most -= 2**64 if most >= 2**63 else 0  # the bits stay the same
     else:
         least, most = max(least, -(2**63)), min(most, 2**63 - 1)
     code.targets += [least, most, zeros, int(place.store), int(is_unsigned)]
@@ -241,7 +241,7 @@ def _empty_message(
     match field.special:
         case "timestamp" | "time" | "decimal":
             return [_default(code, 0, number, place)]
-        case "date":  # one without a year is malformed
+        case "date":  # a date without a year is malformed
             return [code.emit(ProtobufOp.REQUIRED, None, number)]
         case "wrapper":
             final, slots = [], {message.names[0]: place}

@@ -326,7 +326,7 @@ def _values(field: WireField, path: str) -> Values:
     def read(record: MessageRecord, occurrences: Sequence[Occurrence]) -> Any:
         if not occurrences:
             return absent
-        if field.kind == "string":  # also earlier values are UTF-8
+        if field.kind == "string":  # earlier values must be UTF-8, too
             for occurrence in occurrences[:-1]:
                 value(record, occurrence)
         return value(record, occurrences[-1])

@@ -63,7 +63,9 @@ def _others(table: Table, location: str) -> Iterator[Table]:
         for name in table.catalog.list_tables(namespace):
             if name == table.name():
                 continue
-            with suppress(NoSuchTableError, NoSuchIcebergTableError):  # dropped, or none of Iceberg
+            with suppress(
+                NoSuchTableError, NoSuchIcebergTableError
+            ):  # it is dropped, or not of Iceberg
                 other = table.catalog.load_table(name)
                 place = f"{place_of(data_folder(other) or other.location()).rstrip('/')}/"
                 if place.startswith(folder) or folder.startswith(place):

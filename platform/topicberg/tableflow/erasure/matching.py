@@ -118,7 +118,7 @@ def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
     if not pa.types.is_nested(column.type):
         if pa.types.is_floating(column.type):
             zero = pa.scalar(0, column.type)
-            column, values = pc.add(column, zero), pc.add(values, zero)  # without a zero's sign
+            column, values = pc.add(column, zero), pc.add(values, zero)  # a zero loses its sign
         is_in = pc.is_in(column, value_set=values)
         return np.asarray(is_in.to_numpy(zero_copy_only=False), np.bool_)
     comparable = [_comparable(value) for value in values.to_pylist()]

@@ -252,7 +252,7 @@ def _observation_file(config: Settings) -> Path:
 def note_observation(config: Settings) -> None:
     """Note that the statuses have the ends of the logs as they are now."""
     path = _observation_file(config)
-    with suppress(OSError):  # e.g. a full disk
+    with suppress(OSError):  # the disk may be full
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
@@ -270,7 +270,7 @@ def give_up_status(config: Settings, status: TopicStatus) -> None:
 
     Another engine may have written its own status already, which then stays.
     """
-    with suppress(OSError):  # e.g. a full disk
+    with suppress(OSError):  # the disk may be full
         if read_status(config, status.topic).engine == status.engine:
             write_status(config, status.given_up())
 

@@ -90,7 +90,7 @@ def _parse_alter(stream: Stream) -> Statement | None:
     stream.expect("ALTER")
     kinds = (*_IN_ALTER, *DOMAINS)
     kind = next((candidate for candidate in kinds if stream.take(*candidate.split())), None)
-    if kind is None:  # which has its own refusal
+    if kind is None:  # the caller refuses it
         return None
     domain = _IN_ALTER.get(kind, kind)
     statement = Statement(verb, DOMAINS[domain], if_exists=stream.take("IF", "EXISTS"))
