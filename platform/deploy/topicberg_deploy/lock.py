@@ -186,22 +186,22 @@ class Lease:
             "after": after,
             "who": f"process {os.getpid()} on {socket.gethostname()}",
         }
-        answer = self.client.put_parameter(
+        response = self.client.put_parameter(
             Name=self.name, Value=json.dumps(value), Type="String", Overwrite=overwrite
         )
-        return int(answer["Version"])
+        return int(response["Version"])
 
     def _history(self) -> tuple[list[Entry], float]:
         """The versions that AWS still has, oldest first, and its time when it answered."""
         entries: list[Entry] = []
         more: dict[str, str] = {}
         while True:
-            answer = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
-            entries += [_entry(parameter) for parameter in answer["Parameters"]]
-            if not answer.get("NextToken"):
+            response = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
+            entries += [_entry(parameter) for parameter in response["Parameters"]]
+            if not response.get("NextToken"):
                 break
-            more = {"NextToken": answer["NextToken"]}
-        date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+            more = {"NextToken": response["NextToken"]}
+        date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
         entries.sort(key=lambda entry: entry.version)
         return entries, parsedate_to_datetime(date).timestamp()
 

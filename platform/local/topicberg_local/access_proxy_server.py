@@ -247,11 +247,11 @@ class RegistryProxy:
                 headers=headers,
                 data=request.content if request.can_read_body else None,
                 allow_redirects=False,
-            ) as answer:
-                passed_on = _passed_on(answer.headers)
+            ) as response:
+                passed_on = _passed_on(response.headers)
                 passed_on.update(PROTECTION)
                 return web.Response(
-                    status=answer.status, body=await answer.read(), headers=passed_on
+                    status=response.status, body=await response.read(), headers=passed_on
                 )
         except (aiohttp.ClientError, TimeoutError):
             return _text(502, "the schema registry does not answer")

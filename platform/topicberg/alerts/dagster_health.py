@@ -204,8 +204,8 @@ def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, 
             }
             body = {"query": _TICK_QUERY, "variables": {"one": selector}}
             try:
-                answer = requests.post(f"{url}/graphql", json=body, timeout=seconds).json()
-                ticks = answer["data"]["sensorOrError"]["sensorState"]["ticks"]
+                response = requests.post(f"{url}/graphql", json=body, timeout=seconds).json()
+                ticks = response["data"]["sensorOrError"]["sensorState"]["ticks"]
             except requests.Timeout:
                 return f"{SLOW} within {seconds:.0f} s how the sensor {sensor} ticks"
             except (requests.RequestException, ValueError, LookupError, TypeError):

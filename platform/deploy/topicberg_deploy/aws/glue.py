@@ -82,8 +82,8 @@ class GlueDatabase(Resource):
             names = [name for name in names if name in topics]
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
-            answer = glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
-            _check_deleted(live.id, answer.get("Errors", []))
+            response = glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
+            _check_deleted(live.id, response.get("Errors", []))
         if others:
             raise TopicbergError(
                 f"{live.id} has {len(others)} tables that are of no topic here, e.g. {others[0]}",

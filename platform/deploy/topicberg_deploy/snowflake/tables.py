@@ -55,13 +55,13 @@ class LinkedDatabase(SqlObject):
     def find(self, context: DeployContext) -> Live | None:
         if self.shown(context) is None:
             return None
-        answer = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
-        namespaces = answer["allowed_namespaces"] or []  # null means all namespaces
+        response = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
+        namespaces = response["allowed_namespaces"] or []  # null means all namespaces
         fields = {
             "namespaces": [str(namespace).strip("'") for namespace in namespaces],
-            "write_operations": str(answer["allowed_write_operations"]),
-            "sync_interval_seconds": int(answer["sync_interval_seconds"]),
-            "suspended": str(answer["is_suspended"]).lower(),
+            "write_operations": str(response["allowed_write_operations"]),
+            "sync_interval_seconds": int(response["sync_interval_seconds"]),
+            "suspended": str(response["is_suspended"]).lower(),
         }
         return Live(self.name, fields)
 

@@ -54,10 +54,10 @@ def serve(
         raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "UnsupportedOperation", message)
     if problem := check(given, operation.input_shape):
         raise Refusal(HTTPStatus.BAD_REQUEST, invalid, problem)
-    answer: dict[str, Any] = act(**given) or {}
-    problem = check(answer, operation.output_shape)
+    response: dict[str, Any] = act(**given) or {}
+    problem = check(response, operation.output_shape)
     assert not problem, problem  # noqa: S101  a mistake of the emulator
-    return answer
+    return response
 
 
 def check(value: Any, shape: Shape | None) -> str:

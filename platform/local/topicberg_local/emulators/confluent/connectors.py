@@ -147,15 +147,15 @@ def _list(call: Call) -> HttpResponse:
     if not query.expand:
         return HttpResponse([connector.name[1] for connector in connectors])
     expanded = query.expand.split(",")
-    answer = {}
+    response = {}
     for connector in connectors:
         parts: dict[str, Any] = {
             "id": {"id": connector.properties["id"], "id_type": "ID"},
             "info": _info(account, cluster, connector),
             "status": _status(account, connector),
         }
-        answer[connector.name[1]] = {part: parts[part] for part in expanded}
-    return HttpResponse(answer)
+        response[connector.name[1]] = {part: parts[part] for part in expanded}
+    return HttpResponse(response)
 
 
 def _get_status(call: Call) -> HttpResponse:

@@ -100,12 +100,12 @@ def _forward(call: Call) -> HttpResponse:
         operation == "Write"
         and _ask(call.account, "GET", f"/subjects/{subject}/versions").ok is False
     )
-    answer = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
+    response = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
     registry = _registry(call)
-    if new and answer.ok and registry is not None:
+    if new and response.ok and registry is not None:
         call.account.store.put(Stored(SUBJECT, (registry.properties["environment"], subject)))
     return HttpResponse(
-        answer.content, answer.status_code, media_type=answer.headers.get("Content-Type")
+        response.content, response.status_code, media_type=response.headers.get("Content-Type")
     )
 
 

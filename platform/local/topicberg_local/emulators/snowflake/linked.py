@@ -319,7 +319,7 @@ def link_status(account: Account, _context: Context, name: Name) -> str:
     properties = _require(account, name).properties
     discovery = properties["DISCOVERY"]
     error = discovery["ERROR"]
-    answer: dict[str, Any] = {
+    response: dict[str, Any] = {
         "executionState": "SUSPENDED"
         if properties["SUSPENDED"]
         else "FAILED"
@@ -328,12 +328,12 @@ def link_status(account: Account, _context: Context, name: Name) -> str:
         "failureDetails": discovery["FAILURES"],
     }
     if error:
-        answer["failedExecutionStateReason"] = error["REASON"]
-        answer["failedExecutionStateErrorCode"] = error["CODE"]
+        response["failedExecutionStateReason"] = error["REASON"]
+        response["failedExecutionStateErrorCode"] = error["CODE"]
     if discovery["STARTED"] is not None:
         moment = datetime.fromtimestamp(discovery["STARTED"], UTC)
-        answer["lastLinkAttemptStartTime"] = f"{moment:%Y-%m-%dT%H:%M:%S}.{moment:%f}"[:-3] + "Z"
-    return json.dumps(answer)
+        response["lastLinkAttemptStartTime"] = f"{moment:%Y-%m-%dT%H:%M:%S}.{moment:%f}"[:-3] + "Z"
+    return json.dumps(response)
 
 
 def link_config(account: Account, _context: Context, name: Name) -> str:

@@ -58,8 +58,8 @@ class Sources:
         """
         bucket, key = split_url(url)
         try:
-            answer = self._client("s3").get_object(Bucket=bucket, Key=key)
-            return bytes(answer["Body"].read())
+            response = self._client("s3").get_object(Bucket=bucket, Key=key)
+            return bytes(response["Body"].read())
         except FAILURES as error:
             raise catalog_failure(f"Failed to read '{url}': {error}") from None
 
@@ -69,12 +69,12 @@ class Sources:
         :raises ProgrammingError: no such table, or it is not an Iceberg table
         """
         try:
-            answer = self._client("glue").get_table(DatabaseName=namespace, Name=table)
+            response = self._client("glue").get_table(DatabaseName=namespace, Name=table)
         except FAILURES as error:
             raise catalog_failure(
                 f"Failed to retrieve table '{namespace}.{table}' from the AWS Glue catalog: {error}"
             ) from None
-        parameters = answer["Table"].get("Parameters", {})
+        parameters = response["Table"].get("Parameters", {})
         location = parameters.get("metadata_location")
         if parameters.get("table_type", "").upper() != "ICEBERG" or not location:
             raise catalog_failure(

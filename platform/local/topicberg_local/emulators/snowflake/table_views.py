@@ -157,8 +157,8 @@ def describe_table(account: Account, _context: Context, statement: Statement) ->
 
 def table_information(account: Account, context: Context, name: Name) -> str:
     table = _table(account, context, name, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION")
-    answer = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
-    return json.dumps(answer)
+    response = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
+    return json.dumps(response)
 
 
 def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
@@ -175,7 +175,7 @@ def auto_refresh_status(account: Account, table: Stored) -> str:
     properties = table.properties
     error = properties["REFRESH_ERROR"]
     state = "STALLED" if error else "RUNNING"
-    answer = {
+    response = {
         "executionState": state if properties["AUTO_REFRESH"] else "STOPPED",
         "invalidExecutionStateReason": error or "",
         "pendingSnapshotCount": "0",
@@ -187,4 +187,4 @@ def auto_refresh_status(account: Account, table: Stored) -> str:
         "currentMetadataFile": properties["METADATA_LOCATION"],
         "currentSchemaId": properties["SCHEMA_ID"],
     }
-    return json.dumps({key: value for key, value in answer.items() if value != ""})
+    return json.dumps({key: value for key, value in response.items() if value != ""})

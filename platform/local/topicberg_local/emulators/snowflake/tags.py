@@ -126,12 +126,12 @@ def create_tag(account: Account, context: Context, statement: Statement) -> Rows
 
 def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:
     statement.name = name = resolve(statement.name, context, "DROP TAG")
-    answer = remove(account, statement)
+    response = remove(account, statement)
     references = [
         reference.name for reference in account.store.all(REFERENCE) if reference.name[-3:] == name
     ]
     account.store.delete(REFERENCE, references)
-    return answer
+    return response
 
 
 def change_tags(account: Account, context: Context, statement: Statement) -> Rows:
