@@ -86,8 +86,11 @@ IN_IMAGE = "/opt/topicberg"
 NEVER = frozenset({"topicberg", "topicberg-local"})
 """Packed otherwise, or never."""
 ENVIRONMENT = {
-    **{"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"},
-    **{"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0"},
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+    "python_version": PYTHON_VERSION,
+    "python_full_version": f"{PYTHON_VERSION}.0",
 }
 """Of EMR's image, for the markers of requirements."""
 DOCKERFILE = f"""\

@@ -133,8 +133,12 @@ class _Part:
 
 _CONNECT = "org.apache.kafka.connect.data."
 _NUMBERS: dict[Any, Kind] = {
-    **{"int8": "int", "int16": "int", "int32": "int", "int64": "long"},
-    **{"float32": "float", "float64": "double"},
+    "int8": "int",
+    "int16": "int",
+    "int32": "int",
+    "int64": "long",
+    "float32": "float",
+    "float64": "double",
 }
 ANY: dict[Kind, Kind] = {"float": "any-float", "double": "any-double"}
 _TITLES: dict[Any, Kind] = {

@@ -16,7 +16,9 @@ from topicberg_local.emulators.aws.refusal import Refusal
 
 _OF_JAVA = {
     r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010FFFF",
-    **{r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"},
+    r"\p{L}": r"\w",
+    r"\p{N}": r"\d",
+    r"\p{Z}": r"\s",
 }
 """Parts of patterns that Python does not know → as it has them."""
 
