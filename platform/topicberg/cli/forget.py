@@ -302,11 +302,10 @@ class _Derived:
         for name, (identifier, is_searched) in self._searched.items():
             if (table := find_table(self._key_rows.catalog, identifier)) is None:
                 continue
-            for candidate in find_candidates(name, table, self._key_rows.key, is_searched):
+            for copy in find_candidates(name, table, self._key_rows.key, is_searched):
                 warn(
-                    f"{candidate.table}.{candidate.column} holds the value in "
-                    f"{count(candidate.rows, 'row')} of {count(candidate.files, 'file')}, and is "
-                    f"not erased: add `--column {candidate.option}` "
+                    f"{copy.table}.{copy.column} holds the value in {count(copy.rows, 'row')} of "
+                    f"{count(copy.files, 'file')}, and is not erased: add `--column {copy.option}` "
                     "if it is the key there"
                 )
 
