@@ -13,8 +13,7 @@ from topicberg_local.emulators.confluent.kafka_rest import (
     resource,
     resources,
 )
-from topicberg_local.emulators.confluent.operation import Call
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Query
 from topicberg_local.emulators.store import Stored
 
 ResourceType = Literal[

@@ -19,16 +19,17 @@ from topicberg_local.emulators.confluent import clusters, environments, integrat
 from topicberg_local.emulators.confluent.account import CATALOG, TABLE, timestamp
 from topicberg_local.emulators.confluent.errors import bad_request, conflict, invalid, not_found
 from topicberg_local.emulators.confluent.materialization import database_of, trust_problem
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
-from topicberg_local.emulators.confluent.wire import (
+from topicberg_local.emulators.confluent.operation import (
     Body,
+    Call,
     HttpResponse,
     InCluster,
+    Operation,
     PageInCluster,
     Reference,
     ScopedReference,
 )
+from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
 from topicberg_local.emulators.store import Stored
 
 PATH = "/tableflow/v1/catalog-integrations"

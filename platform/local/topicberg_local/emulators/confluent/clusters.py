@@ -23,11 +23,12 @@ from topicberg_local.emulators.confluent.account import (
     Account,
 )
 from topicberg_local.emulators.confluent.errors import bad_request, conflict, gone, unsupported
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import (
+from topicberg_local.emulators.confluent.operation import (
     Body,
+    Call,
     HttpResponse,
     InEnvironment,
+    Operation,
     PageInEnvironment,
     Reference,
     ScopedReference,

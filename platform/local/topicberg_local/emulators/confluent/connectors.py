@@ -31,8 +31,14 @@ from topicberg_local.emulators.confluent.errors import (
     not_found,
     unsupported,
 )
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    HttpResponse,
+    KeyKind,
+    Operation,
+    Query,
+)
 from topicberg_local.emulators.store import Stored
 
 PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"

@@ -10,11 +10,12 @@ from pydantic import Field
 from topicberg_local.emulators.confluent import clusters, environments
 from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg_local.emulators.confluent.errors import Shape, conflict, not_found, unsupported
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import (
+from topicberg_local.emulators.confluent.operation import (
     Body,
+    Call,
     HttpResponse,
     InEnvironment,
+    Operation,
     PageInEnvironment,
     Reference,
 )

@@ -33,8 +33,16 @@ from topicberg_local.emulators.confluent.errors import (
     unauthorized,
     unsupported,
 )
-from topicberg_local.emulators.confluent.operation import Call, Caller, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page, ScopedReference
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    Caller,
+    HttpResponse,
+    KeyKind,
+    Operation,
+    Page,
+    ScopedReference,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"

@@ -8,8 +8,13 @@ from typing import Any
 from topicberg_local.emulators.confluent import environments
 from topicberg_local.emulators.confluent.account import REGISTRY, Account
 from topicberg_local.emulators.confluent.errors import not_found
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import HttpResponse, InEnvironment, PageInEnvironment
+from topicberg_local.emulators.confluent.operation import (
+    Call,
+    HttpResponse,
+    InEnvironment,
+    Operation,
+    PageInEnvironment,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "srcm/v3"

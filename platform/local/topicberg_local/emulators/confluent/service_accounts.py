@@ -8,8 +8,14 @@ from pydantic import Field
 
 from topicberg_local.emulators.confluent.account import KEY, ROLE_BINDING, SERVICE_ACCOUNT
 from topicberg_local.emulators.confluent.errors import not_found, unsupported
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page, Query
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    HttpResponse,
+    Operation,
+    Page,
+    Query,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"

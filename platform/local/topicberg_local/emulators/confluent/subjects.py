@@ -16,8 +16,7 @@ from topicberg.errors import TopicbergError
 from topicberg_local.emulators.confluent import roles
 from topicberg_local.emulators.confluent.account import REGISTRY, SUBJECT, Account
 from topicberg_local.emulators.confluent.errors import Refusal, Shape
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import HttpResponse
+from topicberg_local.emulators.confluent.operation import Call, HttpResponse, KeyKind, Operation
 from topicberg_local.emulators.store import Stored
 
 TIMEOUT_SECONDS = 30

@@ -34,7 +34,13 @@ from topicberg_local.emulators.confluent.errors import (
     unsupported,
 )
 from topicberg_local.emulators.confluent.materialization import takes, trust_problem
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
+from topicberg_local.emulators.confluent.operation import (
+    Call,
+    HttpResponse,
+    InCluster,
+    KeyKind,
+    Operation,
+)
 from topicberg_local.emulators.confluent.tableflow_bodies import (
     ByobAws,
     ListRegions,
@@ -45,7 +51,6 @@ from topicberg_local.emulators.confluent.tableflow_bodies import (
     SpecChange,
     TableChange,
 )
-from topicberg_local.emulators.confluent.wire import HttpResponse, InCluster
 from topicberg_local.emulators.store import Stored
 
 VERSION = "tableflow/v1"
