@@ -74,10 +74,10 @@ def record_generator(kind: str, config: Settings | None = None) -> Generator:
 def _generators(config: Settings | None) -> dict[str, Generator]:
     config = config or settings()
     generators: dict[str, Generator] = {}
-    for module, one in members(config.project_root, config.project.generators, Generator):
-        if generators.setdefault(one.name, one) is not one:
+    for module, generator in members(config.project_root, config.project.generators, Generator):
+        if generators.setdefault(generator.name, generator) is not generator:
             raise SpecError(
-                f"{module}: another module has a generator {one.name} as well",
+                f"{module}: another module has a generator {generator.name} as well",
                 hint="rename one of the functions",
             )
     return generators

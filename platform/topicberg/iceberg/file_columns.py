@@ -141,11 +141,11 @@ def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if named == kind else array.cast(kind)
 
 
-def _named_like(own: pa.DataType, other: pa.DataType) -> pa.DataType:
+def _named_like(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return a type with the fields of another one of the same structure."""
-    pairs = zip(_fields_of(own), _fields_of(other), strict=True)
+    pairs = zip(_fields_of(kind), _fields_of(other), strict=True)
     return _with_fields(
-        own, [like.with_type(_named_like(one.type, like.type)) for one, like in pairs]
+        kind, [like.with_type(_named_like(array.type, like.type)) for array, like in pairs]
     )
 
 

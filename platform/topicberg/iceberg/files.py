@@ -89,7 +89,7 @@ def partition_key(values: Iterable[object]) -> tuple[object, ...]:
     A reader takes the value of an identity partition from the metadata, so rows of one value that
     were put into the partition of the other would change. https://iceberg.apache.org/spec/#sorting
     """
-    return tuple(("float", repr(one)) if isinstance(one, float) else one for one in values)
+    return tuple(("float", repr(value)) if isinstance(value, float) else value for value in values)
 
 
 def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]:

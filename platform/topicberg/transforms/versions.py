@@ -127,11 +127,11 @@ def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]
 
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
     """Return the versions, with another one for some hours."""
-    after = [each for start, each in versions if start <= hours.stop][-1]
-    found = [each for each in versions if each[0] < hours.start]
-    found += [(hours.start, version), (hours.stop, after)]
-    found += [each for each in versions if each[0] > hours.stop]
-    return _joined(found)
+    after = [start_version for start, start_version in versions if start <= hours.stop][-1]
+    overlaid = [entry for entry in versions if entry[0] < hours.start]
+    overlaid += [(hours.start, version), (hours.stop, after)]
+    overlaid += [entry for entry in versions if entry[0] > hours.stop]
+    return _joined(overlaid)
 
 
 def _joined(versions: Versions) -> Versions:

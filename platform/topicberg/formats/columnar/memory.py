@@ -114,7 +114,7 @@ def _zeros(is_leading: bool) -> Any:
     return intrinsic(zeros)
 
 
-def _multiply_high(typing_context: Any, one: Any, other: Any) -> Any:
+def _multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
     """Return the upper 64 of the 128 bits of a product."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -490,7 +490,7 @@ def _time(position, end):  # type: ignore[no-untyped-def]
 @compiled
 def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
     """Return a message ``confluent.type.Decimal`` in a column's scale: halves, whether it fits."""
-    content, till, own = position, position, np.int64(0)
+    content, till, field_scale = position, position, np.int64(0)
     last, none = np.int64(0), (np.int64(0), np.uint64(0), False)
     while position < end:
         tag, position = varint(position, end)
@@ -505,7 +505,7 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
             position = till
         else:
             number, position = _number(position, end, _INT64)
-            own = _int32(number) if field == 3 else own
+            field_scale = _int32(number) if field == 3 else field_scale
         if position < 0:
             return none
     if till == content:
@@ -515,7 +515,7 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
     high, low = unscaled(content, till - content)
     if high == 0 and low == 0:
         return high, low, True
-    zeros = scale - own
+    zeros = scale - field_scale
     digits = precision - max(zeros, 0)
     if zeros < -_MAX_ZEROS or digits < 0:
         return none

@@ -86,8 +86,8 @@ def _choice_of_objects(node: Node, path: str = "") -> str | None:
     """Return where an object is one of several types; None: nowhere."""
     if node.kind == "union" and any(_has_objects(child) for child in node.children.values()):
         return path
-    inner = (_choice_of_objects(one, columns.join(path, n)) for n, one in node.children.items())
-    return next((found for found in inner if found is not None), None)
+    inner = (_choice_of_objects(child, columns.join(path, n)) for n, child in node.children.items())
+    return next((inside for inside in inner if inside is not None), None)
 
 
 def _has_objects(node: Node) -> bool:

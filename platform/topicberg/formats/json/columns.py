@@ -491,32 +491,32 @@ class _Reader:
         return nodes
 
     def declared(
-        self, parts: Iterable[_Part], where: str, known: frozenset[str]
+        self, parts: Iterable[_Part], where: str, outer: frozenset[str]
     ) -> dict[str, list[tuple[_Part, ...]]]:
         """Return the properties of the object and its branches, each with its alternatives."""
-        own: dict[str, tuple[_Part, ...]] = {}
+        inner_parts: dict[str, tuple[_Part, ...]] = {}
         for part in parts:
             for name, schema in part.schema.get("properties", {}).items():
-                if schema is not False and name not in known:
+                if schema is not False and name not in outer:
                     inner = self.within(part, schema, join(where, name))
-                    own[name] = (*own.get(name, ()), *inner)
+                    inner_parts[name] = (*inner_parts.get(name, ()), *inner)
         added: dict[str, list[tuple[_Part, ...]]] = {}
         for part in parts:
             for branch in _branches(part.schema):
                 inside = self.within(part, branch, where)
-                for name, choices in self.declared(inside, where, known | set(own)).items():
+                for name, choices in self.declared(inside, where, outer | set(inner_parts)).items():
                     added.setdefault(name, []).extend(choices)
-        return {**added, **{name: [schema] for name, schema in own.items()}}
+        return {**added, **{name: [schema] for name, schema in inner_parts.items()}}
 
     def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
         """Return the type of a property that several branches declare."""
         return self.union(_different([self.node(parts, where) for parts in choices]))
 
     def union(self, members: Sequence[Node]) -> Node:
-        found = _union(members)
-        if found.kind == "union":
-            limits.check_members(self.subject, len(found.children))
-        return found
+        union_node = _union(members)
+        if union_node.kind == "union":
+            limits.check_members(self.subject, len(union_node.children))
+        return union_node
 
     def struct(
         self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str

@@ -525,7 +525,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=last)
         metadata = {
             # Every partition gets a copy of the metadata: no sample for a long backfill.
-            **table_metadata(target, sample=sum(len(each.hours) for each in requested) <= DAY),
+            **table_metadata(target, sample=sum(len(span.hours) for span in requested) <= DAY),
             "rows_written": written.rows,
             "duration_seconds": duration,
             **_lag(catalog, [parent.identifier for parent in parents.values()], written),
@@ -592,8 +592,8 @@ def _job_run(
     run = JobRun(name, run_id(context.run.run_id, derived.name))
     if not is_on():
         return run
-    sources = {name: catalog.load_table(each.identifier) for name, each in parents.items()}
-    states = {name: TableState.of(each) for name, each in sources.items()}
+    sources = {name: catalog.load_table(parent.identifier) for name, parent in parents.items()}
+    states = {name: TableState.of(source_table) for name, source_table in sources.items()}
 
     def origins(columns: Iterable[str]) -> tuple[tuple[DatasetName, str], ...]:
         input_fields = []

@@ -153,8 +153,8 @@ class Lake:
     @cached_property
     def read(self) -> frozenset[str]:
         """The names of what derived tables read."""
-        own = {name for table in self.derived for name in (*table.sources, *table.lookups)}
-        return self.also_read | own
+        names = {name for table in self.derived for name in (*table.sources, *table.lookups)}
+        return self.also_read | names
 
     @cached_property
     def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
@@ -241,8 +241,8 @@ class Lake:
         return self._root_of(table.sources[0])
 
     def _root_of(self, source: str) -> TopicSpec:
-        found = self.ingested.get(source)
-        return found.root if found else self.root(self.derived_by_name[source])
+        ingested = self.ingested.get(source)
+        return ingested.root if ingested else self.root(self.derived_by_name[source])
 
     def table(self, derived: DerivedTable) -> Table:
         return self._by_source[derived.name]
@@ -350,11 +350,13 @@ def find_derived(config: Settings | None = None) -> list[DerivedTable]:
     return list(by_name.values())
 
 
-def lake_of(config: Settings, known: KnownSpecs) -> Lake:
+def lake_of(config: Settings, known_specs: KnownSpecs) -> Lake:
     """Return the lake of these specs and of the project's derived tables.
 
     :raises SpecError: derived tables are invalid, or do not fit the specs
     """
     derived, checks = tuple(find_derived(config)), tuple(find_checks(config))
-    topics = tuple(known.specs)
-    return Lake(config, topics, derived, known.left_out, known.problem, own_checks=checks)
+    topics = tuple(known_specs.specs)
+    return Lake(
+        config, topics, derived, known_specs.left_out, known_specs.problem, own_checks=checks
+    )

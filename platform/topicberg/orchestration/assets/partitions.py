@@ -182,7 +182,7 @@ def partition_keys(
     Of the future as well; otherwise as of :func:`spans`.
     """
     ranges = _whole(partitions, hours, _hour(now + HORIZON))
-    starts = (hour for each in ranges for hour in each[:: _width(partitions)] if hour >= first_hour)
+    starts = (hour for span in ranges for hour in span[:: _width(partitions)] if hour >= first_hour)
     moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in starts)
     return [partition_key(partitions, moment) for moment in moments]
 
@@ -196,11 +196,11 @@ def _whole(partitions: TimePartitions, hours: Iterable[Hours], end: int) -> list
     clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
     return union(
         Hours(
-            start + (each.start - start) // width * width,
-            start - (start - each.stop) // width * width,
+            start + (span.start - start) // width * width,
+            start - (start - span.stop) // width * width,
         )
-        for each in clipped
-        if each
+        for span in clipped
+        if span
     )
 
 

@@ -129,9 +129,9 @@ def _comparable(value: Any) -> Any:
     """Return a nested value whose NaN is equal to NaN."""
     match value:
         case dict():
-            return {name: _comparable(one) for name, one in value.items()}
+            return {name: _comparable(item) for name, item in value.items()}
         case list() | tuple():
-            return [_comparable(one) for one in value]
+            return [_comparable(item) for item in value]
         case float() if math.isnan(value):
             return _NAN
     return value

@@ -135,13 +135,14 @@ def _described(
     inside = pyarrow_to_schema(arrow)
     # The table's properties name its columns; the file may have other names and narrower types.
     names = {field.field_id: field.name for field in table.schema().fields}
-    own = Schema(
+    nullable = Schema(
         *(
             NestedField(f.field_id, names.get(f.field_id, f.name), f.field_type, required=False)
             for f in inside.fields
         )
     )
-    plan, paths = compute_statistics_plan(own, table.properties), parquet_path_to_id_mapping(inside)
+    plan = compute_statistics_plan(nullable, table.properties)
+    paths = parquet_path_to_id_mapping(inside)
     size, order = len(table.io.new_input(path)), file.sort_order_id
     return described(
         path, size, file.spec_id, file.partition, metadata, plan, paths, sort_order_id=order
