@@ -84,10 +84,10 @@ audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabi
 sbom: install  ## write sbom.cdx.json: the locked packages and jars as a CycloneDX document
 	$(BIN)/uv tool run --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements \
 	  --output-reproducible --of JSON -o sbom.cdx.json requirements.lock
-	$(BIN)/python -m topicberg_local.sbom sbom.cdx.json
+	$(BIN)/python tests/support/sbom.py sbom.cdx.json
 
 jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
-	$(BIN)/python -m topicberg_local.lock_jars
+	$(BIN)/python tests/support/lock_jars.py
 
 wheel: install  ## build the wheels of topicberg, topicberg-deploy and topicberg-local into dist/
 	rm -rf dist

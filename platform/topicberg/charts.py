@@ -100,7 +100,7 @@ def _row(cells: Iterable[str]) -> str:
 def _cell(scalar: pa.Scalar) -> str:
     try:
         value = scalar.as_py()
-    except (ValueError, OverflowError):  # a time that Python does not have
+    except (ValueError, OverflowError):  # Python has no such time
         value = "beyond the year 9999"
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")

@@ -59,25 +59,25 @@ def record_generator(kind: str, config: Settings | None = None) -> Generator:
 
     :raises TopicbergError: there is no such kind
     """
-    known = _generators(config)
-    if kind not in known:
-        names = ", ".join(sorted(known))
+    generators = _generators(config)
+    if kind not in generators:
+        names = ", ".join(sorted(generators))
         raise TopicbergError(
             f"there is no generator kind {kind!r}",
             hint=f"use one of {names}"
             if names
             else "name a module that has one in `generators` of [tool.topicberg]",
         )
-    return known[kind]
+    return generators[kind]
 
 
 def _generators(config: Settings | None) -> dict[str, Generator]:
     config = config or settings()
-    found: dict[str, Generator] = {}
-    for module, one in members(config.project_root, config.project.generators, Generator):
-        if found.setdefault(one.name, one) is not one:
+    generators: dict[str, Generator] = {}
+    for module, generator in members(config.project_root, config.project.generators, Generator):
+        if generators.setdefault(generator.name, generator) is not generator:
             raise SpecError(
-                f"{module}: another module has a generator {one.name} as well",
+                f"{module}: another module has a generator {generator.name} as well",
                 hint="rename one of the functions",
             )
-    return found
+    return generators

@@ -80,15 +80,15 @@ def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: additio
     """
     name = package_of(point)
     if extra := OWN.get(name):
-        installed, own = version(name), version("topicberg")
-        if installed != own:
+        installed, library = version(name), version("topicberg")
+        if installed != library:
             raise StackError(
-                f"{name} is version {installed}, topicberg is {own}",
-                hint=f"run `pip install 'topicberg[{extra}]=={own}'`",
+                f"{name} is version {installed}, topicberg is {library}",
+                hint=f"run `pip install 'topicberg[{extra}]=={library}'`",
             )
     try:
         return use(point.load())
-    except Exception as error:  # whatever a stranger's module does
+    except Exception as error:  # a stranger's module may raise anything
         if name == "topicberg":
             raise
         why, hint = f"{type(error).__name__}: {error}", None
@@ -132,6 +132,9 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
         if owner is not point:
             logger.warning(
                 "%s: %s of %s is left out: %s has that name",
-                *(package_of(point), point.name, group, package_of(owner)),
+                package_of(point),
+                point.name,
+                group,
+                package_of(owner),
             )
     return tuple(by_name.values())

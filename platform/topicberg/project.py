@@ -183,8 +183,8 @@ def location_options(root: Path) -> str:
     """Return the options of ``dagster asset materialize`` that name the code location."""
     if (root / "definitions.py").is_file():
         return "-f definitions.py"
-    found = code_location(root)
-    return f"-m {found.target}" if found else "-f definitions.py"
+    location = code_location(root)
+    return f"-m {location.target}" if location else "-f definitions.py"
 
 
 def project_name(root: Path) -> str | None:

@@ -121,5 +121,5 @@ def create_table(spark: SparkSession, frame: DataFrame, table: TableName, time: 
 
 def rows(frame: DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame; times are in UTC."""
-    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return found
+    dicts: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return dicts

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from lock_jars import Bundle, resolve
+
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
 from topicberg_local.jars import maven_context
-from topicberg_local.lock_jars import Bundle, resolve
 
 FLINK = "2.1.1"
 ICEBERG = "1.11.0"

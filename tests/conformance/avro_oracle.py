@@ -93,8 +93,6 @@ class AvroSchema:
         fastavro.schemaless_writer(buffer, self._wire, wire)
         return buffer.getvalue() == payload
 
-    # --- names ---
-
     def _named(self, schema: Any, namespace: str) -> Any:
         """The schema with full names; fills :attr:`names` with what it defines."""
         if isinstance(schema, list):
@@ -132,8 +130,6 @@ class AvroSchema:
         if isinstance(schema, str) and schema not in PRIMITIVES and schema != "null":
             return self.names[schema]
         return schema
-
-    # --- bytes ---
 
     def _wired(self, schema: Any, defined: set[str]) -> Any:
         """For fastavro: no logical types, no defaults, each branch of a union a record."""
@@ -186,8 +182,6 @@ class AvroSchema:
             case "map":
                 return {key: self._to_wire(schema["values"], one) for key, one in datum.items()}
         return datum
-
-    # --- the mapping ---
 
     def _shape(self, schema: Any, path: str, above: tuple[str, ...]) -> Shape:
         schema = self._resolve(schema)

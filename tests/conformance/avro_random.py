@@ -129,8 +129,6 @@ class AvroSchemas:
             yield partial(_copied, one)
         yield from (self.fixed, self.enum, self.decimal)
 
-    # --- the next version ---
-
     def changed(self, schema: dict[str, Any], *, wild: bool) -> dict[str, Any] | None:
         """A later version, with one to three changes at any depth; None: they came to nothing.
 

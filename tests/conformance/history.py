@@ -263,8 +263,6 @@ class History:
         elif not self.result.is_stuck:
             self.result.wrong += 1
 
-    # --- schemas ---
-
     def _handling(self, mode: str) -> dict[str, str]:
         return {"mode": mode, **({"target": TARGET} if mode == "LOG" else {})}
 
@@ -341,8 +339,6 @@ class History:
         latest = self.judge.key.latest
         assert latest is not None
         self._own(self.spec.key_subject, self.family.next_key(latest), self.judge.key)
-
-    # --- records ---
 
     def _stage(self, stage: int) -> None:
         self.oddity = self.rng.choice((0.0, 0.02, 0.15, 0.15))
@@ -481,8 +477,6 @@ class History:
         other = self.judge.foreign[number]
         made = other.encode(rng, 0.0) if rng.random() < 0.8 else payload
         return "foreign", wire(number, made)
-
-    # --- the table ---
 
     def _ingest(self) -> None:
         for record in self.waiting:

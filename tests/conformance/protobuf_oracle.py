@@ -85,8 +85,6 @@ class ProtobufSchema:
         except (DecodeError, UnicodeDecodeError) as error:
             raise Malformed(str(error)) from None
 
-    # --- the mapping of types ---
-
     def _struct(self, message: Any, above: tuple[str, ...]) -> Shape:
         if message.full_name in above:
             raise Refused(f"{message.full_name} is recursive")
@@ -130,8 +128,6 @@ class ProtobufSchema:
         if "precision" not in facts:
             raise Refused(f"{field.full_name} is a decimal without a precision")
         return int(facts["precision"]), int(facts["scale"])
-
-    # --- values ---
 
     def _row(self, message: Any, path: str) -> dict[str, Value]:
         if path and not message.DESCRIPTOR.fields:

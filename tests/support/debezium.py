@@ -160,8 +160,6 @@ def send_captured(topic: Topic, records: Iterable[Captured]) -> None:
     assert producer.flush(60) == 0
 
 
-# --- a source of its own ---
-
 ROW_FIELDS: list[dict[str, Any]] = [
     {"name": "id", "type": "long"},
     {"name": "v", "type": ["null", "int"], "default": None},

@@ -319,8 +319,6 @@ def comparable(value: Any) -> str:
     return repr(bytes(value) if isinstance(value, bytearray) else value)
 
 
-# --- two versions of a schema ---
-
 Model = dict[str, dict[int, tuple[str, str, str]]]
 """Messages by name: fields by number, as (label, type, name). The first one makes the table."""
 LABELS = ("", "", "", "optional ", "repeated ", "map<string, ", "oneof ")

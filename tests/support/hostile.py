@@ -79,8 +79,6 @@ SCHEMAS: dict[Kind, str] = {
     "PROTOBUF": PROTOBUF,
 }
 
-# --- records, without the schema's id ---
-
 
 def varint(number: int) -> bytes:
     """Return a number as Protobuf writes it."""
@@ -207,8 +205,6 @@ def records(kind: Kind, count: int, seed: int = 19) -> Iterator[bytes]:
                     changed[at:at] = changed[min(at, other) : max(at, other)] * chance.randint(1, 9)
         yield bytes(changed)
 
-
-# --- schemas ---
 
 _VALUES: list[Any] = [
     *(None, True, -1, 0, 1.5, 1e308, float("inf"), float("nan"), 10**400, -(10**30), "", "\0"),

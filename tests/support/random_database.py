@@ -443,8 +443,6 @@ class Workload:
         table.keys.add(new)
         self._count("change of a key")
 
-    # --- alone ---
-
     def _alone(self, statement: str) -> None:
         self.finish()
         session = self.sessions[0]
@@ -485,8 +483,6 @@ class Workload:
         else:
             return
         self._count(f"column: {what}")
-
-    # --- what is there ---
 
     def rows(self, table: Table) -> dict[tuple[Any, ...], dict[str, Any]]:
         """Return the source's rows, as all readers must have them."""

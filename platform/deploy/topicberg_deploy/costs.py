@@ -77,9 +77,9 @@ def costs(resources: Iterable[Resource], config: Settings, live: Mapping[str, Li
 
     :param live: what exists, by key: a cluster keeps its type
     """
-    wanted = (one for one in resources if one.wanted)
-    found = (one.cost(config, live.get(one.key)) for one in wanted)
-    return [cost for cost in found if cost is not None]
+    wanted = (resource for resource in resources if resource.wanted)
+    estimates = (resource.cost(config, live.get(resource.key)) for resource in wanted)
+    return [cost for cost in estimates if cost is not None]
 
 
 def poll_credits(config: Settings) -> float:

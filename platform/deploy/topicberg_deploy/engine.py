@@ -80,9 +80,6 @@ def in_order(resources: Iterable[Resource]) -> list[Resource]:
     return [by_key[key] for key in order if key in by_key]
 
 
-# --- looking ---
-
-
 def look(resource: Resource, context: DeployContext) -> Live | None:
     """The resource as it is now; what depends on it then finds it in ``context``.
 
@@ -164,9 +161,6 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
             hint=next(filter(None, hints), None),
         )
     return [steps[key] for key in by_key]
-
-
-# --- creating ---
 
 
 def converge(resource: Resource, context: DeployContext, report: Report) -> Live:
@@ -488,9 +482,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MissingError):
         return f"needs {error.key}, which is not there"
     return f"{type(error).__name__}: {error}"
-
-
-# --- deleting ---
 
 
 Found = tuple[Resource, Live | str]

@@ -186,22 +186,22 @@ class Lease:
             "after": after,
             "who": f"process {os.getpid()} on {socket.gethostname()}",
         }
-        answer = self.client.put_parameter(
+        response = self.client.put_parameter(
             Name=self.name, Value=json.dumps(value), Type="String", Overwrite=overwrite
         )
-        return int(answer["Version"])
+        return int(response["Version"])
 
     def _history(self) -> tuple[list[Entry], float]:
         """The versions that AWS still has, oldest first, and its time when it answered."""
         entries: list[Entry] = []
         more: dict[str, str] = {}
         while True:
-            answer = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
-            entries += [_entry(parameter) for parameter in answer["Parameters"]]
-            if not answer.get("NextToken"):
+            response = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
+            entries += [_entry(parameter) for parameter in response["Parameters"]]
+            if not response.get("NextToken"):
                 break
-            more = {"NextToken": answer["NextToken"]}
-        date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+            more = {"NextToken": response["NextToken"]}
+        date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
         entries.sort(key=lambda entry: entry.version)
         return entries, parsedate_to_datetime(date).timestamp()
 
@@ -253,7 +253,7 @@ def exclusive(context: DeployContext, wait_seconds: float = 0.0) -> Iterator[Non
             context.lease = None
             try:
                 lease.release()
-            except Exception as error:  # it ends by itself
+            except Exception as error:  # a lease that is not released expires
                 logger.warning("the deploy lock could not be released: %s", type(error).__name__)
 
 
@@ -266,9 +266,6 @@ def _renew(lease: Lease, stop: threading.Event) -> None:
             return
         except Exception as error:  # the next renewal may work; the lease lasts a few of them
             logger.warning("the deploy lock could not be renewed: %s", type(error).__name__)
-
-
-# --- processes of this machine ---
 
 
 @contextmanager

@@ -24,18 +24,18 @@ def note(context: DeployContext) -> None:
     if config.deployment == "local" or CLUSTER not in context.live:
         return
     before, _, _ = read_deployment(config, deploy.profile, deploy.aws_endpoint_url)
-    known = {name: getattr(context.seen, name) for name in (*DEPLOYED_NAMES, DEPLOYED_LINK)}
+    names = {name: getattr(context.seen, name) for name in (*DEPLOYED_NAMES, DEPLOYED_LINK)}
     if config.tableflow_namespace:
-        known[DEPLOYED_NAMESPACE] = config.tableflow_namespace
+        names[DEPLOYED_NAMESPACE] = config.tableflow_namespace
     emr = runtime_settings(context)
     if emr is None and config.on_emr:  # it was not looked at, e.g. with --target
         emr = before.get(DEPLOYED_EMR)
     if emr is not None:
-        known[DEPLOYED_EMR] = emr
-    if known != before:
+        names[DEPLOYED_EMR] = emr
+    if names != before:
         context.aws.client("ssm").put_parameter(
             Name=context.names.deployment,
-            Value=json.dumps(known),
+            Value=json.dumps(names),
             Type="String",
             Overwrite=True,
             Tier="Intelligent-Tiering",  # with long names it may pass the 4,096 characters

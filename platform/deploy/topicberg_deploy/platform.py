@@ -259,8 +259,12 @@ def _integrations(names: Names, config: Settings, specs: list[TopicSpec]) -> Ite
         "confluent/catalog_integration",
         names.catalog_integration,
         (
-            *(CLUSTER, "key/tableflow", PROVIDER_INTEGRATION),
-            *(binding("provider_integration"), "aws/role/tableflow", "aws/glue_database"),
+            CLUSTER,
+            "key/tableflow",
+            PROVIDER_INTEGRATION,
+            binding("provider_integration"),
+            "aws/role/tableflow",
+            "aws/glue_database",
         ),
         (CLUSTER, PROVIDER_INTEGRATION),
         catalog=OPEN_CATALOG if config.snowflake_catalog == "open_catalog" else GLUE,
@@ -323,14 +327,14 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     if has_source:
         before.append(f"confluent/connector/{name}")
     in_bucket = spec.tableflow.storage == "bucket"
-    own = ("aws/bucket", "confluent/catalog_integration") if in_bucket else ()
+    within = ("aws/bucket", "confluent/catalog_integration") if in_bucket else ()
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
         spec.name,
         (
             *before,
             "key/tableflow",
-            *own,
+            *within,
             binding("tableflow_subjects"),
             *(resource.key for resource in dead_letters),
         ),
@@ -452,8 +456,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     follows, within = (LINKED_INTEGRATION, "snowflake/volume", IAM_ROLE), (LINKED_INTEGRATION,)
     yield LinkedDatabase(LINKED_DATABASE, called.linked_database, follows, within, linked)
     key, reads = "aws/policy/snowflake", (CLUSTER, "aws/bucket", "aws/derived_bucket")
-    own = config.snowflake_role_arn is None
-    yield Policy(key, names.snowflake_policy, reads, wanted=own, grants=snowflake_policy)
+    creates_role = config.snowflake_role_arn is None
+    yield Policy(key, names.snowflake_policy, reads, wanted=creates_role, grants=snowflake_policy)
     by_glue = linked and not rest
     yield ReadingRole(
         IAM_ROLE,
@@ -529,9 +533,13 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
     integration = "integration" if config.topics_in_glue else "rest_integration"
     within = ("snowflake/schema", "snowflake/volume", f"snowflake/{integration}")
     needs = (
-        *(*within, "snowflake/grant/sysadmin/volume", f"snowflake/grant/sysadmin/{integration}"),
-        *(f"confluent/tableflow/{spec.asset_name}", IAM_ROLE),
-        *("aws/glue_database", "snowflake/warehouse"),
+        *within,
+        "snowflake/grant/sysadmin/volume",
+        f"snowflake/grant/sysadmin/{integration}",
+        f"confluent/tableflow/{spec.asset_name}",
+        IAM_ROLE,
+        "aws/glue_database",
+        "snowflake/warehouse",
     )
     yield IcebergTable(table, name, needs, within, wanted, spec=spec, has_source=has_source)
     target = (called.database, called.schema, name)

@@ -44,7 +44,9 @@ class Pages:
 
     def read(self) -> dict[int, str]:
         listed = every(self._client, "get_parameters_by_path", "Parameters", Path=self._path)
-        return {int(one["Name"].rpartition("/")[2]): one["Value"] for one in listed}
+        return {
+            int(parameter["Name"].rpartition("/")[2]): parameter["Value"] for parameter in listed
+        }
 
     def write(self, number: int, text: str) -> None:
         name = f"{self._path}/{number}"

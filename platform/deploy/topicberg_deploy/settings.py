@@ -301,13 +301,15 @@ def _local(config: Settings) -> dict[str, Any]:
     from topicberg.endpoints import load_endpoints
 
     endpoints = load_endpoints(config)
-    known = {
+    settings_of_emulators = {
         "confluent_url": endpoints.confluent,
         "confluent_api_key": endpoints.confluent_api_key,
         "confluent_api_secret": endpoints.confluent_api_secret,
     }
     stated = _Stated().model_fields_set
-    return {name: value for name, value in known.items() if value and name not in stated}
+    return {
+        name: value for name, value in settings_of_emulators.items() if value and name not in stated
+    }
 
 
 class _Stated(HoldsSecrets, EnvironmentSettings):

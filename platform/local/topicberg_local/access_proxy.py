@@ -23,8 +23,8 @@ def service(context: Context) -> Service:
     }
     arguments = [
         part
-        for option, (own, target) in ports.items()
-        for part in (option, str(context.ports[own]), str(context.ports[target]))
+        for option, (port, target) in ports.items()
+        for part in (option, str(context.ports[port]), str(context.ports[target]))
     ]
     return Service(
         name="access_proxy",

@@ -79,7 +79,7 @@ async def accept(listener: socket.socket, serve: Serve, reports: Reports) -> Non
         while True:
             try:
                 client, address = await loop.sock_accept(listener)
-            except OSError as error:  # too many open files
+            except OSError as error:  # the process has too many open files
                 reports.warn("a connection cannot be accepted", error)
                 await asyncio.sleep(0.5)
                 continue
@@ -93,7 +93,7 @@ async def accept(listener: socket.socket, serve: Serve, reports: Reports) -> Non
 def _is_admitted(client: socket.socket) -> bool:
     try:
         return not peers.is_supported() or peers.is_own_socket(client)
-    except OSError:  # it has left
+    except OSError:  # the client has disconnected
         return False
 
 
@@ -134,7 +134,7 @@ async def connect(client: socket.socket, port: int, log_in: LogIn, reports: Repo
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
                 broker = await asyncio.open_connection(HOST, port, limit=CHUNK)
-        except OSError as error:  # also a time-out
+        except OSError as error:  # a timeout is an OSError, too
             reports.warn("Kafka cannot be reached", str(error) or "time-out")
             return
         with closing(broker[1]):
@@ -247,11 +247,11 @@ class RegistryProxy:
                 headers=headers,
                 data=request.content if request.can_read_body else None,
                 allow_redirects=False,
-            ) as answer:
-                passed_on = _passed_on(answer.headers)
+            ) as response:
+                passed_on = _passed_on(response.headers)
                 passed_on.update(PROTECTION)
                 return web.Response(
-                    status=answer.status, body=await answer.read(), headers=passed_on
+                    status=response.status, body=await response.read(), headers=passed_on
                 )
         except (aiohttp.ClientError, TimeoutError):
             return _text(502, "the schema registry does not answer")
@@ -336,7 +336,7 @@ def main() -> None:
         parser.add_argument(name, type=int, nargs=2, required=True, metavar=("PORT", "TARGET"))
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection takes two
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection takes two of them
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65_536), most))
     asyncio.run(run(tuple(arguments.kafka), tuple(arguments.registry)))
 

@@ -35,18 +35,18 @@ def _exchange(
     """
 
     def check(seconds: float) -> str | None:
-        deadline, answer = time.monotonic() + seconds, b""
+        deadline, response = time.monotonic() + seconds, b""
         try:
             with socket.create_connection((host, port), timeout=seconds) as connection:
                 connection.sendall(request)
-                while len(answer) < size:
+                while len(response) < size:
                     connection.settimeout(max(0.001, deadline - time.monotonic()))
-                    if not (more := connection.recv(size - len(answer))):
+                    if not (more := connection.recv(size - len(response))):
                         return "it closed the connection"
-                    answer += more
+                    response += more
         except OSError as error:
             return reason(error, seconds)
-        if expected_byte is not None and answer[expected_byte[0]] != expected_byte[1]:
+        if expected_byte is not None and response[expected_byte[0]] != expected_byte[1]:
             return "the answer is not of its protocol"
         return None
 

@@ -53,16 +53,16 @@ def find(local: Address, remote: Address) -> tuple[int, int, int] | None:
 def is_supported() -> bool:
     """Return whether Linux answers: it does not if its module ``tcp_diag`` is missing."""
     try:
-        with socket.create_server(("127.0.0.1", 0)) as own:
-            found = find(own.getsockname(), NO_ADDRESS)
-            return found is not None and found[2] == os.fstat(own.fileno()).st_ino
-    except (OSError, AttributeError):  # AttributeError: it is not Linux
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sockets = find(server.getsockname(), NO_ADDRESS)
+            return sockets is not None and sockets[2] == os.fstat(server.fileno()).st_ino
+    except (OSError, AttributeError):  # AttributeError: the system is not Linux
         return False
 
 
 def _packed(local: Address, remote: Address) -> tuple[int, bytes]:
     """Return the family and both addresses; those of IPv4 in IPv6 are found as IPv4."""
-    hosts = [one[0].removeprefix("::ffff:") for one in (local, remote)]
+    hosts = [address[0].removeprefix("::ffff:") for address in (local, remote)]
     family = socket.AF_INET if all("." in host for host in hosts) else socket.AF_INET6
     packed = (socket.inet_pton(family, host).ljust(16, b"\0") for host in hosts)
     return family, struct.pack("!HH", local[1], remote[1]) + b"".join(packed)

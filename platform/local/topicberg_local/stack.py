@@ -101,7 +101,7 @@ def ensure_running(config: Settings) -> None:
             logger.info("waiting for another process that starts the stack")
     try:
         if not _runs(config):
-            state.refuse_stopped(config)  # which may have happened meanwhile
+            state.refuse_stopped(config)  # another process may have stopped it
             _up(config, LogReport())
     finally:
         lock.release()
@@ -124,7 +124,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
         return _wait(context, control, report)
     state.forget_endpoints(config)
     starts_file(config).unlink(missing_ok=True)
-    supervisor.end(supervisor.stack_processes(config.state_dir))  # left over after a kill -9
+    supervisor.end(supervisor.stack_processes(config.state_dir))  # a kill -9 leaves them behind
     state.check_resources(config.state_dir)
     jars.ensure(report)
     class_data.prepare()

@@ -129,9 +129,6 @@ def refuse_foreign(config: Settings) -> None:
             )
 
 
-# --- state of the last start ---
-
-
 def load_context(config: Settings) -> Context | None:
     """Return the context of the last start; None if there was none, or of another version.
 
@@ -164,7 +161,7 @@ def credentials(config: Settings) -> Credentials:
         stored = Credentials.generate()
     except (ValidationError, OSError) as error:
         raise damaged(path, error) from None
-    write_file(path, stored.model_dump_json())  # including those of new services
+    write_file(path, stored.model_dump_json())  # it has those of new services, too
     return stored
 
 

@@ -25,7 +25,13 @@ from topicberg_local.service import Context, Service, quoted, write_file
 STACK_VARIABLE = "TOPICBERG_STACK"
 """Environment variable of every process of a stack: its state directory."""
 _PASSED_ON = (
-    *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE"),
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "SSL_CERT_FILE",
     "JDK_JAVA_OPTIONS",  # options for every JVM, which its launcher reads
 )
 _START_SECONDS = 10
@@ -182,14 +188,14 @@ def launch(context: Context, services: Iterable[Service]) -> None:
 
 def stack_processes(state_dir: Path) -> list[psutil.Process]:
     """Return every process of the stack of this state directory, including orphans."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(STACK_VARIABLE) == str(state_dir):
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return [process for process in found if process.pid != os.getpid()]
+    return [process for process in processes if process.pid != os.getpid()]
 
 
 def end(processes: list[psutil.Process], patience: float = 10.0) -> None:

@@ -205,7 +205,9 @@ def _make(config: Settings, factory: ChannelFactory) -> Send | None:
     try:
         return factory(config)
     except ValidationError as error:  # its text contains the values
-        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        wrong = [
+            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
+        ]
         raise TopicbergError(
             f"invalid settings: {', '.join(wrong)}", hint="correct the settings of the channel"
         ) from None

@@ -171,7 +171,7 @@ def code_problem(
             if why:
                 return f"{name}: {why}"
     except (LookupError, TypeError, AttributeError):
-        return None  # another version of Dagster
+        return None  # another version of Dagster answers so
     return None
 
 
@@ -204,8 +204,8 @@ def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, 
             }
             body = {"query": _TICK_QUERY, "variables": {"one": selector}}
             try:
-                answer = requests.post(f"{url}/graphql", json=body, timeout=seconds).json()
-                ticks = answer["data"]["sensorOrError"]["sensorState"]["ticks"]
+                response = requests.post(f"{url}/graphql", json=body, timeout=seconds).json()
+                ticks = response["data"]["sensorOrError"]["sensorState"]["ticks"]
             except requests.Timeout:
                 return f"{SLOW} within {seconds:.0f} s how the sensor {sensor} ticks"
             except (requests.RequestException, ValueError, LookupError, TypeError):
@@ -239,7 +239,9 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
 def _repositories(location: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the repositories of topicberg in a code location: name, and sensor → status."""
     for repository in location.get("repositories", ()):
-        states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
+        states = {
+            sensor["name"]: sensor["sensorState"]["status"] for sensor in repository["sensors"]
+        }
         if states.keys() >= _MARKS:
             yield repository["name"], states
 

@@ -44,21 +44,21 @@ def note_ui(config: Settings, url: str) -> None:
 
 def forget_ui(config: Settings) -> bool:
     """Note that the user has ended `topicberg ui`; return False if that was noted already."""
-    known = ui_file(config).exists()
+    exists = ui_file(config).exists()
     ui_file(config).unlink(missing_ok=True)
-    return known
+    return exists
 
 
 def running_ui(config: Settings) -> str | None:
     """Return the address of Dagster's web server if `topicberg ui` runs."""
-    known = _noted_ui(config)
-    return str(known["url"]) if known is not None and _runs(known) else None
+    ui = _noted_ui(config)
+    return str(ui["url"]) if ui is not None and _runs(ui) else None
 
 
 def ui_url(config: Settings, chosen: AlertSettings) -> str:
     """Return the address of the Dagster UI for links: of the settings, else where it runs."""
-    own = None if "ui_url" in chosen.model_fields_set else running_ui(config)
-    return own or chosen.ui_url
+    address = None if "ui_url" in chosen.model_fields_set else running_ui(config)
+    return address or chosen.ui_url
 
 
 def lost_ui(config: Settings) -> str | None:
@@ -66,24 +66,24 @@ def lost_ui(config: Settings) -> str | None:
 
     One that ran before this machine started is not missed.
     """
-    known = _noted_ui(config)
-    if known is None or known["started"] < psutil.boot_time() or _runs(known):
+    ui = _noted_ui(config)
+    if ui is None or ui["started"] < psutil.boot_time() or _runs(ui):
         return None
-    return f"the process of `topicberg ui` ({known['pid']}) ended, and no user has ended it"
+    return f"the process of `topicberg ui` ({ui['pid']}) ended, and no user has ended it"
 
 
 def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
     try:
-        known = json.loads(ui_file(config).read_text())
-        started = float(known["started"])
-        served = float(known.get("served", started))
-        return {"url": known["url"], "pid": int(known["pid"]), "started": started, "served": served}
+        ui = json.loads(ui_file(config).read_text())
+        started = float(ui["started"])
+        served = float(ui.get("served", started))
+        return {"url": ui["url"], "pid": int(ui["pid"]), "started": started, "served": served}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _runs(known: Mapping[str, Any]) -> bool:
-    return running(known["pid"], known["started"]) is not None
+def _runs(ui: Mapping[str, Any]) -> bool:
+    return running(ui["pid"], ui["started"]) is not None
 
 
 def dagster_checks(
@@ -118,22 +118,24 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         known: set[str] = set()
 
         def ask(seconds: float) -> str | None:
-            own = running_ui(config)
-            if own is None and (lost := lost_ui(config)):
+            address = running_ui(config)
+            if address is None and (lost := lost_ui(config)):
                 return lost if name == WEBSERVER else None
-            url = own or (chosen.ui_url.rstrip("/") if "ui_url" in chosen.model_fields_set else "")
+            url = address or (
+                chosen.ui_url.rstrip("/") if "ui_url" in chosen.model_fields_set else ""
+            )
             if not url:
                 return None
-            noted = _noted_ui(config) if own else None
-            started = float(noted["served"]) if noted else 0.0
-            why = dagster_checks(url, None if own else known, started)[name](seconds)
+            ui = _noted_ui(config) if address else None
+            started = float(ui["served"]) if ui else 0.0
+            why = dagster_checks(url, None if address else known, started)[name](seconds)
             if why is None:
                 answered.add(url)
-            elif own and url not in answered and time.time() - started < UI_START_SECONDS:
+            elif address and url not in answered and time.time() - started < UI_START_SECONDS:
                 return why if name == CODE and SLOW not in why else None
-            elif own and name == DAEMON:
+            elif address and name == DAEMON:
                 why = storage_problem(config) or why
-            return why if own or url in answered else None
+            return why if address or url in answered else None
 
         return ask
 

@@ -87,9 +87,6 @@ def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
     return alert.model_copy(update={"owners": tuple(sorted(owners)), "runbook": runbook})
 
 
-# --- checks ---
-
-
 def _checks(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
     """The checks that fail; of what a status says before them, what two evaluations have seen."""
     counted = {
@@ -132,7 +129,9 @@ def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertStat
     state = state.model_copy(update={"unchecked": unchecked})
     if unchecked < UNCHECKED_TICKS:
         return state, []
-    schedule = next((each for each in seen.automations if each.name == runs.schedule), None)
+    schedule = next(
+        (automation for automation in seen.automations if automation.name == runs.schedule), None
+    )
     is_turned_off = schedule is not None and schedule.is_turned_off
     reason, remediation = _why_unchecked(runs, schedule)
     return state, [
@@ -158,9 +157,6 @@ def _why_unchecked(runs: CheckRuns, schedule: Automation | None) -> tuple[str, s
         message, hint = _message_and_hint(schedule.skip_reason)
         return f"{runs.schedule} was skipped: {message}", hint
     return f"no run of {runs.job} has ended", None
-
-
-# --- freshness policies ---
 
 
 def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
@@ -193,9 +189,6 @@ def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
     return any(
         evaluated_at is not None and evaluated_at > stale.since for evaluated_at in stale.checks
     )
-
-
-# --- runs ---
 
 
 def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -237,7 +230,7 @@ def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
         return work
     times = seen.materialized
     failed_at = work.failed_at or alert.since
-    done = {one for one in work.assets if one in times and times[one] > failed_at}
+    done = {asset for asset in work.assets if asset in times and times[asset] > failed_at}
     return work.after(Work(kind="", assets=frozenset(done)))
 
 
@@ -316,9 +309,6 @@ def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
             f"{run.frozen}`, after which Dagster starts the run again",
             assets=run.assets,
         )
-
-
-# --- sensors, schedules, specs ---
 
 
 def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
@@ -461,8 +451,6 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
             assets=shared.tables,
         )
 
-
-# --- texts ---
 
 _TIMED_OUT = "timed out due to taking longer than"
 """How Dagster says that a tick hangs, above gRPC's error."""

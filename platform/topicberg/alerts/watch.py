@@ -91,8 +91,8 @@ def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> A
         "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it"
     )
     alert = fault(name, why, since, remediation, title=title)
-    what = f"{title or name} does not stay up: {why}"
-    return alert.model_copy(update={"title": f"{name} does not stay up", "what": what})
+    text = f"{title or name} does not stay up: {why}"
+    return alert.model_copy(update={"title": f"{name} does not stay up", "what": text})
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,10 @@ class ServiceWatch:
         if why is None:
             self._failing.pop(name, None)
             return
-        known = self._failing.get(name)
-        since, began_at = (known.since, known.at) if known else (self._now(), datetime.now(UTC))
+        failure = self._failing.get(name)
+        since, began_at = (
+            (failure.since, failure.at) if failure else (self._now(), datetime.now(UTC))
+        )
         self._failing[name] = _Failing(since, began_at, why)
 
     def _fault(self, name: str, failing: _Failing) -> Alert:

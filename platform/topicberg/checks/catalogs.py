@@ -77,9 +77,6 @@ def stale_since(table: Table, state: Table, here: PointerPosition, probe: Probe)
     return since if is_late(since, probe) else None
 
 
-# --- Glue ---
-
-
 def pointer_check(dropped: str | None) -> TableCheck:
     """:param dropped: the check that also reports that the table was dropped, if there is one"""
     return TableCheck(
@@ -142,9 +139,6 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
         problem = f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}"
         return Finding(problem, remediation, changed, facts=facts)
     return good("Glue points to the table's current state", **facts)
-
-
-# --- Snowflake ---
 
 
 def parity_check() -> TableCheck:

@@ -86,7 +86,7 @@ def derived_check(
             plan.first_partition,
         )
 
-    names = ", ".join(f"`{each}`" for each in reads)
+    names = ", ".join(f"`{source}`" for source in reads)
     description = (
         f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
         "the function that the code has."
@@ -270,7 +270,7 @@ def _outdated_hours(
     ranges = [*held_hours(table, time)]
     for source in sources.values():
         if not source.whole:
-            ranges += (source.reached(each, now) for each in held_hours(source.table, source.time))
+            ranges += (source.reached(hour, now) for hour in held_hours(source.table, source.time))
     end = int(now.timestamp()) // 3600 + 1
     common = (
         Hours(max(hours.start, other.start, first_hour), min(hours.stop, other.stop, end))
@@ -359,8 +359,8 @@ def _judge_read(
     :param complete: the sentence that it shows everything
     """
     changes, head = changes_since(source, last), source.current_snapshot()
-    missing = [each for each in changes.new if changes_rows(each)]
-    rolled_back = [each for each in changes.rolled_back if changes_rows(each)]
+    missing = [snapshot for snapshot in changes.new if changes_rows(snapshot)]
+    rolled_back = [snapshot for snapshot in changes.rolled_back if changes_rows(snapshot)]
     rows = int(summary(head).get("total-records", 0)) if head else 0
     gap = changes.gap and (last is not None or rows > 0)
     if not missing and not rolled_back and not gap:

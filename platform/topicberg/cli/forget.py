@@ -198,15 +198,15 @@ class _Derived:
         self._parents = {d.name: (*d.sources, *d.lookups) for d in self._lake.derived}
         self._known: dict[str, Sequence[Mapping[str, str]]] = {}
         """Source of derived tables → column of the key → its column there, for each such way."""
-        own = {each.name: each.name for each in key_rows.key.fields}
+        columns = {field.name: field.name for field in key_rows.key.fields}
         of_topic = [table for table in self._lake.tables if table.root.name == key_rows.spec.name]
         for table in of_topic:
             if table.source is None:
-                target = ErasureTarget(table.identifier, "upsert view", None, own)
-                if self._fits(target.identifier, own):
+                target = ErasureTarget(table.identifier, "upsert view", None, columns)
+                if self._fits(target.identifier, columns):
                     self.targets.append(target)
             elif table.source not in self._lake.derived_by_name:
-                self._known[table.source] = (own,)
+                self._known[table.source] = (columns,)
         following: list[str] = []
         for name in TopologicalSorter(self._parents).static_order():
             if not {*self._known, *following}.isdisjoint(self._parents.get(name, ())):
@@ -285,11 +285,11 @@ class _Derived:
             return False
         parents = self._parents[derived.name]
         for origin in origins:
-            owners = [each for each in parents if origin.startswith(f"{each}.")] or parents
+            owners = [parent for parent in parents if origin.startswith(f"{parent}.")] or parents
             for owner in owners:
-                if owner not in self._known:  # it does not follow from the topic
+                if owner not in self._known:  # the table does not follow from the topic
                     continue
-                of_key = {each for names in self._known[owner] for each in names.values()}
+                of_key = {name for names in self._known[owner] for name in names.values()}
                 if not of_key or origin.removeprefix(f"{owner}.") in of_key:
                     return False
         return True
@@ -302,10 +302,10 @@ class _Derived:
         for name, (identifier, is_searched) in self._searched.items():
             if (table := find_table(self._key_rows.catalog, identifier)) is None:
                 continue
-            for each in find_candidates(name, table, self._key_rows.key, is_searched):
+            for copy in find_candidates(name, table, self._key_rows.key, is_searched):
                 warn(
-                    f"{each.table}.{each.column} holds the value in {count(each.rows, 'row')} of "
-                    f"{count(each.files, 'file')}, and is not erased: add `--column {each.option}` "
+                    f"{copy.table}.{copy.column} holds the value in {count(copy.rows, 'row')} of "
+                    f"{count(copy.files, 'file')}, and is not erased: add `--column {copy.option}` "
                     "if it is the key there"
                 )
 
@@ -323,7 +323,7 @@ class _Derived:
         from topicberg.checks.check import materialization
         from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
 
-        hours = [each for erased in done.values() for each in erased.hours]
+        hours = [hour for erased in done.values() for hour in erased.hours]
         for name in self._others:
             derived = self._lake.derived_by_name[name]
             keys = []

@@ -96,8 +96,8 @@ def _deployed() -> dict[str, str]:
         stated = Settings()
     except TopicbergError:  # another command reports what is wrong
         return {}
-    known = read_deployment(stated)[0] if stated.deployment == "cloud" else {}
-    return {f"{PREFIX}{name.upper()}": str(value) for name, value in known.items()}
+    values = read_deployment(stated)[0] if stated.deployment == "cloud" else {}
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 
 
 def every_setting(
@@ -170,12 +170,12 @@ def _shown(default: Any) -> str:
 @cache
 def _described(model: type[BaseSettings]) -> dict[str, str]:
     """Return field → the text under it, of a model and of those that it is derived from."""
-    found: dict[str, str] = {}
-    for one in model.__mro__:
-        if not one.__module__.startswith(("pydantic", "builtins")):
-            for name, text in _docstrings(one):
-                found.setdefault(name, text)
-    return found
+    descriptions: dict[str, str] = {}
+    for base in model.__mro__:
+        if not base.__module__.startswith(("pydantic", "builtins")):
+            for name, text in _docstrings(base):
+                descriptions.setdefault(name, text)
+    return descriptions
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:

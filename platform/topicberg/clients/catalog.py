@@ -202,9 +202,11 @@ class SplitCatalog(CheckedCatalog):
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
         """Return the topics' namespace and those of the derived tables."""
-        own = [one for one in super().list_namespaces(namespace) if not self._of_topics(one)]
-        found = self.topics.list_namespaces(namespace)
-        return [*(one for one in found if self._of_topics(one)), *own]
+        namespaces = [
+            name for name in super().list_namespaces(namespace) if not self._of_topics(name)
+        ]
+        of_topics = self.topics.list_namespaces(namespace)
+        return [*(name for name in of_topics if self._of_topics(name)), *namespaces]
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:

@@ -248,9 +248,6 @@ def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) 
     )
 
 
-# --- sending ---
-
-
 @cache
 def client() -> OpenLineageClient | None:
     """Return the client; None: lineage is off.

@@ -43,13 +43,13 @@ def aws(client: Any) -> None:
 
 def _aws_answered(http_response: Any, model: Any, parsed: Any, **_: Any) -> None:
     error = (parsed or {}).get("Error", {}).get("Code", "")
-    what = f"{model.service_model.service_id} {model.name}"
-    logger.debug("AWS: %s: %d %s", what, http_response.status_code, error)
+    operation = f"{model.service_model.service_id} {model.name}"
+    logger.debug("AWS: %s: %d %s", operation, http_response.status_code, error)
 
 
 def _aws_failed(exception: BaseException, event_name: str, **_: Any) -> None:
-    what = event_name.removeprefix("after-call-error.")
-    logger.debug("AWS: %s: %s", what, type(exception).__name__)
+    operation = event_name.removeprefix("after-call-error.")
+    logger.debug("AWS: %s: %s", operation, type(exception).__name__)
 
 
 def _spent(began: float) -> str:

@@ -21,9 +21,9 @@ def partitions_of_run(
     instance: dg.DagsterInstance, run_id: str, events: set[dg.DagsterEventType]
 ) -> Mapping[dg.AssetKey, Set[str | None]]:
     """Return asset → the partitions of its events of some types; None: one without partition."""
-    if hasattr(instance, "get_asset_partitions_for_run"):  # reads no event
+    if hasattr(instance, "get_asset_partitions_for_run"):  # this way reads no event
         return instance.get_asset_partitions_for_run(run_id, events)
-    partitions: dict[dg.AssetKey, set[str | None]] = {}  # in Dagster 1.12
+    partitions: dict[dg.AssetKey, set[str | None]] = {}  # Dagster 1.12 has only events
     for key, partition in _keys(instance, run_id, events):
         partitions.setdefault(key, set()).add(partition)
     return partitions

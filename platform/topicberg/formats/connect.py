@@ -54,7 +54,8 @@ def _rewritten(schema: RegisteredSchema) -> RegisteredSchema:
     try:
         text = json.dumps(_typed(json.loads(schema.text)))
         references = tuple(
-            (name, json.dumps(_typed(json.loads(each)))) for name, each in schema.references
+            (name, json.dumps(_typed(json.loads(reference))))
+            for name, reference in schema.references
         )
     except (ValueError, RecursionError):
         return schema

@@ -116,7 +116,7 @@ class Format(Protocol):
         """
         ...
 
-    def filled(self, pairing: ResolvedSchema) -> frozenset[str]:
+    def filled(self, resolved_schema: ResolvedSchema) -> frozenset[str]:
         """Return the names of the table's columns into which the writer's records have values.
 
         :raises TableflowError: the writer's schema does not fit the table
@@ -124,7 +124,7 @@ class Format(Protocol):
         ...
 
     def program(
-        self, code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema
+        self, code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema
     ) -> None:
         """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
 
@@ -136,14 +136,14 @@ class Format(Protocol):
         """
         ...
 
-    def record_decoder(self, pairing: ResolvedSchema) -> RecordDecoder:
+    def record_decoder(self, resolved_schema: ResolvedSchema) -> RecordDecoder:
         """Return the reference decoder: what a record of the writer is, in plain Python.
 
         At every depth, a field that the writer's schema lacks has the latest schema's default where
         the format gives one to readers, else null; a field that the latest schema dropped keeps its
         column and its value. A value that its column cannot hold exactly is malformed.
 
-        The same pairing gets the same decoder again.
+        The same resolved schema gets the same decoder again.
 
         :raises TableflowError: no record of this writer can be a row of the table
         """

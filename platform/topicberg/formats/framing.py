@@ -108,11 +108,11 @@ def header_of(side: str, headers: Headers) -> bytes | None:
 
     Of repeated headers the last one counts, also if it has no value, as in Confluent's Java client.
     """
-    found = None
+    last = None
     for name, value in headers:
         if name == HEADERS[side]:
-            found = value
-    return None if found is None else bytes(found)
+            last = value
+    return None if last is None else bytes(last)
 
 
 def framed(side: str, raw: bytes, header: bytes | None) -> Framed | str:

@@ -200,8 +200,6 @@ class SnapshotChange:
             added_rows=assigned if has_row_ids else None,
         )
 
-    # --- manifests ---
-
     def _manifests(self) -> list[ManifestFile]:
         """Write the manifests that change; return all of the snapshot."""
         changed = self._removed.keys() | self._corrected
@@ -303,8 +301,6 @@ class SnapshotChange:
         location = self.table.location_provider().new_metadata_location(name)
         self._outputs.append(location)
         return self.table.io.new_output(location)
-
-    # --- summary ---
 
     def _summary(self) -> Summary:
         facts: Counter[str] = Counter()

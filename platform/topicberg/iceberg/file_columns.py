@@ -48,11 +48,13 @@ def read_columns(
         arrow = parquet.schema_arrow
         if names_by_id(arrow).keys() >= set(DELETE_FIELDS.values()):
             return
-        known = names_in_file(arrow, {schema.find_field(name).field_id: name for name in names})
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(known)):
+        names_in_parquet = names_in_file(
+            arrow, {schema.find_field(name).field_id: name for name in names}
+        )
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(names_in_parquet)):
             columns = {
                 name: with_names_of(schema, batch.column(inside), arrow.field(inside))
-                for inside, name in known.items()
+                for inside, name in names_in_parquet.items()
             }
             yield columns, batch.num_rows, first
             first += batch.num_rows
@@ -72,10 +74,10 @@ def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
         return _with_fields(kind, [named(nested) for nested in _fields_of(kind)])
 
     def named(nested: pa.Field) -> pa.Field:
-        own, number = nested.with_type(renamed(nested.type)), field_id(nested)
+        inner, number = nested.with_type(renamed(nested.type)), field_id(nested)
         if number is None:
-            return own
-        return own.with_name(fields[number].name if number in fields else f"\x1f{number}")
+            return inner
+        return inner.with_name(fields[number].name if number in fields else f"\x1f{number}")
 
     column = retyped(column, renamed(field.type))
     number = field_id(field)
@@ -139,11 +141,11 @@ def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if named == kind else array.cast(kind)
 
 
-def _named_like(own: pa.DataType, other: pa.DataType) -> pa.DataType:
+def _named_like(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return a type with the fields of another one of the same structure."""
-    pairs = zip(_fields_of(own), _fields_of(other), strict=True)
+    pairs = zip(_fields_of(kind), _fields_of(other), strict=True)
     return _with_fields(
-        own, [like.with_type(_named_like(one.type, like.type)) for one, like in pairs]
+        kind, [like.with_type(_named_like(array.type, like.type)) for array, like in pairs]
     )
 
 
@@ -174,7 +176,7 @@ def retyped(column: _Column, kind: pa.DataType) -> _Column:
     if column.type == kind:
         return column
     if isinstance(column, pa.ChunkedArray):
-        return pa.chunked_array([retyped(one, kind) for one in column.chunks], kind)
+        return pa.chunked_array([retyped(chunk, kind) for chunk in column.chunks], kind)
     return pa.array(_Retyped(column, kind))
 
 

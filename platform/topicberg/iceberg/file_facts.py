@@ -75,7 +75,9 @@ class Files:
         partitions: dict[Partition, int] = {}
         renumbered = [np.empty(0, np.int32)]
         for part in parts:
-            number = [partitions.setdefault(each, len(partitions)) for each in part.partitions]
+            number = [
+                partitions.setdefault(partition, len(partitions)) for partition in part.partitions
+            ]
             renumbered.append(np.array(number, np.int32)[part["partition"]])
         numbers = np.concatenate([np.empty(0, _NUMBERS), *(part.numbers for part in parts)])
         numbers["partition"] = np.concatenate(renumbered)
@@ -142,5 +144,5 @@ def live(table: Table, column: NestedField | None = None) -> Files:
 
     :param column: whose bounds are needed
     """
-    held = files_by_manifest(table.io, head_manifests(table), column)
-    return Files.together([files for _, files in held])
+    listed = files_by_manifest(table.io, head_manifests(table), column)
+    return Files.together([files for _, files in listed])

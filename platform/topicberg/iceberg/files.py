@@ -53,7 +53,9 @@ def head_manifests(table: Table) -> list[ManifestFile]:
 def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:
     """Return path → manifest, of all these snapshots together."""
     lists = in_parallel(lambda snapshot: snapshot.manifests(io), snapshots)
-    return {manifest.manifest_path: manifest for found in lists for manifest in found}
+    return {
+        manifest.manifest_path: manifest for manifest_list in lists for manifest in manifest_list
+    }
 
 
 def entries_by_manifest(
@@ -87,7 +89,7 @@ def partition_key(values: Iterable[object]) -> tuple[object, ...]:
     A reader takes the value of an identity partition from the metadata, so rows of one value that
     were put into the partition of the other would change. https://iceberg.apache.org/spec/#sorting
     """
-    return tuple(("float", repr(one)) if isinstance(one, float) else one for one in values)
+    return tuple(("float", repr(value)) if isinstance(value, float) else value for value in values)
 
 
 def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]:
@@ -95,10 +97,10 @@ def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]
 
     :param fields: id → name of columns of the table; those that the file does not have are left out
     """
-    found = names_by_id(arrow)
-    if not found:  # not written by Iceberg
+    names = names_by_id(arrow)
+    if not names:  # another program than Iceberg wrote it
         return {name: name for name in arrow.names if name in fields.values()}
-    return {name: fields[number] for number, name in found.items() if number in fields}
+    return {name: fields[number] for number, name in names.items() if number in fields}
 
 
 def names_by_id(arrow: pa.Schema) -> dict[int, str]:
@@ -108,8 +110,8 @@ def names_by_id(arrow: pa.Schema) -> dict[int, str]:
 
 def field_id(field: pa.Field) -> int | None:
     """Return the id of a field of a Parquet file, of whatever depth; None: it has none."""
-    found = (field.metadata or {}).get(b"PARQUET:field_id")
-    return None if found is None else int(found)
+    text = (field.metadata or {}).get(b"PARQUET:field_id")
+    return None if text is None else int(text)
 
 
 def listed_files(io: FileIO, folder: str) -> list[tuple[str, float]] | None:

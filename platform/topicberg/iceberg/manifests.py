@@ -108,9 +108,6 @@ def identity(file: DataFile) -> tuple[str, int | None]:
     return file.file_path, file[_PLACES["content_offset"]]
 
 
-# --- reading ---
-
-
 def read_manifests(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
     """Return the manifests of a snapshot, with the ids of their first rows."""
     with AvroFile[ManifestFile](
@@ -180,9 +177,6 @@ def read_schema(io: FileIO, manifest: ManifestFile) -> Schema:
         io.new_input(manifest.manifest_path), MANIFEST_ENTRY_SCHEMAS[NEWEST]
     ) as reader:
         return Schema.model_validate_json(reader.header.meta["schema"])
-
-
-# --- writing ---
 
 
 class ManifestWriter(ManifestWriterV2):

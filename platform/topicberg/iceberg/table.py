@@ -102,7 +102,8 @@ def create_table(
                 raise _needed(catalog, name, location, needed, error) from error
         logger.warning(
             "table %s: the catalog refuses %s, which the table does not have then",
-            *(name, ", ".join(sorted(refused))),
+            name,
+            ", ".join(sorted(refused)),
         )
         left = {key: value for key, value in left.items() if key not in refused}
 
@@ -160,7 +161,8 @@ def set_optional(table: Table, properties: Mapping[str, str]) -> None:
             raise
         logger.warning(
             "table %s: the catalog refuses properties: %s",
-            *(".".join(table.name()), first_line(error)),
+            ".".join(table.name()),
+            first_line(error),
         )
 
 
@@ -175,8 +177,8 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
 
 def _bounds_kept(schema: Schema, columns: Iterable[str]) -> dict[str, str]:
     """Return the properties for it; Iceberg refuses those of columns that a table does not have."""
-    known = schema.column_names
-    return {f"{_METRICS}{column}": "truncate(16)" for column in columns if column in known}
+    names = schema.column_names
+    return {f"{_METRICS}{column}": "truncate(16)" for column in columns if column in names}
 
 
 def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:

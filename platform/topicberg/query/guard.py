@@ -17,9 +17,9 @@ from topicberg.query.help import unquoted
 Engine = Literal["duckdb", "spark", "snowflake", "athena"]
 
 _EXPLAIN_OPTIONS = re.compile(
-    r"(?:\s|/\*.*?\*/)*(?:\([^()]*\)|(?:ANALYZE|VERBOSE"  # of DuckDB, Athena
-    r"|EXTENDED|CODEGEN|COST|FORMATTED|LOGICAL"  # of Spark
-    r"|USING\s+\w+)\b)",  # of Snowflake
+    r"(?:\s|/\*.*?\*/)*(?:\([^()]*\)|(?:ANALYZE|VERBOSE"  # DuckDB and Athena have these
+    r"|EXTENDED|CODEGEN|COST|FORMATTED|LOGICAL"  # Spark has these
+    r"|USING\s+\w+)\b)",  # Snowflake has this
     re.IGNORECASE | re.DOTALL,
 )
 _BEGINNINGS = ("SELECT", "WITH", "FROM", "VALUES", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "PIVOT")
@@ -68,18 +68,16 @@ def _duckdb_kinds(sql: str) -> list[str]:
 
 def _kinds(sql: str, engine: Engine) -> list[str]:
     with of_extra("query"):
-        import sqlglot
-        from sqlglot import exp
-        from sqlglot.errors import SqlglotError
+        from sqlglot import errors, exp, parse
 
     try:
-        parsed = sqlglot.parse(sql, read=engine)
-    except (SqlglotError, RecursionError) as error:
+        parsed = parse(sql, read=engine)
+    except (errors.SqlglotError, RecursionError) as error:
         raise _unreadable(sql, engine, str(error)) from None
     reading = (exp.Query, exp.Values, exp.Pivot, exp.Summarize, exp.Show, exp.Describe)
     kinds = []
     for statement in parsed:
-        if statement is None or isinstance(statement, exp.Semicolon):  # nothing but a comment
+        if statement is None or isinstance(statement, exp.Semicolon):  # it is only a comment
             continue
         if statement.find(exp.Parameter):
             raise _unreadable(sql, engine, "a name that begins with $ is not quoted")

@@ -53,8 +53,8 @@ def _reserved() -> frozenset[str]:
 
 def unquoted(sql: str, engine: str) -> str | None:
     """Return the hint for a query that has a metadata column's name without quotes."""
-    found = _UNQUOTED.search(sql)
-    return f"write {quoted(found[0], engine)}" if found else None
+    match = _UNQUOTED.search(sql)
+    return f"write {quoted(match[0], engine)}" if match else None
 
 
 def hint(
@@ -98,20 +98,21 @@ def _of_column(
     columns: Mapping[str, Sequence[str]],
     behind: Callable[[str], int | None],
 ) -> str | None:
-    known = [each for named in columns.values() for each in named if not _IN_LISTS.search(each)]
+    names = [
+        column for named in columns.values() for column in named if not _IN_LISTS.search(column)
+    ]
     having = [table for table, named in columns.items() if name.lower() in map(str.lower, named)]
     if not having:
-        return _suggestion("column", name, known, engine)
+        return _suggestion("column", name, names, engine)
     if engine == "snowflake":
         table = having[0]
-        commits = behind(table)
-        if commits != 0:
-            older = "an older state of it"
+        if (commits := behind(table)) != 0:
+            lag = "an older state of it"
             if commits is not None:
-                older = f"a state that is {count(commits, 'commit')} older"
+                lag = f"a state that is {count(commits, 'commit')} older"
             return (
                 f"run `topicberg sync {asset_name(table)}`: the Iceberg table {table} has this "
-                f"column, and Snowflake reads {older}"
+                f"column, and Snowflake reads {lag}"
             )
     tables = " and ".join(quoted(table, engine) for table in having)
     return f"check which table the column is taken from: {tables} has it"
@@ -129,7 +130,7 @@ def _suggestion(kind: str, name: str, known: Iterable[str], engine: str) -> str 
     names = sorted(set(known))
     if not names:
         return None
-    keys = {_plain(part): each for each in names for part in (each, each.split(".")[-1])}
+    keys = {_plain(part): text for text in names for part in (text, text.split(".")[-1])}
     close = difflib.get_close_matches(_plain(name), list(keys), n=3, cutoff=0.6)
 
     def written(each: str) -> str:
@@ -139,7 +140,7 @@ def _suggestion(kind: str, name: str, known: Iterable[str], engine: str) -> str 
 
     if similar := list(dict.fromkeys(keys[key] for key in close)):
         return f"did you mean the {kind} {' or '.join(map(written, similar))}?"
-    names = [each for each in names if kind == "table" or "." not in each]
+    names = [text for text in names if kind == "table" or "." not in text]
     more = ", …" if len(names) > _MOST else ""
     return f"choose one of the {kind}s {', '.join(map(written, names[:_MOST]))}{more}"
 

@@ -15,10 +15,9 @@ def qualify(sql: str, find: Callable[[str], TablePath | None]) -> str:
     :param sql: one statement that the parser has accepted
     :param find: name in upper case → where the table is; None: not in the linked database
     """
-    import sqlglot
-    from sqlglot import exp
+    from sqlglot import exp, parse_one
 
-    tree = sqlglot.parse_one(sql, read="snowflake")
+    tree = parse_one(sql, read="snowflake")
     within = {query.alias_or_name.upper() for query in tree.find_all(exp.CTE)}
     places: list[tuple[int, int, str]] = []
     for table in tree.find_all(exp.Table):

@@ -143,9 +143,13 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
     written = _write(root, {paths[key]: _text(_FILES[key], values) for key in paths})
     path.write_text(extended)
     names = {"pipelines": pipelines, "generators": generators}
-    kept = [_existing(root, f"{module}/{name}") for name in names if names[name] != name]
+    modules = [f"{module}/{name}" for name in names if names[name] != name]
+    existing = [file if (root / file).exists() else f"{file}.py" for file in modules]
     return WrittenFiles(
-        root, written.files, (*written.kept, *kept), None if defs is not None else location.target
+        root,
+        written.files,
+        (*written.kept, *existing),
+        None if defs is not None else location.target,
     )
 
 
@@ -201,11 +205,11 @@ def _defs_folder(root: Path, folder: Path, location: CodeLocation) -> str | None
         parts = Path(*location.defs_module.split("."))
         top = folder.parents[location.root_module.count(".")]
         candidates = [top / parts]
-    else:  # as `dg` looks for them
+    else:  # `dg` looks for these
         candidates = [folder / "defs", folder / "definitions"]
-    for each in candidates:
-        if each.is_dir():
-            return each.relative_to(root).as_posix()
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate.relative_to(root).as_posix()
     return None
 
 
@@ -214,10 +218,6 @@ def _free_name(folder: Path, name: str) -> str:
     if (folder / name).exists() or (folder / f"{name}.py").exists():
         return f"topicberg_{name}"
     return name
-
-
-def _existing(root: Path, module: str) -> str:
-    return module if (root / module).exists() else f"{module}.py"
 
 
 def _values(name: str, package: str, requirement: str) -> dict[str, str]:
@@ -238,10 +238,10 @@ def _text(template: str, values: dict[str, str]) -> str:
 
 
 def _write(root: Path, texts: dict[str, str]) -> WrittenFiles:
-    kept = tuple(name for name in texts if (root / name).exists())
-    written = tuple(name for name in texts if name not in kept)
+    existing = tuple(name for name in texts if (root / name).exists())
+    written = tuple(name for name in texts if name not in existing)
     for name in written:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(texts[name])
-    return WrittenFiles(root, written, kept)
+    return WrittenFiles(root, written, existing)

@@ -47,11 +47,11 @@ def remember_values(values: Mapping[str, object]) -> None:
 def redact(text: str) -> str:
     """Return text in which every known secret is replaced."""
     with _lock:
-        known = set(_known)
+        secrets = set(_known)
     for name in os.environ:
         if _is_secret(name.upper()):
-            known.update(_forms(os.environ.get(name, "")))
-    for secret in sorted(known, key=len, reverse=True):  # one secret may be a part of another
+            secrets.update(_forms(os.environ.get(name, "")))
+    for secret in sorted(secrets, key=len, reverse=True):  # one secret may be a part of another
         if secret in text:
             text = text.replace(secret, REDACTED)
     return _TOKEN.sub(lambda match: match[0].replace(match[1], REDACTED), text)

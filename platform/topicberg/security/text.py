@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 
-# --- terminals and logs ---
-
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"
-    "\u2028\u2029"  # further line breaks
+    "\u2028\u2029"  # these are line breaks, too
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the reading order
     "\ud800-\udfff]"  # half surrogate pairs, which cannot be encoded
 )
@@ -35,8 +33,6 @@ def log(text: str) -> str:
     """Return a log message whose further lines are indented, so that none looks like an entry."""
     return terminal(text).replace("\n", "\n    ")
 
-
-# --- Markdown ---
 
 _SPAN = re.compile(r"(?<!`)`[^`\s](?:[^`\n]*[^`\s])?`(?!`)")
 """Code that the author of a message marked as such, e.g. a command."""
@@ -105,9 +101,6 @@ def code(text: str) -> str:
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
-# --- Slack ---
-
-
 def slack(text: str) -> str:
     """Return text for Slack's mrkdwn, where ``<…>`` is a link, a mention or a command.
 
@@ -115,9 +108,6 @@ def slack(text: str) -> str:
     Source: Slack, "Formatting text for app surfaces", escaping text.
     """
     return terminal(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-# --- Graphviz ---
 
 
 def dot(text: str) -> str:

@@ -51,7 +51,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def server_bind(self) -> None:
         super().server_bind()
-        self.base_environ["SERVER_NAME"] = str(self.server_address[0])  # not its name in DNS
+        self.base_environ["SERVER_NAME"] = str(
+            self.server_address[0]
+        )  # DNS is not asked for its name
 
 
 class _Handler(WSGIRequestHandler):

@@ -32,10 +32,10 @@ def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
 
 def dead_letter_specs(specs: Iterable[TopicSpec], known: Collection[str]) -> list[TopicSpec]:
     """Return the specs of the dead-letter topics of these topics, without those in ``known``."""
-    found: dict[str, TopicSpec] = {}
+    specs_by_target: dict[str, TopicSpec] = {}
     for spec in specs:
         if spec.tableflow.error_handling.mode == "LOG":
             target = dead_letter_spec(spec)
             if target.name not in known:
-                found.setdefault(target.name, target)
-    return list(found.values())
+                specs_by_target.setdefault(target.name, target)
+    return list(specs_by_target.values())

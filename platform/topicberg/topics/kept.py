@@ -141,7 +141,7 @@ def _write(config: Settings, specs: list[TopicSpec]) -> None:
     text = json.dumps([spec.model_dump(mode="json", by_alias=True) for spec in specs])
     try:
         update_file(_file(config), text)
-    except OSError as error:  # e.g. a full disk
+    except OSError as error:  # the disk may be full
         logger.warning("the valid topic specs cannot be saved: %s", error)
 
 

@@ -111,9 +111,6 @@ def _overlap(field: str, other: str) -> bool:
     return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
 
 
-# --- within the spec ---
-
-
 @_rule("schema", "key", "changelog", "write_mode", "external")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     for part, name in SECTIONS.items() if spec.external else ():
@@ -446,9 +443,6 @@ def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
             yield f"checks.ranges.{column}", "needs min, or max, or both"
         elif bounds.min is not None and bounds.max is not None and bounds.min > bounds.max:
             yield f"checks.ranges.{column}", f"min {bounds.min} is more than max {bounds.max}"
-
-
-# --- between the spec and the table's columns ---
 
 
 @_table_rule()

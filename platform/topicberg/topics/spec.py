@@ -482,8 +482,8 @@ def metadata_description(column: str) -> str | None:
     return _METADATA_DESCRIPTIONS.get(match["name"].replace("_", "-")) if match else None
 
 
-class TopicSpec(SpecModel):
-    """Everything topicberg knows about one topic."""
+class RecordsSpec(SpecModel):
+    """A topic in Kafka: its configuration, its records, and where their schemas are."""
 
     name: TopicName
     """The Kafka topic; also the name of the file."""
@@ -503,33 +503,11 @@ class TopicSpec(SpecModel):
     """The records are changes: upsert keeps the current rows, append every change."""
     write_mode: Literal["append", "upsert"] = "append"
     """upsert: the key is the primary key, and the topic is compacted."""
-    history: bool = Field(default=False, strict=True)
-    """A second table ``<pipeline>.<topic>_history`` with every record (write mode upsert)."""
-    upsert_views: dict[PlainName, Annotated[tuple[str, ...], Field(min_length=1)]] = {}
-    """Table → columns: ``<pipeline>.<table>`` has the newest record of each value of these columns
-    (write mode append)."""
-    tableflow: TableflowSpec = TableflowSpec()
-    event_time_rule: EventTimeField = Field(
-        alias="event_time",
-        default_factory=lambda fields: EventTimeSpec(
-            field=_metadata_column(fields["tableflow"], "timestamp")
-        ),
-    )
-    """The column of event time, by which derived partitions are assigned, or a field of the record
-    and how to read it; default: Kafka's time."""
-    table: TableSpec = TableSpec()
-    derived_partitions: DerivedPartitions | None = None
-    generator: GeneratorSpec | None = None
-    publishes: str | None = None
-    """A derived table whose rows are the topic's records."""
-    parameters: dict[str, dict[str, Any]] = {}
-    """Derived table → the parameters of its function."""
-    owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
-    """``team:name`` or e-mail addresses, as Dagster expects them."""
-    freshness: Freshness | None = None
-    checks: Checks = Checks()
 
-    # Kafka and the schema registry
+    @property
+    def asset_name(self) -> str:
+        """The topic's name in Dagster, see :func:`asset_name`."""
+        return asset_name(self.name)
 
     @property
     def cleanup_policy(self) -> str:
@@ -603,6 +581,41 @@ class TopicSpec(SpecModel):
             if (path := self.schema_path(part, config)) and section.is_registered:
                 yield self.subject(part), section, path
 
+    def _reads_registry(self, section: SchemaSection) -> bool:
+        """Return whether the registry has the schema, and no file of the project."""
+        has_none = section.has_schema and section.file is None
+        return has_none and (self.external or section.framing in ("none", "glue"))
+
+
+class TopicSpec(RecordsSpec):
+    """Everything topicberg knows about one topic: the records in Kafka, and their table."""
+
+    history: bool = Field(default=False, strict=True)
+    """A second table ``<pipeline>.<topic>_history`` with every record (write mode upsert)."""
+    upsert_views: dict[PlainName, Annotated[tuple[str, ...], Field(min_length=1)]] = {}
+    """Table → columns: ``<pipeline>.<table>`` has the newest record of each value of these columns
+    (write mode append)."""
+    tableflow: TableflowSpec = TableflowSpec()
+    event_time_rule: EventTimeField = Field(
+        alias="event_time",
+        default_factory=lambda fields: EventTimeSpec(
+            field=_metadata_column(fields["tableflow"], "timestamp")
+        ),
+    )
+    """The column of event time, by which derived partitions are assigned, or a field of the record
+    and how to read it; default: Kafka's time."""
+    table: TableSpec = TableSpec()
+    derived_partitions: DerivedPartitions | None = None
+    generator: GeneratorSpec | None = None
+    publishes: str | None = None
+    """A derived table whose rows are the topic's records."""
+    parameters: dict[str, dict[str, Any]] = {}
+    """Derived table → the parameters of its function."""
+    owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
+    """``team:name`` or e-mail addresses, as Dagster expects them."""
+    freshness: Freshness | None = None
+    checks: Checks = Checks()
+
     def schema_text(self, part: Part, config: Settings | None = None) -> str:
         """Return the content of a schema file.
 
@@ -656,11 +669,6 @@ class TopicSpec(SpecModel):
             if self._reads_registry(self.section(part)) and self.known_schema(part, config) is None
         ]
 
-    def _reads_registry(self, section: SchemaSection) -> bool:
-        """Return whether the registry has the schema, and no file of the project."""
-        has_none = section.has_schema and section.file is None
-        return has_none and (self.external or section.framing in ("none", "glue"))
-
     def has_table(self, config: Settings) -> bool:
         """Return whether its table is in the catalogs of the deployment."""
         managed = self.tableflow.storage == "managed" and not config.own_engine
@@ -670,8 +678,6 @@ class TopicSpec(SpecModel):
     def has_delta_table(self) -> bool:
         """Return whether Tableflow writes it as a Delta table."""
         return self.tableflow.enabled and "DELTA" in self.tableflow.table_formats
-
-    # Names of the table in every catalog
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
         """Return Iceberg's (namespace, table): cluster id and topic name, as Tableflow does, or the
@@ -706,13 +712,6 @@ class TopicSpec(SpecModel):
         is published from often has the name of the topic.
         """
         return f"{self.asset_name}_topic" if self.publishes else self.asset_name
-
-    @property
-    def asset_name(self) -> str:
-        """The topic's name in Dagster, see :func:`asset_name`."""
-        return asset_name(self.name)
-
-    # The table's columns
 
     @property
     def payload_time(self) -> EventTimeSpec | None:

@@ -122,7 +122,7 @@ class _Found(NamedTuple):
             case Mapping():
                 return self.text([*value.items()], around)
             case AbstractSet():
-                return named + ",".join(sorted(self.text(each, around) for each in value))
+                return named + ",".join(sorted(self.text(item, around) for item in value))
             case list() | tuple():
                 return f"{named}({','.join(self.text(each, around) for each in value)})"
             case PurePath():  # the project is in another folder elsewhere
@@ -279,10 +279,10 @@ def _free_names(statement: ast.AST) -> set[str]:
     """Return the names of the module that a statement uses, without a function's own variables."""
     text = ast.unparse(ast.Module([statement], []))  # type: ignore[list-item]
     outer = symtable.symtable(text, "", "exec")
-    names, tables = {each.get_name() for each in outer.get_symbols()}, outer.get_children()
+    names, tables = {symbol.get_name() for symbol in outer.get_symbols()}, outer.get_children()
     while tables:
         table = tables.pop()
-        names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
         tables += table.get_children()
     return names
 
@@ -325,7 +325,9 @@ def _parsed(file: str, _changed_at: int) -> ast.Module:
         if isinstance(node, (*_DEFINITION, ast.Module)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
         if isinstance(node, _DEFINITION):
-            called = [dotted(getattr(each, "func", each)) for each in node.decorator_list]
+            called = [
+                dotted(getattr(decorator, "func", decorator)) for decorator in node.decorator_list
+            ]
             counts = [_DECORATORS.isdisjoint(name[-1:]) for name in called]
             node.decorator_list = [*compress(node.decorator_list, counts)]
         if isinstance(node, _FUNCTION):

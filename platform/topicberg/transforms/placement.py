@@ -86,7 +86,7 @@ def misplaced(
     :param of_source: the name of the source, if it follows from the rows of only this one
     """
     source, column = Window.parse(partition), derivation.target_time
-    sources = [each for each in derivation.windowed if of_source in ("", each.name)]
+    sources = [source for source in derivation.windowed if of_source in ("", source.name)]
     allowed = derivation.placed(source, sources)
     start, end = (
         f"{moment:%Y-%m-%d %H:%M}" if moment else "" for moment in (allowed.start, allowed.end)

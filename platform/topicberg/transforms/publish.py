@@ -191,9 +191,6 @@ def _target(table: Table, progress: PublishProgress) -> int | None:
     return head.snapshot_id if head and head.snapshot_id != progress.snapshot else None
 
 
-# --- what changed ---
-
-
 def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> RecordEncoding:
     """Return the encoding of the spec, with the registered schemas."""
 
@@ -387,9 +384,6 @@ def _affected(table: Table, base: int | None, target: int | None, time: str) -> 
 def _deleted(changes: DataFrame) -> int:
     found = changes.filter("copies < 0").agg(F.sum("copies")).collect()[0][0]
     return -int(found or 0)
-
-
-# --- sending ---
 
 
 @contextmanager

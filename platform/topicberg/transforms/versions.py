@@ -63,8 +63,8 @@ def outdated(versions: Versions, version: str | None, first: Hours | None = None
 
 
 def _is_computed_by(computed: str, version: str, first: Hours | None) -> bool:
-    own, _, began = computed.partition("@")
-    return own == version and not (began and first and int(began) > first.start)
+    computed_version, _, began = computed.partition("@")
+    return computed_version == version and not (began and first and int(began) > first.start)
 
 
 def unused_columns(table: Table | None) -> list[str]:
@@ -127,19 +127,19 @@ def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]
 
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
     """Return the versions, with another one for some hours."""
-    after = [each for start, each in versions if start <= hours.stop][-1]
-    found = [each for each in versions if each[0] < hours.start]
-    found += [(hours.start, version), (hours.stop, after)]
-    found += [each for each in versions if each[0] > hours.stop]
-    return _joined(found)
+    after = [start_version for start, start_version in versions if start <= hours.stop][-1]
+    overlaid = [entry for entry in versions if entry[0] < hours.start]
+    overlaid += [(hours.start, version), (hours.stop, after)]
+    overlaid += [entry for entry in versions if entry[0] > hours.stop]
+    return _joined(overlaid)
 
 
 def _joined(versions: Versions) -> Versions:
-    found = versions[:1]
-    for each in versions[1:]:
-        if each[1] != found[-1][1]:
-            found.append(each)
-    return found
+    joined = versions[:1]
+    for version in versions[1:]:
+        if version[1] != joined[-1][1]:
+            joined.append(version)
+    return joined
 
 
 def _coarse(versions: Versions) -> Versions:

@@ -121,7 +121,7 @@ class Window:
 
         :raises ValueError: one is not a window
         """
-        return [Window.parse(each) for each in text.split(",")]
+        return [Window.parse(part) for part in text.split(",")]
 
     @staticmethod
     def parse(text: str) -> Window:
@@ -140,13 +140,13 @@ def described_windows(windows: Sequence[Window]) -> str:
 
 def joined(windows: Iterable[Window]) -> list[Window]:
     """Return windows that are in order, as one where one begins with the end of another."""
-    found = list[Window]()
+    windows_in_order = list[Window]()
     for window in windows:
-        if found and found[-1].end == window.start:
-            found[-1] = Window(found[-1].start, window.end)
+        if windows_in_order and windows_in_order[-1].end == window.start:
+            windows_in_order[-1] = Window(windows_in_order[-1].start, window.end)
         else:
-            found.append(window)
-    return found
+            windows_in_order.append(window)
+    return windows_in_order
 
 
 def within(windows: Iterable[Window], column: str, kind: DataType) -> Column:

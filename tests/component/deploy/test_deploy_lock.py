@@ -298,9 +298,6 @@ def test_lease_simulation_finds_a_wrong_lease(fault: str, monkeypatch: pytest.Mo
         [simulate(seed) for seed in range(300)]
 
 
-# --- what versions mean ---
-
-
 def entries(*written: tuple[float, str | None] | tuple[float, str | None, str]) -> list[Entry]:
     return [Entry(number, one[0], one[1], *one[2:]) for number, one in enumerate(written, 1)]
 
@@ -336,9 +333,6 @@ def test_lease_without_renewal_stops_before_it_ends() -> None:
     now += 1
     with pytest.raises(LockLostError, match="could not be renewed"):
         lease.check()
-
-
-# --- what asks for the lease ---
 
 
 class Lost:
@@ -408,9 +402,6 @@ def test_snowflake_change_without_lease_is_not_run(context: DeployContext, state
         session.run(statement, "")
     with pytest.raises(AttributeError):
         session.run("SHOW ROLES", "")
-
-
-# --- processes ---
 
 
 def hold(path: str, ready: Any) -> None:

@@ -189,9 +189,6 @@ def test_service_that_does_not_answer_is_no_result(tables: dict[str, Table]) -> 
         Checked(raising(UnreachableError("the catalog does not answer")), tables).evaluate()
 
 
-# --- definitions ---
-
-
 def lake(*checks: OwnCheck, left_out: frozenset[str] = frozenset()) -> Lake:
     specs = (spec for spec in load_topics() if not spec.publishes)
     topics = tuple(spec for spec in specs if spec.name not in left_out)

@@ -18,9 +18,9 @@ from topicberg.settings import Settings
 from topicberg_local import state
 from topicberg_local.emulators.confluent.account import Account
 from topicberg_local.emulators.confluent.keys import Bootstrap
+from topicberg_local.emulators.confluent.operation import Page, listing
 from topicberg_local.emulators.confluent.roles import covers
 from topicberg_local.emulators.confluent.server import Server
-from topicberg_local.emulators.confluent.wire import Page, listing
 from topicberg_local.emulators.store import Stored
 
 URL = "http://127.0.0.1:1"

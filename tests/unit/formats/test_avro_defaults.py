@@ -100,8 +100,6 @@ def test_default_that_its_column_cannot_hold_is_null(
     assert stored(kind, value, column) is None
 
 
-# --- types of Debezium ---
-
 VARIABLE = {
     "type": "record",
     "name": "V",

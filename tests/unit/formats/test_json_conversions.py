@@ -242,8 +242,6 @@ def test_conversion_of_another_type_is_refused(conversions: Any, reason: str) ->
         file_columns("s.json", schema, "json", None, options)
 
 
-# --- what the schema does not name ---
-
 NESTED: dict[str, Any] = {
     "a": {"type": "integer"},
     "o": {

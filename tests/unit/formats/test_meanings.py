@@ -141,9 +141,6 @@ def test_comment_of_a_text_of_iso_time_has_its_unit_with_connect_types() -> None
     assert comments(with_connect_types(schema)) == {"a": MICROS}
 
 
-# --- records of older versions in a new table ---
-
-
 def row(writer: RegisteredSchema, latest: RegisteredSchema, payload: bytes) -> dict[str, Any]:
     fields = format_of(latest).fields("s", latest, itertools.count(1))
     return format_of(writer).record_decoder(ResolvedSchema(writer, latest, fields))(payload)

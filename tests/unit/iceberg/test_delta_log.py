@@ -459,8 +459,6 @@ def test_a_type_that_delta_lacks(make_table: MakeTable) -> None:
         delta.sync(table, BOTH)
 
 
-# --- wide input ---
-
 _NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="."),
     min_size=1,

@@ -39,7 +39,7 @@ from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.hours import HOUR_MICROSECONDS, FileHours
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
-from topicberg.iceberg.maintenance.expiry import _only_of, expirable, expire
+from topicberg.iceberg.maintenance.expiry import Expirable, _only_of, expirable, expire, remove
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport

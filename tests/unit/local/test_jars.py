@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import lock_jars
 import pytest
+import sbom
 
 from topicberg.errors import StackError
-from topicberg_local import jars, lock_jars, sbom
+from topicberg_local import jars
 
 NAME = "org.example:thing:1.0:all@tar.gz"
 

@@ -42,9 +42,6 @@ def context(config: Settings) -> Context:
     return Context(config, ports.choose({}, {}), state.credentials(config))
 
 
-# --- ports ---
-
-
 def test_ports_stay_the_same_and_below_the_ephemeral_range() -> None:
     first = ports.choose({}, {})
     assert len(set(first.values())) == len(ports.NAMES)
@@ -85,9 +82,6 @@ def test_fixed_port_that_is_taken() -> None:
 def test_fixed_ports_that_make_no_sense(fixed: dict[str, int], words: str) -> None:
     with pytest.raises(StackError, match=words):
         ports.choose(fixed, {})
-
-
-# --- the directory ---
 
 
 def test_directories_that_hold_more_than_state(tmp_path: Path) -> None:
@@ -137,9 +131,6 @@ def test_secrets_are_private(context: Context) -> None:
     assert state.credentials(context.config) == context.credentials
 
 
-# --- damage: reported, never fixed by deleting ---
-
-
 @pytest.mark.parametrize("name", ["ports.json", "credentials.json", "runtime.json"])
 @pytest.mark.parametrize("content", ["", "{", '{"kafka": "x"}', "\0\0\0"])
 def test_damaged_file(context: Context, name: str, content: str) -> None:
@@ -180,9 +171,6 @@ def test_damaged_schemas(context: Context) -> None:
     (context.folder("schema_registry") / "registry.mv.db").write_bytes(b"x" * 9000)
     with pytest.raises(StackError, match=r"registry\.mv\.db is damaged"):
         prepare(schema_registry.service(context))
-
-
-# --- the last words of a service ---
 
 
 @pytest.mark.parametrize(
@@ -253,9 +241,6 @@ def test_service_that_is_not_ready_is_named_and_the_others_stay(context: Context
     assert caught.value.message.startswith("not ready after 0 s: kafka: no broker yet. The other")
     assert "services (1) run" in caught.value.message
     assert str(caught.value.hint).startswith("run `topicberg up` again")
-
-
-# --- the way there ---
 
 
 def test_relative_state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,9 +52,6 @@ def registry() -> RegistryLogin:
     return from_environment(RegistrySettings, "the schema registry", "docs/kafka.md")
 
 
-# --- the catalog ---
-
-
 @pytest.mark.parametrize(
     ("given", "auth"),
     [({}, None), (OAUTH, "oauth2"), ({"TOKEN": SECRET}, "token"), ({"AUTH": "none"}, "none")],
@@ -202,9 +199,6 @@ def test_catalog_public_form_needs_secrets_of_the_job(
         CatalogLogin.from_public(public)
 
 
-# --- Kafka ---
-
-
 @pytest.mark.parametrize(
     ("given", "auth", "protocol"),
     [
@@ -336,9 +330,6 @@ def test_kafka_options_survive_the_runtime_file() -> None:
         "bootstrap.servers": "broker:9092",
         "security.protocol": "PLAINTEXT",
     }
-
-
-# --- the registry ---
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,6 @@ def test_guard_change_without_json_is_refused(method: str, content_type: str) ->
     assert refusal(method, content_type="application/json; charset=utf-8") is None
 
 
-# --- users ---
-
-
 CLIENT = """
 import socket
 if {family} == 4:
@@ -213,9 +210,6 @@ def test_guard_unknown_client_is_refused() -> None:
     headers = {"host": [OWN]}
     for client in (None, ("127.0.0.1", 0), ("10.1.2.3", 5), ("unix", 1), ("::1", 70000)):
         assert guard.refusal(Request("GET", headers, client, ("127.0.0.1", 3000)))
-
-
-# --- servers ---
 
 
 def application() -> TestClient:

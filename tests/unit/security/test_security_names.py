@@ -72,9 +72,6 @@ hostile = st.one_of(
 in_sql = hostile.filter(lambda text: "\0" not in text)
 
 
-# --- quoting ---
-
-
 @pytest.mark.parametrize(
     ("quote", "dialect"), [(spark.quote, "spark"), (quote, "snowflake"), (quote, "duckdb")]
 )
@@ -111,8 +108,6 @@ def test_statements_for_snowflake_are_single(table: str, database: str) -> None:
         kinds = [token.token_type.name for token in sqlglot.tokenize(statement, "snowflake")]
         assert "SEMICOLON" not in kinds
 
-
-# --- specs ---
 
 TEXT_FIELDS: dict[str, Callable[[str], dict[str, Any]]] = {
     "name": lambda text: {"name": text},
@@ -157,8 +152,6 @@ def test_what_the_settings_accept_is_harmless(name: str, text: str) -> None:
         return
     assert re.fullmatch(r"[a-z0-9_-]+", getattr(config, name))
 
-
-# --- paths ---
 
 steps = st.lists(
     st.sampled_from(["..", ".", "sub", "link", "secret.avsc", "trades.avsc", "", "~", "\0", "\\"]),

@@ -181,9 +181,6 @@ def test_chosen_column_of_another_table_is_refused(option: str) -> None:
     assert error.value.hint == "name one of sales"
 
 
-# --- the tables of a lake ---
-
-
 def derived(
     name: str, *sources: str, lineage: Mapping[str, tuple[str, ...]] | None = None
 ) -> SimpleNamespace:

@@ -130,9 +130,6 @@ def test_commits_move_to_the_phase_of_their_topic(
     assert all(abs((one - reached[0] + 1) % interval - 1) < 0.02 for one in reached)
 
 
-# --- turns ---
-
-
 @pytest.fixture
 def topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTopic:
     """A topic of text with three records."""
@@ -253,9 +250,6 @@ def test_lag_is_written_at_most_so_often(topic: MemoryTopic) -> None:
     assert one.report.status.lag == {0: 1}
     one.observe(ends(5))
     assert shown(topic).lag == {0: 2}
-
-
-# --- the status, by what it is told ---
 
 
 @pytest.fixture

@@ -73,8 +73,6 @@ def test_only_the_placeholder_is_recognized(
     assert is_placeholder(values.slice(1), kind, TEXT).tolist() == [False, False]
 
 
-# --- columns of JSON Schemas without types ---
-
 ENCODED = base64.b64encode(TEXT.encode()).decode()
 UUID = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
 ONES = [base64.b64encode(bytes([one])).decode() for one in RAW]
@@ -128,9 +126,6 @@ def test_is_placeholder_of_other_json_text_is_false(value: Any) -> None:
 def test_is_placeholder_of_any_configured_text_is_true(placeholder: str) -> None:
     kind, values = decoded({}, placeholder)
     assert is_placeholder(values, kind, placeholder).tolist() == [True, False]
-
-
-# --- tables of changes ---
 
 
 def test_read_envelopes_in_append_mode_keeps_what_the_connector_sent() -> None:

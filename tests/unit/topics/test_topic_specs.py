@@ -39,9 +39,6 @@ def reasons(document: dict[str, Any]) -> dict[str, str]:
         return {p.field: p.reason for p in check_topics(project.config)[1]}
 
 
-# --- right specs ---
-
-
 def test_the_projects_own_specs() -> None:
     specs = {spec.name: spec for spec in load_topics()}
     trades = specs["stock_trades"]
@@ -238,8 +235,6 @@ def test_import_stays_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
-
-# --- wrong specs ---
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "a b"}, "name", "letters, digits"),
@@ -447,9 +442,6 @@ def test_any_value_is_read_or_refused(document: dict[str, Any], field: str, valu
         project.topic({**document, field: value}, file=f"{document['name']}.yaml")
         specs, found = check_topics(project.config)
         assert bool(specs) != bool(found)
-
-
-# --- files ---
 
 
 def test_all_mistakes_of_all_files_at_once(project: Project) -> None:

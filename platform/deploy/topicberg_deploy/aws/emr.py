@@ -237,9 +237,9 @@ class Application(Resource):
         """Return the applications of this name that are not deleted."""
         emr = context.aws.client("emr-serverless")
         return [
-            emr.get_application(applicationId=one["id"])["application"]
-            for one in every(emr, "list_applications", "applications")
-            if one.get("name") == self.name and one["state"] != "TERMINATED"
+            emr.get_application(applicationId=application["id"])["application"]
+            for application in every(emr, "list_applications", "applications")
+            if application.get("name") == self.name and application["state"] != "TERMINATED"
         ]
 
     def desired(self, context: DeployContext) -> Fields:
@@ -310,8 +310,10 @@ class Application(Resource):
         emr = context.aws.client("emr-serverless")
         for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
-        what = f"{self.title} has no job runs"
-        poll(lambda: not _job_runs(context, identity), what, STATE_SECONDS, sleep=context.sleep)
+        condition = f"{self.title} has no job runs"
+        poll(
+            lambda: not _job_runs(context, identity), condition, STATE_SECONDS, sleep=context.sleep
+        )
         self._stop(context, identity)
         emr.delete_application(applicationId=identity)
 
@@ -357,5 +359,5 @@ def _network(answered: Mapping[str, list[str]]) -> dict[str, list[str]]:
 def _job_runs(context: DeployContext, identity: str) -> list[str]:
     """Return the ids of the job runs that have not ended."""
     emr = context.aws.client("emr-serverless")
-    found = every(emr, "list_job_runs", "jobRuns", applicationId=identity, states=ACTIVE)
-    return [one["id"] for one in found]
+    runs = every(emr, "list_job_runs", "jobRuns", applicationId=identity, states=ACTIVE)
+    return [run["id"] for run in runs]

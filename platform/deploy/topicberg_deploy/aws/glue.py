@@ -82,8 +82,8 @@ class GlueDatabase(Resource):
             names = [name for name in names if name in topics]
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
-            answer = glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
-            _check_deleted(live.id, answer.get("Errors", []))
+            response = glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
+            _check_deleted(live.id, response.get("Errors", []))
         if others:
             raise TopicbergError(
                 f"{live.id} has {len(others)} tables that are of no topic here, e.g. {others[0]}",
@@ -105,13 +105,15 @@ class GlueDatabase(Resource):
         """
         if self.database:
             return set()
-        ours = (one for one in context.specs if tableflow_key(one) not in context.kept)
+        ours = (spec for spec in context.specs if tableflow_key(spec) not in context.kept)
         return {spec.glue_name for spec in ours}
 
 
 def _check_deleted(database: str, errors: list[Any]) -> None:
     """:raises TopicbergError: Glue answers that a table is left, e.g. by AWS Lake Formation"""
-    left = [one for one in errors if one["ErrorDetail"]["ErrorCode"] != "EntityNotFoundException"]
+    left = [
+        error for error in errors if error["ErrorDetail"]["ErrorCode"] != "EntityNotFoundException"
+    ]
     if left:
         name, reason = left[0]["TableName"], left[0]["ErrorDetail"]
         raise TopicbergError(
@@ -123,5 +125,5 @@ def _check_deleted(database: str, errors: list[Any]) -> None:
 
 def tables(context: DeployContext, database: str) -> list[str]:
     """Return the names of the tables in a Glue database."""
-    found = every(context.aws.client("glue"), "get_tables", "TableList", DatabaseName=database)
-    return [table["Name"] for table in found]
+    listed = every(context.aws.client("glue"), "get_tables", "TableList", DatabaseName=database)
+    return [table["Name"] for table in listed]

@@ -26,8 +26,11 @@ from topicberg_deploy.resource import Changes, Fields, Live, MissingError, Resou
 
 Document = dict[str, Any]
 GLUE_READS = [
-    *("glue:GetCatalog", "glue:GetDatabase", "glue:GetDatabases"),
-    *("glue:GetTable", "glue:GetTables"),
+    "glue:GetCatalog",
+    "glue:GetDatabase",
+    "glue:GetDatabases",
+    "glue:GetTable",
+    "glue:GetTables",
 ]
 """What a reader of tables may do."""
 MAX_CHARACTERS = 6144
@@ -64,8 +67,8 @@ def tags(context: DeployContext) -> list[dict[str, str]]:
 
 def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
-    held = {one["Key"]: one["Value"] for one in tag_set or []}
-    return {name: held[name] for name in context.aws.tags if name in held}
+    tags = {tag["Key"]: tag["Value"] for tag in tag_set or []}
+    return {name: tags[name] for name in context.aws.tags if name in tags}
 
 
 def confluent_trust(context: DeployContext) -> Document:
@@ -142,14 +145,26 @@ def tableflow_policy(context: DeployContext) -> Document:
     bucket = f"arn:aws:s3:::{context.aws.bucket}"
     on_bucket = ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"]
     on_objects = [
-        *("s3:PutObject", "s3:PutObjectTagging", "s3:GetObject", "s3:DeleteObject"),
-        *("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+        "s3:PutObject",
+        "s3:PutObjectTagging",
+        "s3:GetObject",
+        "s3:DeleteObject",
+        "s3:AbortMultipartUpload",
+        "s3:ListMultipartUploadParts",
     ]
     in_glue = [
-        *("glue:GetDatabase", "glue:GetDatabases"),
-        *("glue:CreateDatabase", "glue:UpdateDatabase", "glue:DeleteDatabase"),
-        *("glue:GetTable", "glue:GetTables", "glue:GetTableVersion", "glue:GetTableVersions"),
-        *("glue:CreateTable", "glue:UpdateTable", "glue:DeleteTable"),
+        "glue:GetDatabase",
+        "glue:GetDatabases",
+        "glue:CreateDatabase",
+        "glue:UpdateDatabase",
+        "glue:DeleteDatabase",
+        "glue:GetTable",
+        "glue:GetTables",
+        "glue:GetTableVersion",
+        "glue:GetTableVersions",
+        "glue:CreateTable",
+        "glue:UpdateTable",
+        "glue:DeleteTable",
     ]
     return document(
         allow(on_bucket, bucket),
@@ -186,16 +201,16 @@ def snowflake_policy(context: DeployContext) -> Document:
 
 def split(whole: Document) -> list[Document]:
     """Return documents that AWS takes, with the same statements together."""
-    found: list[list[Document]] = [[]]
+    groups: list[list[Document]] = [[]]
     for statement in whole["Statement"]:
-        if len(_text(document(*found[-1], statement))) > MAX_CHARACTERS:
-            found.append([])
-        found[-1].append(statement)
-    return [document(*statements) for statements in found]
+        if len(_text(document(*groups[-1], statement))) > MAX_CHARACTERS:
+            groups.append([])
+        groups[-1].append(statement)
+    return [document(*statements) for statements in groups]
 
 
-def _text(one: Document) -> str:
-    return json.dumps(one, separators=(",", ":"))
+def _text(document: Document) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -248,7 +263,7 @@ class Policy(Resource):
 
     def desired(self, context: DeployContext) -> Fields:
         documents = enumerate(self._documents(context), 1)
-        fields = {_field(number): one for number, one in documents}
+        fields = {_field(number): document for number, document in documents}
         return {**fields, "tags": context.aws.tags}
 
     def waits(self, context: DeployContext) -> str:
@@ -256,14 +271,14 @@ class Policy(Resource):
         return ""
 
     def create(self, context: DeployContext) -> None:
-        for number, one in enumerate(self._documents(context), 1):
-            self._create(context, number, one)
+        for number, document in enumerate(self._documents(context), 1):
+            self._create(context, number, document)
 
-    def _create(self, context: DeployContext, number: int, one: Document) -> None:
+    def _create(self, context: DeployContext, number: int, document: Document) -> None:
         context.aws.client("iam").create_policy(
             PolicyName=self._name(number),
             Path=context.config.iam_path,
-            PolicyDocument=_text(one),
+            PolicyDocument=_text(document),
             Tags=tags(context),
         )
 
@@ -312,8 +327,8 @@ def _drop_versions(iam: Any, arn: str, *, keep: int) -> None:
         iam.delete_policy_version(PolicyArn=arn, VersionId=version)
 
 
-def _parsed(found: Any) -> Any:
-    return json.loads(found) if isinstance(found, str) else found
+def _parsed(document: Any) -> Any:
+    return json.loads(document) if isinstance(document, str) else document
 
 
 @dataclass(frozen=True)
@@ -360,8 +375,14 @@ class Role(Resource):
     def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
         """Return the statements of the trust that a given role does not have."""
         wanted: list[Document] = self.trust(context)["Statement"]
-        held = listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
-        return [one for one in wanted if not any(_covers(other, one) for other in held)]
+        statements = (
+            listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
+        )
+        return [
+            statement
+            for statement in wanted
+            if not any(_covers(other, statement) for other in statements)
+        ]
 
     def _live(self, context: DeployContext) -> Live | None:
         iam = context.aws.client("iam")
@@ -486,8 +507,8 @@ def _principals(statement: Document) -> set[str]:
 
 
 def _attached(iam: Any, role: str) -> list[str]:
-    found = every(iam, "list_attached_role_policies", "AttachedPolicies", RoleName=role)
-    return [one["PolicyArn"] for one in found]
+    policies = every(iam, "list_attached_role_policies", "AttachedPolicies", RoleName=role)
+    return [policy["PolicyArn"] for policy in policies]
 
 
 def _inline(iam: Any, role: str) -> list[str]:

@@ -50,8 +50,8 @@ class Parameters(Resource):
         listed = every(
             context.aws.client("ssm"), "get_parameters_by_path", "Parameters", Path=self.name
         )
-        found = {one["Name"].removeprefix(f"{self.name}/"): one["Value"] for one in listed}
-        return Live(self.name, found) if found else None
+        values = {tag["Name"].removeprefix(f"{self.name}/"): tag["Value"] for tag in listed}
+        return Live(self.name, values) if values else None
 
     def desired(self, context: DeployContext) -> Fields:
         return dict(self.values)

@@ -71,8 +71,8 @@ class Deployed:
         config, given = self.config, self.config.model_fields_set
         topics = config.bucket if "bucket" in given else f"{config.bucket}-{self.account}"
         derived = config.derived_bucket if "derived_bucket" in given else derived_from(topics)
-        found = [topics, derived, f"{topics[:55]}-compute"]
-        return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(found)]
+        names = [topics, derived, f"{topics[:55]}-compute"]
+        return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(names)]
 
     def secret_arns(self, *names: str) -> list[str]:
         """Return patterns of secrets: AWS appends six characters to a name."""
@@ -82,8 +82,10 @@ class Deployed:
     def policies(self) -> list[str]:
         """The policies; a long one is split into several, with a number at the end."""
         names = self.names
-        own = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
-        return self.iam("policy", *own, *(f"{name}_*" for name in own))
+        policies_of_deploy = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
+        return self.iam(
+            "policy", *policies_of_deploy, *(f"{name}_*" for name in policies_of_deploy)
+        )
 
     def resources(self) -> dict[str, list[str]]:
         """Return what the calls are about, by the names in the file; the first that fits counts.

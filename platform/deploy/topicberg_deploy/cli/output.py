@@ -184,8 +184,8 @@ def _left_out(config: Settings) -> list[str]:
         return []
     from topicberg.orchestration.assets.lake import find_derived
 
-    held = load_lake(config).derived_by_name
-    return sorted({one.name for one in find_derived()} - held.keys())
+    tables = load_lake(config).derived_by_name
+    return sorted({table.name for table in find_derived()} - tables.keys())
 
 
 def _vendor(step: Step) -> str:

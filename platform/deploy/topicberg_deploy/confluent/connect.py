@@ -113,7 +113,7 @@ class Connector(Resource):
             if state == "RUNNING":
                 return True
             if state in _PENDING or (state == "PAUSED" and live.facts["state"] == "PAUSED"):
-                return False  # on its way
+                return False  # the connector is still being provisioned
             if state == "FAILED" and failures < FAILED_POLLS:
                 return False
             error = FailedError if state == "FAILED" else ApiError
@@ -122,15 +122,15 @@ class Connector(Resource):
         poll(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        answer = context.confluent.cloud.delete(self._named(context))
-        if problem := (answer or {}).get("error"):
+        response = context.confluent.cloud.delete(self._named(context))
+        if problem := (response or {}).get("error"):
             raise ApiError(f"{self.title}: {problem}")
 
 
-def _problems(answer: dict[str, Any]) -> list[str]:
-    if not answer.get("error_count"):
+def _problems(response: dict[str, Any]) -> list[str]:
+    if not response.get("error_count"):
         return []
-    values = [one.get("value") or {} for one in answer.get("configs", [])]
+    values = [config.get("value") or {} for config in response.get("configs", [])]
     return [
         f"{value.get('name')}: {problem}"
         for value in values

@@ -19,10 +19,10 @@ class ServiceAccount(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.confluent.cloud.pages("/iam/v2/service-accounts")
-        found = named(pages, self.name, "service accounts")
-        if found is None:
+        account = named(pages, self.name, "service accounts")
+        if account is None:
             return None
-        return Live(found["id"], {"description": found.get("description") or ""})
+        return Live(account["id"], {"description": account.get("description") or ""})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"description": self.description}
@@ -65,9 +65,9 @@ class RoleBinding(Resource):
     def find(self, context: DeployContext) -> Live | None:
         wanted = self._body(context)
         # The filter is a partial search; what is not exactly ours is another binding.
-        for found in context.confluent.cloud.pages("/iam/v2/role-bindings", **wanted):
-            if all(found.get(name) == value for name, value in wanted.items()):
-                return Live(found["id"])
+        for binding in context.confluent.cloud.pages("/iam/v2/role-bindings", **wanted):
+            if all(binding.get(name) == value for name, value in wanted.items()):
+                return Live(binding["id"])
         return None
 
     def create(self, context: DeployContext) -> None:

@@ -54,8 +54,6 @@ class RotatingKey(Resource):
 
     kind = "API key"
 
-    # --- what is there ---
-
     def lasting_id(self, live: Live) -> str:
         """Return the name of its secret: what is in there rotates."""
         return self.name
@@ -99,10 +97,10 @@ class RotatingKey(Resource):
         return {"key": "published", "values": self._public(context)}
 
     def orphans(self, context: DeployContext, live: Live) -> list[str]:
-        known = {version.label for version in live.facts.get("versions", [])}
+        labels = {version.label for version in live.facts.get("versions", [])}
         oldest = datetime.now(UTC) - YOUNG
         alive = self.alive(context)
-        return sorted(key for key, made in alive.items() if key not in known and made < oldest)
+        return sorted(key for key, made in alive.items() if key not in labels and made < oldest)
 
     def alive(self, context: DeployContext, stored: Sequence[Version] = ()) -> dict[str, datetime]:
         """Our keys of this kind that exist → when they were created.
@@ -127,8 +125,6 @@ class RotatingKey(Resource):
             and (_exists(context, version.label) or self._works(context, version))
         }
         return {**unlisted, **context.made[self.key], **listed}
-
-    # --- making it so ---
 
     def create(self, context: DeployContext) -> None:
         self.add(context)

@@ -47,19 +47,19 @@ def named(
 
 def organization(cloud: Api) -> str:
     """Id of the organization that the key belongs to."""
-    found = next(cloud.pages("/org/v2/organizations"), None)
-    if found is None:
+    organizations = next(cloud.pages("/org/v2/organizations"), None)
+    if organizations is None:
         raise ApiError("the Cloud API key sees no organization")
-    return str(found["id"])
+    return str(organizations["id"])
 
 
 def _given(cloud: Api, path: str, **params: str) -> dict[str, Any] | None:
     """Return an object by its id; None: there is none, or the key may not see it."""
     try:
-        found: dict[str, Any] = cloud.get(path, **params)
+        existing: dict[str, Any] = cloud.get(path, **params)
     except GoneError:
         return None
-    return found
+    return existing
 
 
 def check_given(context: DeployContext) -> None:
@@ -166,7 +166,7 @@ class Cluster(Resource):
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         if self.given is not None:
-            return None  # it is paid anyway
+            return None  # a given cluster costs the same without topicberg
         cluster_type = self.type or (live.fields["type"] if live else "Basic")
         hourly = PRICES["standard" if cluster_type == "Standard" else "basic"].usd
         basis = f"{cluster_type}, and ${PRICES['traffic'].usd} a GB in or out, beside storage"
@@ -241,8 +241,8 @@ class Cluster(Resource):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:
-            found = self.find(context)
-            phase = found.facts["phase"] if found else None
+            live = self.find(context)
+            phase = live.facts["phase"] if live else None
             if phase == "FAILED":
                 raise ApiError(f"{self.title}: Confluent could not provision it")
             return phase == "PROVISIONED"
@@ -257,8 +257,10 @@ class Cluster(Resource):
 
 def _bootstrap(spec: dict[str, Any]) -> str | None:
     """``host:port``, from the endpoint's old place or its new one."""
-    places = [spec, *(spec.get("endpoints") or {}).values()]
-    addresses = [address for one in places if (address := one.get("kafka_bootstrap_endpoint"))]
+    endpoints = [spec, *(spec.get("endpoints") or {}).values()]
+    addresses = [
+        address for place in endpoints if (address := place.get("kafka_bootstrap_endpoint"))
+    ]
     return str(addresses[0]).rpartition("://")[2] if addresses else None
 
 

@@ -19,8 +19,13 @@ from topicberg_deploy.snowflake.session import KEY_PAIR_ONLY, ROLES
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
 PRIVILEGES = (
-    *("CREATE DATABASE", "CREATE WAREHOUSE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION"),
-    *("CREATE ROLE", "CREATE USER", "CREATE NETWORK POLICY"),
+    "CREATE DATABASE",
+    "CREATE WAREHOUSE",
+    "CREATE EXTERNAL VOLUME",
+    "CREATE INTEGRATION",
+    "CREATE ROLE",
+    "CREATE USER",
+    "CREATE NETWORK POLICY",
 )
 """What a role other than the system's needs of the account: it owns what it creates."""
 _ACCOUNT, _USER = "snowflake_account_identifier", "admin_service_user"
@@ -101,12 +106,12 @@ def ensure_secret(secrets: Secrets, path: str, account: str, user: str) -> Admin
     return Admin(account, user, "".join(public.split()))
 
 
-def _public_of(path: str, found: Mapping[str, str]) -> str:
+def _public_of(path: str, keys: Mapping[str, str]) -> str:
     """The public half of the private key, where the secret has only that one."""
     try:
-        return rsa.public_of(rsa.private_key(found))
+        return rsa.public_of(rsa.private_key(keys))
     except (KeyError, ValueError, TypeError):
         raise TopicbergError(
-            f"secret {path} has no usable private key in slot {active_slot(found)}",
+            f"secret {path} has no usable private key in slot {active_slot(keys)}",
             hint="delete the secret, and run the command again: it creates a key pair",
         ) from None

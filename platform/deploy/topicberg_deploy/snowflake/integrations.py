@@ -63,7 +63,7 @@ class _UsedByTables(SqlObject):
         names, specs = SnowflakeNames.of(context.config), context.specs
         if context.config.snowflake_linked_database:  # which has them; those here are from before
             specs = []
-        topics = {(names.database, names.schema, one.snowflake_name) for one in specs}
+        topics = {(names.database, names.schema, spec.snowflake_name) for spec in specs}
         return [".".join(table) for table in self._tables(context) if table not in topics]
 
     def delete(self, context: DeployContext, live: Live) -> None:

@@ -61,14 +61,14 @@ class UserKeys(Resource):
         """A secret of Terraform's has the pair of slot 1, which its readers go on using."""
         pair = rsa.generate()
         stored = context.secrets.read(self.name) or {}
-        kept = stored if rsa.is_public_key(rsa.public_key(stored, 1)) else {}
+        current = stored if rsa.is_public_key(rsa.public_key(stored, 1)) else {}
         values = {
-            **kept,
+            **current,
             "snowflake_account_identifier": account(context),
             "snowflake_service_user": self.user,
             "secrets_path": self.name,
         }
-        values = rsa.with_pair(values, 2 if kept else 1, pair)
+        values = rsa.with_pair(values, 2 if current else 1, pair)
         version = context.secrets.add(self.name, values, rsa.label(pair.public))
         context.secrets.publish(self.name, version)
 

@@ -55,13 +55,13 @@ class LinkedDatabase(SqlObject):
     def find(self, context: DeployContext) -> Live | None:
         if self.shown(context) is None:
             return None
-        answer = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
-        namespaces = answer["allowed_namespaces"] or []  # null: all
+        response = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
+        namespaces = response["allowed_namespaces"] or []  # null means all namespaces
         fields = {
             "namespaces": [str(namespace).strip("'") for namespace in namespaces],
-            "write_operations": str(answer["allowed_write_operations"]),
-            "sync_interval_seconds": int(answer["sync_interval_seconds"]),
-            "suspended": str(answer["is_suspended"]).lower(),
+            "write_operations": str(response["allowed_write_operations"]),
+            "sync_interval_seconds": int(response["sync_interval_seconds"]),
+            "suspended": str(response["is_suspended"]).lower(),
         }
         return Live(self.name, fields)
 
@@ -193,16 +193,16 @@ class IcebergTable(Resource):
 
     def _status(self, context: DeployContext) -> dict[str, Any]:
         """What Tableflow says of the topic."""
-        found = read_topic(
+        topic = read_topic(
             context.confluent.tableflow, self.spec.name, context.environment, context.cluster
         )
-        return (found or {}).get("status") or {}
+        return (topic or {}).get("status") or {}
 
     def _in_catalog(self, context: DeployContext) -> bool:
         """Read Glue itself; for another catalog, read the state of Tableflow."""
         if topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
             states = syncs(self._status(context), of_delta=False)
-            return {one.get("sync_status") for one in states} == {"SYNCED"}
+            return {state.get("sync_status") for state in states} == {"SYNCED"}
         table = glue.get_table(context.aws.client("glue"), context.namespace, self.spec.glue_name)
         return table is not None and glue.metadata_location(table) is not None
 
@@ -291,10 +291,10 @@ class LinkedTable(IcebergTable):
     def find(self, context: DeployContext) -> Live | None:
         path = self._path(context)
         within = f" IN SCHEMA {path.within}"
-        found = show(context, "ICEBERG TABLES", path.table, INTEGRATOR, within)
-        if found is None:
+        table = show(context, "ICEBERG TABLES", path.table, INTEGRATOR, within)
+        if table is None:
             return None
-        state = _refresh_state(found)
+        state = _refresh_state(table)
         return Live(str(path), {"auto_refresh": state in ("", *REFRESHING)}, {"refresh": state})
 
     def desired(self, context: DeployContext) -> Fields:

@@ -102,7 +102,5 @@ def object_tags(resources: Iterable[Resource], config: Settings) -> Iterator[Res
             name = resource.path[-1] if isinstance(resource, Container) else resource.name
             needs = (resource.key,)
             yield ObjectTags(
-                *(key, name, needs, needs, resource.wanted),
-                domain=domain,
-                tags=config.snowflake_tags,
+                key, name, needs, needs, resource.wanted, domain=domain, tags=config.snowflake_tags
             )

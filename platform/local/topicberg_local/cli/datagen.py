@@ -85,7 +85,7 @@ def status(
 
 def _line(status: DatagenStatus) -> str:
     expected = f" of {status.count:,}" if status.count else ""
-    at = f"{status.achieved_rate:,.0f}/s" if status.sent else f"rate {status.rate:g}/s"
+    pace = f"{status.achieved_rate:,.0f}/s" if status.sent else f"rate {status.rate:g}/s"
     pid = f", pid {status.pid}" if status.state in ("starting", "running") else ""
     error = f": {status.error}" if status.error else ""
-    return f"{status.topic}: {status.state}, {status.sent:,}{expected} records, {at}{pid}{error}"
+    return f"{status.topic}: {status.state}, {status.sent:,}{expected} records, {pace}{pid}{error}"

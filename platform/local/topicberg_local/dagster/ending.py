@@ -36,8 +36,10 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
     from topicberg.dagster.run_process import process_of
 
     unfinished = [
-        *(dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING),
-        *(dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING),
+        dg.DagsterRunStatus.QUEUED,
+        dg.DagsterRunStatus.STARTING,
+        dg.DagsterRunStatus.STARTED,
+        dg.DagsterRunStatus.CANCELING,
     ]
     with dg.DagsterInstance.from_config(str(dagster_home(config))) as instance:
         runs = [

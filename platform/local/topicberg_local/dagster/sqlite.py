@@ -145,7 +145,11 @@ def open_storages(folder: Path) -> tuple[_RunStorage, _EventLogStorage, _Schedul
 # What is overridden, or used of the classes, and may have other names in another Dagster.
 require_attributes(
     SqliteEventLogStorage,
-    *("_connect", "_initdb", "conn_string_for_shard", "path_for_shard", "delete_events"),
+    "_connect",
+    "_initdb",
+    "conn_string_for_shard",
+    "path_for_shard",
+    "delete_events",
 )
 require_attributes(SqliteRunStorage, "from_local", "connect")
 require_attributes(SqliteScheduleStorage, "from_local", "connect", "_has_instigators_table")

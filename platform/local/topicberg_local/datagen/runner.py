@@ -252,7 +252,10 @@ def main(arguments: list[str]) -> int:
     log_to_stderr(
         logging.INFO,
         "%(asctime)s %(levelname)s %(message)s",
-        {"httpx": logging.WARNING, "httpx2": logging.WARNING},  # the registry's client
+        {
+            "httpx": logging.WARNING,
+            "httpx2": logging.WARNING,
+        },  # the registry's client logs each request
     )
     topic, rate, count, seed = arguments
     try:

@@ -102,13 +102,13 @@ def _trusts(role: Document, principal: str, external_id: str) -> bool:
 
 def _granted(client: Any, role: str) -> list[Document]:
     """The statements of the role's policies, attached and inline."""
-    found = []
+    granted = []
     for attached in client.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
-        found += _document(client, attached["PolicyArn"])
+        granted += _document(client, attached["PolicyArn"])
     for name in client.list_role_policies(RoleName=role)["PolicyNames"]:
         policy = client.get_role_policy(RoleName=role, PolicyName=name)
-        found += statements(policy["PolicyDocument"])
-    return found
+        granted += statements(policy["PolicyDocument"])
+    return granted
 
 
 def _document(client: Any, arn: str) -> list[Document]:

@@ -44,7 +44,7 @@ class SnowflakeNames:
 
     @staticmethod
     def of(config: Settings) -> SnowflakeNames:
-        kinds = {each.name: each.name for each in fields(SnowflakeNames)} | {
+        kinds = {field.name: field.name for field in fields(SnowflakeNames)} | {
             "integration": "catalog_integration",
             "rest_integration": "rest_catalog_integration",
             "linked_integration": "linked_catalog_integration",

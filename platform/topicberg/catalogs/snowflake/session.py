@@ -67,12 +67,12 @@ def parsed(value: Any, statement: str) -> VendorAnswer:
     """
     request = f"Snowflake ({statement})"
     try:
-        answer = json.loads(value)
+        response = json.loads(value)
     except (TypeError, ValueError):
-        answer = None
-    if not isinstance(answer, dict):
+        response = None
+    if not isinstance(response, dict):
         raise unusable(request, "an object of JSON")
-    return VendorAnswer(answer, request, is_certain=True)
+    return VendorAnswer(response, request, is_certain=True)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:

@@ -57,8 +57,8 @@ def find_table_path(
 
 
 def _has_database(connection: SnowflakeConnection, name: str) -> bool:
-    found = records(connection, f"SHOW DATABASES LIKE {like(name)}")
-    return any(row["name"] == name for row in found)
+    databases = records(connection, f"SHOW DATABASES LIKE {like(name)}")
+    return any(row["name"] == name for row in databases)
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,8 @@ class LinkStatus:
 
     def reason(self, path: TablePath) -> str:
         """Return why the table is missing, as far as Snowflake says so."""
-        found = self.tables.get(f"{path.schema}.{path.table}") or self.failure
-        return f": {' '.join(found.split())}" if found else ""
+        error = self.tables.get(f"{path.schema}.{path.table}") or self.failure
+        return f": {' '.join(error.split())}" if error else ""
 
 
 def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus:
@@ -247,8 +247,8 @@ def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus
                 hint="run `topicberg deploy create`, or set TOPICBERG_SNOWFLAKE_LINKED_DATABASE="
                 "false to use tables that are created one by one",
             ) from None
-        for each in [*bootstrap(config), *bootstrap_linked(config)]:
-            ask(connection, each)
+        for sql in [*bootstrap(config), *bootstrap_linked(config)]:
+            ask(connection, sql)
         status = parsed(_value(connection, look), look)
     failures = status.get("failureDetails") or []
     return LinkStatus(
@@ -287,8 +287,8 @@ def _create(
         )
     if error.errno not in NOT_THERE:
         raise error
-    for each in [*bootstrap(config), statement]:
-        ask(connection, each)
+    for sql in [*bootstrap(config), statement]:
+        ask(connection, sql)
 
 
 def read_back(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
@@ -308,7 +308,7 @@ def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
         described = records(connection, f"DESCRIBE ICEBERG TABLE {name}")
         before, location = location, _metadata_location(connection, path)
         if location == before:
-            break  # else it was refreshed meanwhile
+            break  # else another process refreshed it
     columns = (SnowflakeColumn(c["name"], c["type"], c.get("comment")) for c in described)
     return SnowflakeTable(name, rows, location, tuple(columns))
 
@@ -335,7 +335,7 @@ def _shown(connection: SnowflakeConnection, path: TablePath) -> dict[str, Any] |
     try:
         rows = records(connection, show)
     except ProgrammingError as error:
-        if error.errno in NOT_THERE:  # no such schema yet
+        if error.errno in NOT_THERE:  # the schema does not exist yet
             return None
         raise
     # LIKE ignores case.

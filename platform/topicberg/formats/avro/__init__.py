@@ -73,28 +73,32 @@ def written(
     return frozenset(sources(*_records(writer, latest)))
 
 
-def filled(pairing: ResolvedSchema) -> frozenset[str]:
+def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`..contract.Format`."""
-    return written(pairing.writer, pairing.latest, pairing.message)
+    return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
-    emit_row(code, places, _row(pairing))
+    emit_row(code, slots, _row(resolved_schema))
     code.emit(AvroOp.END, None)
 
 
 @lru_cache(maxsize=256)
-def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
+def record_decoder(resolved_schema: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`..contract.Format`."""
-    return record.record_decoder(_row(pairing), pairing.writer.schema_id)
+    return record.record_decoder(_row(resolved_schema), resolved_schema.writer.schema_id)
 
 
 @lru_cache(maxsize=64)
-def _row(pairing: ResolvedSchema) -> Row:
-    return resolve(*_records(pairing.writer, pairing.latest), pairing.fields)
+def _row(resolved_schema: ResolvedSchema) -> Row:
+    return resolve(
+        *_records(resolved_schema.writer, resolved_schema.latest), resolved_schema.fields
+    )
 
 
 def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:
-    written, newest = (parse_record(f"schema {one.schema_id}", one) for one in (writer, latest))
+    written, newest = (
+        parse_record(f"schema {schema.schema_id}", schema) for schema in (writer, latest)
+    )
     return written, newest

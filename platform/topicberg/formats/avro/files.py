@@ -29,7 +29,7 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
             avro.schema.parse(schema.text)  # strict about names, duplicates and unions
         parse_schema(parsed)  # strict about default values
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
-        if any(isinstance(each, RecursionError) for each in causes(error)):
+        if any(isinstance(cause, RecursionError) for cause in causes(error)):
             raise too_deep(where) from None
         raise TableflowError(f"{where} is not an Avro schema: {quoted(str(error))}") from None
     _check_names(where, parsed)

@@ -146,16 +146,16 @@ def sources(writer: Type, latest: Type | None) -> dict[str, AvroField]:
     These names are the latest schema's, also for fields that it renames with an alias, and the
     writer's own for fields that the latest schema does not have.
     """
-    own = {field.name: field for field in writer.fields}
+    fields = {field.name: field for field in writer.fields}
     newest = latest.fields if latest else []
-    by_column = {field.name: own[field.name] for field in newest if field.name in own}
+    by_column = {field.name: fields[field.name] for field in newest if field.name in fields}
     used = set(by_column)
     for field in newest:
-        alias = next((name for name in field.aliases if name in own and name not in used), None)
-        if field.name not in own and alias is not None:
-            by_column[field.name] = own[alias]
+        alias = next((name for name in field.aliases if name in fields and name not in used), None)
+        if field.name not in fields and alias is not None:
+            by_column[field.name] = fields[alias]
             used.add(alias)
-    return by_column | {name: field for name, field in own.items() if name not in used}
+    return by_column | {name: field for name, field in fields.items() if name not in used}
 
 
 def resolve(writer: Type, latest: Type | None, columns: Sequence[T.NestedField]) -> Row:

@@ -233,8 +233,8 @@ class _Measure:
         if kind.kind == "union":
             limits.check_members(self.where, len(kind.members))
             inner = [self.after_bytes(branch) for branch in kind.branches]
-            own = len(kind.members) if kind.has_members else 0
-            return _together(inner, own)
+            members = len(kind.members) if kind.has_members else 0
+            return _together(inner, members)
         if kind.inner is not None:
             inner_size = self.after_bytes(kind.inner)
             if kind.kind == "array" and not inner_size.has_bytes:
@@ -243,9 +243,9 @@ class _Measure:
                     "record of six bytes could claim any number of them",
                     hint="give the items a field",
                 )
-            own = 1 if kind.kind == "array" else 2
+            members = 1 if kind.kind == "array" else 2
             fields, depth, collections, _ = inner_size
-            return _Size(fields + own, depth + 1, collections + 1)
+            return _Size(fields + members, depth + 1, collections + 1)
         for symbol in kind.symbols:
             limits.check_length(f"{self.where}: a symbol of {kind}", symbol)
         if kind.kind == "fixed" and not 0 <= kind.size <= MAX_FIXED_BYTES:
@@ -257,9 +257,9 @@ class _Measure:
 
     def record(self, kind: Type) -> _Size:
         inner = []
-        for each in kind.fields:
-            limits.check_name(self.where, each.name)
-            inner.append(self.of(each.type))
+        for member in kind.fields:
+            limits.check_name(self.where, member.name)
+            inner.append(self.of(member.type))
             if inner[-1].has_bytes:
                 self.open[id(kind)] = True
         size = _together(inner, len(inner))
@@ -275,9 +275,9 @@ class _Measure:
             self.open = before
 
 
-def _together(parts: list[_Size], own: int) -> _Size:
+def _together(parts: list[_Size], members: int) -> _Size:
     return _Size(
-        own + sum(part.fields for part in parts),
+        members + sum(part.fields for part in parts),
         1 + max((part.depth for part in parts), default=0),
         max((part.collections for part in parts), default=0),
     )
@@ -321,14 +321,14 @@ class _Parser:
             size=int(schema["size"]) if kind == "fixed" else 0,
             **_logical(kind, schema),
         )
-        for each in schema["fields"] if kind == "record" else ():
+        for member in schema["fields"] if kind == "record" else ():
             named_type.fields.append(
                 AvroField(
-                    each["name"],
-                    self.type(each["type"], inside),
-                    each.get("default", NO_DEFAULT),
-                    tuple(each.get("aliases", ())),
-                    doc if isinstance(doc := each.get("doc"), str) else None,
+                    member["name"],
+                    self.type(member["type"], inside),
+                    member.get("default", NO_DEFAULT),
+                    tuple(member.get("aliases", ())),
+                    doc if isinstance(doc := member.get("doc"), str) else None,
                 )
             )
         return named_type

@@ -75,7 +75,7 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
     instructions, targets, _, _ = program
     values, valids, used, counts, text_rooms, item_rooms = columns
     offs = ending[2]
-    arrays, depth = work, 0  # items left, instruction
+    arrays, depth = work, 0  # an array has its items left and instruction
     digits = work + 8 * 2 * MAX_NESTED
     while True:
         instruction = instructions + _BYTES * pc
@@ -152,7 +152,7 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             if left == 0:
                 left, position = _number(position, end)
                 if position >= 0 and left < 0:
-                    _, position = _number(position, end)  # of bytes
+                    _, position = _number(position, end)  # the number of bytes is not used
                     left = -left
                 # Every item has a byte at least: see topicberg.formats.avro.schema.
                 if position < 0 or left < 0 or left > end - position:

@@ -194,7 +194,9 @@ def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
     total = int(headers.ends[-1])
     begins = headers.name_offsets[: total + 1]
     indexes = np.flatnonzero(np.diff(begins) == len(name))
-    indexes = indexes[headers.names[begins[indexes]] == name[0]]  # fewer whole names to compare
+    indexes = indexes[
+        headers.names[begins[indexes]] == name[0]
+    ]  # then fewer whole names are compared
     if len(indexes):
         letters = headers.names[begins[indexes][:, None] + np.arange(len(name))]
         indexes = indexes[(letters == np.frombuffer(name, np.uint8)).all(axis=1)]
@@ -217,8 +219,8 @@ def _prefixes(
     parts: list[tuple[bytes | None, NDArray[np.int64]]] = [
         (None, np.flatnonzero(sizes > MAX_HEADER))
     ]
-    known = np.column_stack([letters[rest], sizes[rest] & 0xFF, sizes[rest] >> 8])
-    for text, members in _equal(known.astype(np.uint8)):
+    columns = np.column_stack([letters[rest], sizes[rest] & 0xFF, sizes[rest] >> 8])
+    for text, members in _equal(columns.astype(np.uint8)):
         size = text[-2] | text[-1] << 8
         parts.append((prefix(text[:size]), rest[members]))
     listed = np.concatenate([members for _, members in parts])

@@ -89,12 +89,12 @@ def record(position, end, start, program, columns, ending, work, target_count, o
     depth, pc = 0, start
     opening, kept = position, np.int64(0)  # of the last name; the properties that are not declared
     while True:
-        # A value, by an instruction.
+        # An instruction reads one value.
         instruction = instructions + _BYTES * pc
         position = space(position, end)
         byte = at_byte(position, end)
         has_content = False
-        if pc < 0:  # it is not declared
+        if pc < 0:  # the schema does not declare the field
             if pc == -1:
                 position = skipped(position, end)
             elif pc == -3:
@@ -136,7 +136,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
                 objects += 1
                 put(stack, 3 * depth, instruction)
                 put(stack, 3 * depth + 1, objects)
-                put(stack, 3 * depth + 2, get(instruction, 4))  # the beginning of the object
+                put(stack, 3 * depth + 2, get(instruction, 4))  # where the object begins
                 depth += 1
             else:
                 position += 1
@@ -157,7 +157,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
                 if op == JsonOp.ENTRIES and not load_byte(
                     get(valids, get(container, 4)) + get(counts, items)
                 ):
-                    return -1  # an entry without a key
+                    return -1  # the entry has no key
                 end_value(items, *ending)
             if byte == 44:
                 position = space(position + 1, end)
@@ -198,7 +198,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
         if position < 0 or steps < 0:
             return -1
         if name < count:
-            if get(seen, first + name) == this:  # it is repeated
+            if get(seen, first + name) == this:  # the object repeats the name
                 return -1
             put(seen, first + name, this)
             put(after, first + last, name)
@@ -241,7 +241,7 @@ def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore
             return -1
     for number in range(kept):
         if get(names, 2 * number + 1) == length and same(get(names, 2 * number), begin, length):
-            return -1  # it is repeated
+            return -1  # the object repeats the name
     put(names, 2 * kept, begin)
     put(names, 2 * kept + 1, length)
     store_byte(target, np.uint8(58))

@@ -99,10 +99,10 @@ def colon(position, end):  # type: ignore[no-untyped-def]
 def _special(word):  # type: ignore[no-untyped-def]
     """Return a word whose lowest bit is in the first quotation mark, backslash or control code."""
     quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
-    found = (word - _SPACES) & ~word
-    found |= (quotes - _EACH) & ~quotes
-    found |= (backslashes - _EACH) & ~backslashes
-    return found & _TOPS
+    flags = (word - _SPACES) & ~word
+    flags |= (quotes - _EACH) & ~quotes
+    flags |= (backslashes - _EACH) & ~backslashes
+    return flags & _TOPS
 
 
 @compiled
@@ -257,7 +257,7 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
             depth += 1
             kinds = kinds << np.uint64(1) | np.uint64(byte == 123)
             position = space(position + 1, end)
-            if at_byte(position, end) != byte + 2:  # it is not empty
+            if at_byte(position, end) != byte + 2:  # the object is not empty
                 if byte == 123:
                     position = _name_skipped(position, end)
                     if position < 0:

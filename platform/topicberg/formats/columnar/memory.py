@@ -30,7 +30,7 @@ def forget_stale(folder: Path) -> None:
 
     Numba looks only at the file of a function, not at those of the functions that it calls.
     """
-    changed = max(one.stat().st_mtime for one in folder.glob("*.py"))
+    changed = max(path.stat().st_mtime for path in folder.glob("*.py"))
     for stored in (folder / "__pycache__").glob("*.nbi"):
         with suppress(OSError):  # another process deletes it, or the folder cannot be written
             if stored.stat().st_mtime < changed:
@@ -85,7 +85,7 @@ def _copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, of = (builder.inttoptr(one, cgutils.voidptr_t) for one in arguments[:2])
+        to, of = (builder.inttoptr(argument, cgutils.voidptr_t) for argument in arguments[:2])
         cgutils.raw_memcpy(builder, to, of, arguments[2], ir.Constant(ir.IntType(64), 1))
         return context.get_dummy_value()
 
@@ -114,7 +114,7 @@ def _zeros(is_leading: bool) -> Any:
     return intrinsic(zeros)
 
 
-def _multiply_high(typing_context: Any, one: Any, other: Any) -> Any:
+def _multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
     """Return the upper 64 of the 128 bits of a product."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -276,7 +276,7 @@ class Shape:
     def __init__(self, columns: Sequence[T.NestedField]) -> None:
         """:raises TableflowError: a column has a type that no record fills"""
         self._slots, self._domains = count(), count(1)
-        self.places = tuple(self._place(one.name, one.field_type, 0) for one in columns)
+        self.places = tuple(self._place(column.name, column.field_type, 0) for column in columns)
         self.slots, self.domains = next(self._slots), next(self._domains)
         self.all = tuple(self._all(self.places))
 
@@ -303,7 +303,7 @@ class Shape:
         return Slot(name, column, slot, domain, store)
 
     def _all(self, places: Sequence[Slot]) -> Sequence[Slot]:
-        return [one for place in places for one in (place, *self._all(place.inside))]
+        return [slot for place in places for slot in (place, *self._all(place.inside))]
 
     def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return what is written where a value of a domain ends, so that offsets are never absent.

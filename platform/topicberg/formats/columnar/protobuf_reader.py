@@ -148,7 +148,7 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
     depth, this, following = 0, messages + 1, 0
     messages += 1
     while True:
-        # The end of messages.
+        # Messages that end here are complete.
         while position == end:
             if not _ended(targets + 8 * get(instruction, 5), this, program, columns, ending, seen):
                 return -1
@@ -160,7 +160,7 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
             level = stack + 8 * _LEVEL * depth
             instruction, end, this = get(level, 0), get(level, 1), get(level, 2)
             items, following = get(level, 3), get(level, 4)
-        # A field.
+        # The next bytes are a field.
         tag, position = varint(position, end)
         if position < 0 or tag < 8 or tag > _MAX_TAG:
             return -1
@@ -296,7 +296,7 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
         return (
             position if position >= 0 and _convert(target, row, number, program[1] + 8 * b) else -1
         )
-    position, till = _sized(position, end)  # of a message
+    position, till = _sized(position, end)  # a length comes before a message
     if position < 0:
         return -1
     is_one = False
@@ -490,7 +490,7 @@ def _time(position, end):  # type: ignore[no-untyped-def]
 @compiled
 def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
     """Return a message ``confluent.type.Decimal`` in a column's scale: halves, whether it fits."""
-    content, till, own = position, position, np.int64(0)
+    content, till, field_scale = position, position, np.int64(0)
     last, none = np.int64(0), (np.int64(0), np.uint64(0), False)
     while position < end:
         tag, position = varint(position, end)
@@ -505,7 +505,7 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
             position = till
         else:
             number, position = _number(position, end, _INT64)
-            own = _int32(number) if field == 3 else own
+            field_scale = _int32(number) if field == 3 else field_scale
         if position < 0:
             return none
     if till == content:
@@ -515,7 +515,7 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
     high, low = unscaled(content, till - content)
     if high == 0 and low == 0:
         return high, low, True
-    zeros = scale - own
+    zeros = scale - field_scale
     digits = precision - max(zeros, 0)
     if zeros < -_MAX_ZEROS or digits < 0:
         return none

@@ -37,13 +37,13 @@ _MICROS_OF_SECOND, _MICROS_OF_DAY = 1_000_000, 86_400_000_000
 @compiled
 def digits(position, count):  # type: ignore[no-untyped-def]
     """Return a number of some digits, or a negative one."""
-    found = np.int64(0)
+    number = np.int64(0)
     for place in range(position, position + count):
         digit = np.int64(load_byte(place)) - 48
         if digit < 0 or digit > 9:
             return np.int64(-1)
-        found = found * 10 + digit
-    return found
+        number = number * 10 + digit
+    return number
 
 
 @compiled

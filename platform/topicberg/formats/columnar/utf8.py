@@ -24,7 +24,7 @@ def is_utf8(position, end):  # type: ignore[no-untyped-def]
         position += 1
         if byte < 0x80:
             continue
-        low, high = 0x80, 0xBF  # of the second byte
+        low, high = 0x80, 0xBF  # these are the bounds of the second byte
         if 0xC2 <= byte <= 0xDF:
             more = 1
         elif 0xE0 <= byte <= 0xEF:

@@ -84,14 +84,14 @@ def _check_unknown(where: str, root: Node, unknown_as: str) -> None:
 
 def _choice_of_objects(node: Node, path: str = "") -> str | None:
     """Return where an object is one of several types; None: nowhere."""
-    if node.kind == "union" and any(_has_objects(one) for one in node.children.values()):
+    if node.kind == "union" and any(_has_objects(child) for child in node.children.values()):
         return path
-    inner = (_choice_of_objects(one, columns.join(path, n)) for n, one in node.children.items())
-    return next((found for found in inner if found is not None), None)
+    inner = (_choice_of_objects(child, columns.join(path, n)) for n, child in node.children.items())
+    return next((inside for inside in inner if inside is not None), None)
 
 
 def _has_objects(node: Node) -> bool:
-    return node.kind == "struct" or any(_has_objects(one) for one in node.children.values())
+    return node.kind == "struct" or any(_has_objects(child) for child in node.children.values())
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
@@ -144,43 +144,43 @@ def written(
 ) -> frozenset[str]:
     """Return the properties of the writer's schema; see :class:`..contract.Format`."""
     newest, unknown_as = _node(latest), writer.options.unknown_as
-    own = (newest if newest.kind == "union" else _node(writer)).children
-    return frozenset(own if unknown_as is None else (*own, unknown_as))
+    children = (newest if newest.kind == "union" else _node(writer)).children
+    return frozenset(children if unknown_as is None else (*children, unknown_as))
 
 
-def filled(pairing: ResolvedSchema) -> frozenset[str]:
+def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`..contract.Format`."""
-    return written(pairing.writer, pairing.latest, pairing.message)
+    return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
-    plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
-    code.unknown = places.get(pairing.writer.options.unknown_as or "")
+    plan, wrapped_as = _plan(resolved_schema), resolved_schema.writer.wrapped_as
+    code.unknown = slots.get(resolved_schema.writer.options.unknown_as or "")
     if wrapped_as is None:
-        emit_record(code, plan, places)
+        emit_record(code, plan, slots)
     else:  # the record is the value of the only property
-        emit(code, plan.children[wrapped_as], places[wrapped_as])
+        emit(code, plan.children[wrapped_as], slots[wrapped_as])
 
 
 @lru_cache(maxsize=64)
-def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
+def record_decoder(resolved_schema: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`..contract.Format`."""
-    writer = pairing.writer
-    return record.decoder(_plan(pairing), writer.wrapped_as, writer.options.unknown_as)
+    writer = resolved_schema.writer
+    return record.decoder(_plan(resolved_schema), writer.wrapped_as, writer.options.unknown_as)
 
 
 @lru_cache(maxsize=64)
-def _plan(pairing: ResolvedSchema) -> JsonPlan:
+def _plan(resolved_schema: ResolvedSchema) -> JsonPlan:
     """Return the plan by which a writer's records become rows.
 
     :raises TableflowError: the writer's schema has another type for a column than the table
     """
-    node, newest = _node(pairing.writer), _node(pairing.latest)
+    node, newest = _node(resolved_schema.writer), _node(resolved_schema.latest)
     # The table has other columns, too: those of the key and of Kafka.
     names = {*node.children, *newest.children}
-    target = StructType(*(field for field in pairing.fields if field.name in names))
-    return fit(f"schema {pairing.writer.schema_id}", node, newest, target)
+    target = StructType(*(field for field in resolved_schema.fields if field.name in names))
+    return fit(f"schema {resolved_schema.writer.schema_id}", node, newest, target)
 
 
 def _node(schema: RegisteredSchema) -> Node:

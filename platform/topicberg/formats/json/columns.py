@@ -133,8 +133,12 @@ class _Part:
 
 _CONNECT = "org.apache.kafka.connect.data."
 _NUMBERS: dict[Any, Kind] = {
-    **{"int8": "int", "int16": "int", "int32": "int", "int64": "long"},
-    **{"float32": "float", "float64": "double"},
+    "int8": "int",
+    "int16": "int",
+    "int32": "int",
+    "int64": "long",
+    "float32": "float",
+    "float64": "double",
 }
 ANY: dict[Kind, Kind] = {"float": "any-float", "double": "any-double"}
 _TITLES: dict[Any, Kind] = {
@@ -310,7 +314,7 @@ class _Reader:
         :param is_resolved: the resolver has the schema's own ``$id`` already, as that of the root
             and of the target of a reference
         """
-        if not isinstance(schema, dict):  # true, false
+        if not isinstance(schema, dict):  # it is true or false
             return ()
         if id(schema) in path:
             raise self.fail(
@@ -487,32 +491,32 @@ class _Reader:
         return nodes
 
     def declared(
-        self, parts: Iterable[_Part], where: str, known: frozenset[str]
+        self, parts: Iterable[_Part], where: str, outer: frozenset[str]
     ) -> dict[str, list[tuple[_Part, ...]]]:
         """Return the properties of the object and its branches, each with its alternatives."""
-        own: dict[str, tuple[_Part, ...]] = {}
+        inner_parts: dict[str, tuple[_Part, ...]] = {}
         for part in parts:
             for name, schema in part.schema.get("properties", {}).items():
-                if schema is not False and name not in known:
+                if schema is not False and name not in outer:
                     inner = self.within(part, schema, join(where, name))
-                    own[name] = (*own.get(name, ()), *inner)
+                    inner_parts[name] = (*inner_parts.get(name, ()), *inner)
         added: dict[str, list[tuple[_Part, ...]]] = {}
         for part in parts:
             for branch in _branches(part.schema):
                 inside = self.within(part, branch, where)
-                for name, choices in self.declared(inside, where, known | set(own)).items():
+                for name, choices in self.declared(inside, where, outer | set(inner_parts)).items():
                     added.setdefault(name, []).extend(choices)
-        return {**added, **{name: [schema] for name, schema in own.items()}}
+        return {**added, **{name: [schema] for name, schema in inner_parts.items()}}
 
     def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
         """Return the type of a property that several branches declare."""
         return self.union(_different([self.node(parts, where) for parts in choices]))
 
     def union(self, members: Sequence[Node]) -> Node:
-        found = _union(members)
-        if found.kind == "union":
-            limits.check_members(self.subject, len(found.children))
-        return found
+        union_node = _union(members)
+        if union_node.kind == "union":
+            limits.check_members(self.subject, len(union_node.children))
+        return union_node
 
     def struct(
         self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str
@@ -557,11 +561,11 @@ def _is_closed(parts: Sequence[_Part]) -> bool:
 
 def _branches(schema: dict[str, Any]) -> list[Any]:
     """Return the schemas of the alternatives that add to an object's own."""
-    found = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
-    found += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
+    branches = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
+    branches += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
     for keyword in ("dependentSchemas", "dependencies"):
-        found += schema.get(keyword, {}).values()
-    return found
+        branches += schema.get(keyword, {}).values()
+    return branches
 
 
 def plain(node: Node) -> Node:

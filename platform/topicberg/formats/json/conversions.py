@@ -159,8 +159,8 @@ _FROM_TEXT: Mapping[str, Callable[[JsonPlan, Read, str], Any]] = {
 
 def _number(text: str) -> int | Number | None:
     """Return the number that text has, as JSON is read; None: it has none."""
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
         return None
-    is_whole = found[1] is None and found[2] is None and len(text) <= _MAX_DIGITS
+    is_whole = match[1] is None and match[2] is None and len(text) <= _MAX_DIGITS
     return int(text) if is_whole else Number(text)

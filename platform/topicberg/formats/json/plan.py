@@ -174,7 +174,7 @@ Part = tuple[T.IcebergType, Meaning]
 
 def _fields_of(kind: T.StructType) -> dict[str, Part]:
     """Return the fields of a struct by name."""
-    return {one.name: (one.field_type, meaning_of(one.doc)) for one in kind.fields}
+    return {field.name: (field.field_type, meaning_of(field.doc)) for field in kind.fields}
 
 
 def fit(
@@ -211,10 +211,10 @@ def fit(
             parts = {}
         case _:
             raise _unlike(subject, node, column, path)
-    twins = latest.children if latest else {}
+    newest = latest.children if latest else {}
     children = {
         part: fit(
-            subject, node.children[part], twins.get(part), kind, join(path, part), inner_meaning
+            subject, node.children[part], newest.get(part), kind, join(path, part), inner_meaning
         )
         for part, (kind, inner_meaning) in parts.items()
     }
@@ -243,7 +243,7 @@ def _read_as(
             kind: Kind = "json" if is_json else "string"
             return replace(node, kind=kind, opening='"' if is_json else "")
         if node.meaning.values == JSON_TEXT and not is_json:
-            if node.opening:  # no text
+            if node.opening:  # a field without an opening is no text
                 raise _unlike(subject, node, column, path)
             return replace(node, kind="string")
     expected = meaning or (latest.unit if latest else None)
@@ -270,9 +270,6 @@ def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> Table
     )
 
 
-# --- unions ---
-
-
 def _fit_union(
     subject: str,
     node: Node,
@@ -284,19 +281,19 @@ def _fit_union(
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
     columns = _fields_of(column) if isinstance(column, T.StructType) else {}
-    twins: Sequence[tuple[str | None, Node | None]]
+    newest: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
-        twins = [("" if _may_be(member_node, latest) else None, latest) for member_node in nodes]
+        newest = [("" if _may_be(member_node, latest) else None, latest) for member_node in nodes]
     elif latest is not None and latest.kind == "union":
-        twins = _matched(nodes, list(latest.children.items()))
+        newest = _matched(nodes, list(latest.children.items()))
     else:
-        twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
+        newest = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
     members: list[JsonMember] = []
-    for member_node, (place, twin) in zip(nodes, twins, strict=True):
+    for member_node, (place, newest_node) in zip(nodes, newest, strict=True):
         if place in ("", *columns):
             kind, own_meaning = columns.get(place or "", (column, meaning))
             try:
-                placed = fit(subject, member_node, twin, kind, path, own_meaning)
+                placed = fit(subject, member_node, newest_node, kind, path, own_meaning)
                 members.append(JsonMember(placed, place))
                 continue
             except TableflowError:
@@ -350,11 +347,11 @@ def _matched(
     for likeness, member, other in sorted(alike):
         if likeness and member in left and other in right:
             pair(member, other)
-    kept = [
+    names = [
         (None if number < len(latest) else f"{UNION_FIELD}{number}", None)
         for number in range(len(nodes))
     ]
-    return [latest[matches[n]] if n in matches else kept[n] for n in range(len(nodes))]
+    return [latest[matches[n]] if n in matches else names[n] for n in range(len(nodes))]
 
 
 def _same_type(one: Node, other: Node) -> bool:

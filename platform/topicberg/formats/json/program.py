@@ -50,7 +50,7 @@ _MAX_BITS = 62
 """Of a mask: kinds of objects, and names of their properties."""
 
 
-def emit_record(code: ProgramCode, plan: JsonPlan, places: Mapping[str, Slot]) -> None:
+def emit_record(code: ProgramCode, plan: JsonPlan, slots: Mapping[str, Slot]) -> None:
     """Append the instructions that read a record's object.
 
     :param places: where the values of the columns go, by name
@@ -58,9 +58,9 @@ def emit_record(code: ProgramCode, plan: JsonPlan, places: Mapping[str, Slot]) -
     """
     match plan.kind:
         case "struct":
-            _object(code, plan, None, places)
+            _object(code, plan, None, slots)
         case "union" if code.unknown is None:
-            _union(code, plan, None, places)
+            _union(code, plan, None, slots)
         case kind:
             raise NotCoveredError(f"a record is a {kind}")
 
@@ -119,7 +119,7 @@ def _object(
     code: ProgramCode,
     plan: JsonPlan,
     place: Slot | None,
-    places: Mapping[str, Slot],
+    slots: Mapping[str, Slot],
     domain: int = 0,
     *,
     is_exact: bool = False,
@@ -144,7 +144,7 @@ def _object(
         code.targets[first + number] = code.at
         if is_exact and plan.kind == "struct" and _has_only_texts(child.node):
             child = replace(child, node=replace(child.node, constants=()))
-        emit(code, child, places[name], is_exact=is_exact)
+        emit(code, child, slots[name], is_exact=is_exact)
 
 
 def _has_only_texts(node: Node) -> bool:
@@ -167,14 +167,11 @@ def _names(code: ProgramCode, names: Sequence[str]) -> int:
     return code.text([*escaped, *(name.encode() for name in names)])
 
 
-# --- unions ---
-
-
 def _union(
     code: ProgramCode,
     plan: JsonPlan,
     place: Slot | None,
-    places: Mapping[str, Slot],
+    slots: Mapping[str, Slot],
     *,
     is_exact: bool = False,
 ) -> None:
@@ -195,7 +192,7 @@ def _union(
         is_strict = is_strict and not _is_plain(member.plan, is_checked=not is_exact)
         key = id(member), is_strict
         if key not in targets:
-            targets[key] = _member(code, member, place, places, is_exact=is_strict)
+            targets[key] = _member(code, member, place, slots, is_exact=is_strict)
         return targets[key]
 
     for offset, kind in enumerate(_TYPES):
@@ -268,7 +265,7 @@ def _member(
     code: ProgramCode,
     member: JsonMember,
     place: Slot | None,
-    places: Mapping[str, Slot],
+    slots: Mapping[str, Slot],
     *,
     is_exact: bool,
 ) -> int:
@@ -277,8 +274,8 @@ def _member(
         return -1
     mark, first = code.mark(), code.at
     try:
-        slot = place if member.place == "" else places[member.place]
-        inside = places if slot is None else slot.by_name
+        slot = place if member.place == "" else slots[member.place]
+        inside = slots if slot is None else slot.by_name
         if is_exact and member.plan.kind == "struct" and not member.plan.node.constants:
             _object(code, member.plan, slot, inside, is_exact=True)
         elif slot is not None:
@@ -286,7 +283,7 @@ def _member(
         elif is_exact:
             raise NotCoveredError("a record is one of several types in one of several")
         else:
-            emit_record(code, member.plan, places)
+            emit_record(code, member.plan, slots)
     except NotCoveredError:
         code.reset(mark)
         return -1
@@ -366,9 +363,6 @@ def _choice(
                 mask(values is None or constant in values for values in allowed),
             ]
     return code.emit(JsonOp.CHOICE, place, first, len(names), _names(code, names))
-
-
-# --- numbers ---
 
 
 def _whole(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:

@@ -56,8 +56,8 @@ class ScalarMisfitError(Exception):
         self.path: list[str] = []
 
     def __str__(self) -> str:
-        found = "" if self.value is ... else abbreviated(self.value)
-        problem = f"{self.before}{found}{self.after}"
+        shown = "" if self.value is ... else abbreviated(self.value)
+        problem = f"{self.before}{shown}{self.after}"
         if not self.path:
             return f"the record: {problem}"
         path = "".join(reversed(self.path)).removeprefix(".")
@@ -93,9 +93,6 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
         case kind if kind in RANGES:
             return _whole(plan)
     return _from_text(plan, partial(parsed, TEXTS[plan.kind]))
-
-
-# --- text ---
 
 
 def _simple(plan: JsonPlan) -> Read:
@@ -139,9 +136,6 @@ def _base64(value: Any) -> bytes | None:
         return binascii.a2b_base64(value, strict_mode=True)
     except ValueError:
         return None
-
-
-# --- numbers ---
 
 
 def _whole(plan: JsonPlan) -> Read:

@@ -107,7 +107,7 @@ def _check_depth(text: str) -> None:
 
 
 def _half(text: str) -> str | None:
-    return next((found[1].lower() for found in _HALF.finditer(text) if found[1]), None)
+    return next((match[1].lower() for match in _HALF.finditer(text) if match[1]), None)
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:
@@ -118,9 +118,6 @@ def _syntax(text: str, error: json.JSONDecodeError) -> str:
     if not rest or error.msg.startswith("Unterminated"):
         return f"the record is not JSON: it ends at {end}; {error.msg}, from {at}"
     return f"the record is not JSON at {at}: {error.msg}, found {shown(rest[:20])}"
-
-
-# --- the text of values ---
 
 
 class Texts:

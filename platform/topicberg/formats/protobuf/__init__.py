@@ -104,36 +104,40 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
     """Accept the file: :func:`fields` has protoc check it; see :class:`..contract.Format`."""
 
 
-def filled(pairing: ResolvedSchema) -> frozenset[str]:
+def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`topicberg.formats.contract.Format`.
 
     A field whose values do not fit the column of the renamed one fills that of its own name.
 
     :raises TableflowError: as :func:`written` and :func:`reader`
     """
-    written(pairing.writer, pairing.latest, pairing.message)  # it can become a table
-    own, plan, _ = reader(pairing)
-    return frozenset(own[field.column].name for field in plan.fields if field.column is not None)
+    written(
+        resolved_schema.writer, resolved_schema.latest, resolved_schema.message
+    )  # it can become a table
+    columns, plan, _ = reader(resolved_schema)
+    return frozenset(
+        columns[field.column].name for field in plan.fields if field.column is not None
+    )
 
 
-def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
-    own, plan, prefixes = reader(pairing)
-    emit_record(code, plan, prefixes, places, len(Shape(own).all))
+    columns, plan, prefixes = reader(resolved_schema)
+    emit_record(code, plan, prefixes, slots, len(Shape(columns).all))
 
 
 @lru_cache(maxsize=256)
-def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
+def record_decoder(resolved_schema: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`..contract.Format`."""
-    _, plan, prefixes = reader(pairing)
-    return record.decoder(plan, prefixes, lambda payload: _other_message(payload, pairing))
+    _, plan, prefixes = reader(resolved_schema)
+    return record.decoder(plan, prefixes, lambda payload: _other_message(payload, resolved_schema))
 
 
-def _other_message(payload: bytes, pairing: ResolvedSchema) -> str:
+def _other_message(payload: bytes, resolved_schema: ResolvedSchema) -> str:
     """Return the reason for message indexes that do not name the table's message."""
-    expected = target_message(pairing.latest, pairing.message).full_name
-    indexes = "index" if pairing.writer.has_glue_index else "indexes"
-    record_message = message_of_record(payload, pairing.writer)
+    expected = target_message(resolved_schema.latest, resolved_schema.message).full_name
+    indexes = "index" if resolved_schema.writer.has_glue_index else "indexes"
+    record_message = message_of_record(payload, resolved_schema.writer)
     if record_message is None:
         return (
             f"the record has no message {indexes} at {byte(0)}, before its message {expected}: "
@@ -143,7 +147,7 @@ def _other_message(payload: bytes, pairing: ResolvedSchema) -> str:
     if record_message.message is None:
         return f"{label}: the schema has no such message"
     if record_message.message.full_name == expected:
-        verb = "is" if pairing.writer.has_glue_index else "are"
+        verb = "is" if resolved_schema.writer.has_glue_index else "are"
         return f"{label} {verb} encoded in more bytes than necessary"
     return (
         f"{label}: the record is a {record_message.message.full_name}, "
@@ -214,30 +218,31 @@ def message_indexes(schema: RegisteredSchema, message: str | None) -> bytes:
     return index_prefixes(indexes_of(target_message(schema, message)))[0]
 
 
-def reader(pairing: ResolvedSchema) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
+def reader(
+    resolved_schema: ResolvedSchema,
+) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
     """Return how a writer's records are read.
 
     :returns: the columns that they fill, how, and the message indexes that they begin with
     :raises TableflowError: the writer's schema lacks the message, or does not fit the columns
     """
-    where = f"schema {pairing.writer.schema_id}"
-    target = target_message(pairing.latest, pairing.message)
-    source = same_message(where, file_of(where, pairing.writer), target)
+    where = f"schema {resolved_schema.writer.schema_id}"
+    target = target_message(resolved_schema.latest, resolved_schema.message)
+    source = same_message(where, file_of(where, resolved_schema.writer), target)
     names = {field.name for message in (source, target) for field in message.fields}
-    own = [
-        field for field in pairing.fields if field.name in names
-    ]  # the table has other columns, too
+    # The table has columns of the key, too.
+    columns = [field for field in resolved_schema.fields if field.name in names]
     try:
-        plan = message_plan(source, target, own)
+        plan = message_plan(source, target, columns)
     except FieldMisfitError as misfit:
         raise TableflowError(
             f"{where}: field {misfit.field} {misfit}",
             hint="register a compatible version, or disable Tableflow for the topic and enable it "
             "again, which creates a new table",
         ) from None
-    if pairing.writer.has_glue_index:
-        return own, plan, (glue_index(source),)
-    return own, plan, index_prefixes(indexes_of(source))
+    if resolved_schema.writer.has_glue_index:
+        return columns, plan, (glue_index(source),)
+    return columns, plan, index_prefixes(indexes_of(source))
 
 
 def absent_values(schema: RegisteredSchema, message: str | None) -> dict[str, Any]:

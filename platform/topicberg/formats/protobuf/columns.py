@@ -122,8 +122,8 @@ def known_message(name: str) -> Any:
 
 def _layout(message: Any) -> list[tuple[Any, ...]]:
     return sorted(
-        (one.number, one.name, one.type, one.is_repeated, one.has_presence)
-        for one in message.fields
+        (field.number, field.name, field.type, field.is_repeated, field.has_presence)
+        for field in message.fields
     )
 
 

@@ -51,7 +51,7 @@ def emit_record(
     code: ProgramCode,
     message: Message,
     prefixes: Sequence[bytes],
-    places: Mapping[str, Slot],
+    slots: Mapping[str, Slot],
     columns: int,
 ) -> None:
     """Append the instructions that read a record.
@@ -62,7 +62,7 @@ def emit_record(
     limits, texts = len(code.targets), len(code.texts)
     code.targets += [0, 0]
     start = code.emit(ProtobufOp.RECORD, None, code.text(prefixes), len(prefixes), limits)
-    _message(code, message, None, places)
+    _message(code, message, None, slots)
     # A larger record is perhaps malformed: see the limits of the reference decoder.
     longest = max(_LONGEST_NUMBER, *map(len, code.texts[texts:]))
     defaults = [
@@ -80,7 +80,7 @@ def _message(
     code: ProgramCode,
     message: Message,
     place: Slot | None,
-    places: Mapping[str, Slot],
+    slots: Mapping[str, Slot],
     *,
     is_empty: bool = False,
 ) -> None:
@@ -88,7 +88,7 @@ def _message(
     entries: list[list[int]] = []
     final: list[int] = []
     if is_empty:  # no field has this number, so it is always marked
-        final.append(code.emit(ProtobufOp.DEFAULT_NUMBER, places[PRESENT], _number(code), 1, 1))
+        final.append(code.emit(ProtobufOp.DEFAULT_NUMBER, slots[PRESENT], _number(code), 1, 1))
     oneofs: dict[int, int] = {}
     for field in message.fields:
         number, oneof = _number(code), -1
@@ -96,7 +96,7 @@ def _message(
             oneof = oneofs.setdefault(field.oneof, -1)
             if oneof < 0:
                 oneof = oneofs[field.oneof] = _number(code)
-        target = _target(message, field, places)
+        target = _target(message, field, slots)
         final += _final(code, field, number, target)
         for wire, instruction in _field(code, field, target):
             seen = -1 if field.repeated else number
@@ -107,8 +107,8 @@ def _message(
     code.targets += [len(final), *final]
 
 
-def _target(message: Message, field: WireField, places: Mapping[str, Slot]) -> Slot | None:
-    return None if field.column is None else places[message.names[field.column]]
+def _target(message: Message, field: WireField, slots: Mapping[str, Slot]) -> Slot | None:
+    return None if field.column is None else slots[message.names[field.column]]
 
 
 def _number(code: ProgramCode) -> int:
@@ -186,7 +186,7 @@ def _converted(code: ProgramCode, place: Slot, *, is_unsigned: bool = False) -> 
         least = -most - 1
     if is_unsigned:
         least, most = 0, min(most, 2**64 - 1)
-        most -= 2**64 if most >= 2**63 else 0  # the same bits
+        most -= 2**64 if most >= 2**63 else 0  # the bits stay the same
     else:
         least, most = max(least, -(2**63)), min(most, 2**63 - 1)
     code.targets += [least, most, zeros, int(place.store), int(is_unsigned)]
@@ -241,17 +241,17 @@ def _empty_message(
     match field.special:
         case "timestamp" | "time" | "decimal":
             return [_default(code, 0, number, place)]
-        case "date":  # one without a year is malformed
+        case "date":  # a date without a year is malformed
             return [code.emit(ProtobufOp.REQUIRED, None, number)]
         case "wrapper":
-            final, places = [], {message.names[0]: place}
+            final, slots = [], {message.names[0]: place}
         case special:
             final = [code.emit(ProtobufOp.PRESENT, place, number)]
-            places = place.by_name
+            slots = place.by_name
             if special == "empty":
-                final.append(_default(code, True, number, places[PRESENT]))
+                final.append(_default(code, True, number, slots[PRESENT]))
     for inner in message.fields:
-        final += _final(code, inner, number, _target(message, inner, places))
+        final += _final(code, inner, number, _target(message, inner, slots))
     return final
 
 

@@ -58,11 +58,11 @@ def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ())
 
 def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> bytes:
     """Return a FileDescriptorSet; protoc runs as a process, because it writes to its stderr."""
-    known = _confluent_files()
+    descriptors = _confluent_files()
     with tempfile.TemporaryDirectory() as folder:
         for file, content in (*references, (name, text)):
             if (descriptor := _descriptor(file, content)) is not None:
-                known += descriptor
+                descriptors += descriptor
                 continue
             path = PurePosixPath(file)
             if path.is_absolute() or ".." in path.parts or "\0" in file:
@@ -74,10 +74,16 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
             except (OSError, UnicodeEncodeError) as error:
                 raise TableflowError(f"{file!r} cannot be written as a file: {error}") from None
         output, given = Path(folder) / ".descriptors", Path(folder) / ".given"
-        given.write_bytes(known)
+        given.write_bytes(descriptors)
         tools = Path(str(files("grpc_tools")))
         command = [
-            *(sys.executable, "-I", "-S", "-c", _LIMITED, str(tools.parent), "--include_imports"),
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _LIMITED,
+            str(tools.parent),
+            "--include_imports",
             *(f"--proto_path={path}" for path in (folder, tools / "_proto", _google_types())),
             f"--descriptor_set_in={given}",
             f"--descriptor_set_out={output}",

@@ -117,11 +117,8 @@ def _too_large() -> str:
     return f"needs more than {wire.MAX_TEXT_BYTES // 2**20} MiB of memory"
 
 
-# --- messages ---
-
-
 def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]:
-    known = {field.number: field for field in plan.fields}
+    fields = {field.number: field for field in plan.fields}
     usual = {field.number: wire.wire_type(field.kind) for field in plan.fields}
     columns = {
         field.number: (plan.names[field.column], _values(field, path))
@@ -131,7 +128,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
     absent, text = dict[str, Any].fromkeys(plan.names), dict[int, int]()
     always = list[tuple[int, str, Values]]()
     for number, (name, values_of) in columns.items():
-        field = known[number]
+        field = fields[number]
         if field.message is not None and not field.repeated and field.absent:
             always.append((number, name, values_of))
         else:
@@ -150,11 +147,11 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
         for position, stop in pieces:
             while position < stop:
                 number, wire_type, occurrence, position = _occurrence(
-                    record.data, position, stop, known, path
+                    record.data, position, stop, fields, path
                 )
                 if (expected := usual.get(number)) is None:
                     continue
-                field, values = known[number], [occurrence]
+                field, values = fields[number], [occurrence]
                 if wire_type != expected:
                     if wire_type != wire.LENGTH or not wire.packable(field):
                         raise _wrong_type(field, path, wire_type, occurrence.start)
@@ -197,7 +194,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
             if path:
                 raise
             raise MalformedError(
-                f"{_label(known[number], path)}: its value {_too_large()}"
+                f"{_label(fields[number], path)}: its value {_too_large()}"
             ) from None
         if all_text:
             record.expand(all_text - sum(text.get(number, 0) for number in by_number))
@@ -211,7 +208,7 @@ class _NoVarintError(Exception):
 
 
 def _occurrence(
-    data: bytes, position: int, stop: int, known: Mapping[int, WireField], path: str
+    data: bytes, position: int, stop: int, fields: Mapping[int, WireField], path: str
 ) -> tuple[int, int, Occurrence, int]:
     """Return number and wire type of the field at ``position``, its content, and its end."""
     start, number = position, -1
@@ -219,7 +216,7 @@ def _occurrence(
     def label() -> str:
         if number < 0:
             return f"the tag of the field at {byte(start)}"
-        name = f"field {path}{known[number].name}" if number in known else f"field {number}"
+        name = f"field {path}{fields[number].name}" if number in fields else f"field {number}"
         return f"{name} at {byte(start)}"
 
     try:
@@ -311,9 +308,6 @@ def _unpacked(
     return occurrences
 
 
-# --- fields ---
-
-
 def _values(field: WireField, path: str) -> Values:
     """Return what reads the column of a field."""
     if field.is_map:
@@ -332,7 +326,7 @@ def _values(field: WireField, path: str) -> Values:
     def read(record: MessageRecord, occurrences: Sequence[Occurrence]) -> Any:
         if not occurrences:
             return absent
-        if field.kind == "string":  # also earlier values are UTF-8
+        if field.kind == "string":  # earlier values must be UTF-8, too
             for occurrence in occurrences[:-1]:
                 value(record, occurrence)
         return value(record, occurrences[-1])
@@ -471,9 +465,6 @@ def stored(value: Any, field: WireField, column: pa.DataType, path: str) -> Any:
     if pa.types.is_decimal(column):
         return _number(field, column, path)(int(value))
     return value
-
-
-# --- well-known messages ---
 
 
 def _finish(field: WireField, column: pa.DataType, path: str) -> Callable[[dict[str, Any]], Any]:

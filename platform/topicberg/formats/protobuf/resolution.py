@@ -47,28 +47,30 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
     :param target: the latest schema's message, which names the fields; None: it has none
     :raises MisfitError: a field's values fit no column, or its column has another field's values
     """
-    places = {column.name: place for place, column in enumerate(columns)}
+    numbers = {column.name: place for place, column in enumerate(columns)}
     latest = {} if target is None else target.fields_by_number
     namesakes = {} if target is None else target.fields_by_name
     taken: set[str] = set()
     read: list[wire.WireField] = []
     rest: list[Any] = []
     for field in source.fields:
-        twin = latest.get(field.number)
-        if twin is None or twin.name not in places:
+        newest = latest.get(field.number)
+        if newest is None or newest.name not in numbers:
             rest.append(field)
             continue
         try:
-            read.append(_field_plan(field, twin, columns[places[twin.name]], places[twin.name]))
-            taken.add(twin.name)
+            read.append(
+                _field_plan(field, newest, columns[numbers[newest.name]], numbers[newest.name])
+            )
+            taken.add(newest.name)
         except FieldMisfitError:
-            if twin.name == field.name or field.name not in places:
+            if newest.name == field.name or field.name not in numbers:
                 raise
             rest.append(field)
     for field in rest:
         if field.name in taken:
             raise FieldMisfitError(field, "has no column: its name is that of a later field")
-        place = places.get(field.name)
+        place = numbers.get(field.name)
         column = None if place is None else columns[place]
         # The fields inside are named as in the latest field of that name, whatever its number is.
         read.append(_field_plan(field, namesakes.get(field.name), column, place))
@@ -76,7 +78,7 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
 
 
 def _field_plan(
-    field: Any, twin: Any, column: T.NestedField | None, place: int | None
+    field: Any, newest: Any, column: T.NestedField | None, place: int | None
 ) -> wire.WireField:
     oneof = field.containing_oneof
     facts: dict[str, Any] = {
@@ -100,9 +102,9 @@ def _field_plan(
             T.NestedField(kind.key_id, "key", kind.key_type, required=False),
             T.NestedField(kind.value_id, "value", kind.value_type, required=False),
         ]
-        twin_entry = twin.message_type if twin is not None and is_map(twin) else None
+        newest_entry = newest.message_type if newest is not None and is_map(newest) else None
         try:
-            inner = message_plan(field.message_type, twin_entry, entry)
+            inner = message_plan(field.message_type, newest_entry, entry)
         except FieldMisfitError as misfit:
             raise misfit.of_inner(field) from None
         return wire.WireField(type=arrow_type(kind), is_map=True, message=inner, **facts)
@@ -113,7 +115,7 @@ def _field_plan(
         element = kind.element_type
     message, special = None, None
     if field.message_type is not None:
-        message, special = _inner(field, twin, element)
+        message, special = _inner(field, newest, element)
     else:
         _check_fits(field, SCALARS[facts["kind"]](), element)
     absent = _absent(field)
@@ -129,14 +131,14 @@ def _field_plan(
     )
 
 
-def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, str | None]:
+def _inner(field: Any, newest: Any, column: T.IcebergType) -> tuple[wire.Message, str | None]:
     """Return how a message's values are read, and the kind of a well-known message."""
     inner = field.message_type
     special = special_kind("the writer's schema", inner)
     if special == "wrapper":
-        own = [T.NestedField(1, "value", column, required=False)]
+        fields = [T.NestedField(1, "value", column, required=False)]
         try:
-            return message_plan(inner, None, own), special
+            return message_plan(inner, None, fields), special
         except FieldMisfitError as misfit:
             raise misfit.of_inner(field) from None
     if special is not None:
@@ -149,11 +151,11 @@ def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, 
         return message_plan(inner, None, [parts[name] for name in names]), special
     if not isinstance(column, T.StructType):
         raise FieldMisfitError(field, f"is a message, its column a {column}")
-    twin_message = None if twin is None else twin.message_type
+    newest_message = None if newest is None else newest.message_type
     is_marked = not inner.fields and any(
         column_field.name == wire.PRESENT for column_field in column.fields
     )
-    return message_plan(inner, twin_message, column.fields), "empty" if is_marked else None
+    return message_plan(inner, newest_message, column.fields), "empty" if is_marked else None
 
 
 def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:

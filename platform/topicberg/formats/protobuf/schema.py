@@ -120,7 +120,7 @@ def glue_index(message: Any) -> bytes:
 
     It has no zig-zag. Source: ``ProtobufWireFormatEncoder`` (Java) of AWS Glue Schema Registry.
     """
-    names = [one.full_name for one in glue_messages(message.file)]
+    names = [message_type.full_name for message_type in glue_messages(message.file)]
     return _varint(names.index(message.full_name))
 
 

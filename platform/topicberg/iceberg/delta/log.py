@@ -53,7 +53,7 @@ class DeltaLog:
     def __init__(self, table: Table) -> None:
         self.location = table.location().rstrip("/")
         self.folder = f"{self.location}/{LOG_FOLDER}"
-        self.checkpoint: int | None = None  # the last one that newest() found
+        self.checkpoint: int | None = None  # newest() has found it
         self._properties = table.io.properties
         scheme = self.location.partition("://")[0] if "://" in self.location else "file"
         # PyArrow's S3 client, the table's FileIO, cannot put an object only if it is absent.

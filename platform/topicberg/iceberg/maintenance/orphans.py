@@ -36,10 +36,10 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     ]
     if not listed:
         return 0
-    known = known_files(table.refresh())
+    paths = known_files(table.refresh())
     if any(f"/{KEYS_FOLDER}/" in path for path in listed):
-        known = chain.from_iterable((path, shared_file(location, path)) for path in known)
-    return delete_files(table.io, without(listed, known))
+        paths = chain.from_iterable((path, shared_file(location, path)) for path in paths)
+    return delete_files(table.io, without(listed, paths))
 
 
 def listing(table: Table) -> list[tuple[str, float]]:

@@ -73,12 +73,12 @@ def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
             yield _failed(derived, error.message, error.hint)
             continue
         schemas[derived.name] = schema
-        own = described_columns(derived.description)
+        descriptions = described_columns(derived.description)
         columns = (
             Column(
                 field.name,
                 field.dataType.simpleString(),
-                own.get(field.name) or (field.metadata or {}).get("comment"),
+                descriptions.get(field.name) or (field.metadata or {}).get("comment"),
             )
             for field in schema
         )
@@ -221,7 +221,7 @@ def _check_lineage(derived: DerivedTable, schemas: "Mapping[str, StructType]") -
 
 
 def _published_columns(spec: TopicSpec, lake: Lake) -> set[str]:
-    found: set[str] = {spec.key.field} if spec.key.field else set()
-    for _, one, path in spec.schema_files(lake.config):
-        found |= read_schema(path, one.format, one.message).columns.keys()
-    return found
+    columns: set[str] = {spec.key.field} if spec.key.field else set()
+    for _, section, path in spec.schema_files(lake.config):
+        columns |= read_schema(path, section.format, section.message).columns.keys()
+    return columns

@@ -84,9 +84,9 @@ Chart = Callable[..., Any]
 
 def source_file(function: Callable[..., Any]) -> str:
     """Return the file of a function, from the project's root."""
-    found = inspect.getsourcefile(function)
-    if found is not None and Path(found).is_relative_to(root := settings().project_root):
-        return str(Path(found).relative_to(root))
+    path = inspect.getsourcefile(function)
+    if path is not None and Path(path).is_relative_to(root := settings().project_root):
+        return str(Path(path).relative_to(root))
     return f"{function.__module__.replace('.', '/')}.py"
 
 
@@ -253,7 +253,7 @@ class DerivedTable:
             source: self._duration(f"{name} of {source}", declared[source])
             for source in sorted(declared)
         }
-        return {source: each for source, each in durations.items() if each is not None}
+        return {source: duration for source, duration in durations.items() if duration is not None}
 
     def _duration(self, name: str, duration: Any) -> timedelta | None:
         """:raises SpecError: it is not a duration"""
@@ -381,22 +381,22 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
 
     :raises SpecError: it cannot, whenever it is computed
     """
-    ahead = max((each.lookahead or timedelta() for each in plan.windowed), default=timedelta())
-    for each in plan.windowed:
+    ahead = max((source.lookahead or timedelta() for source in plan.windowed), default=timedelta())
+    for source in plan.windowed:
         around = {
             name: duration
-            for name, duration in (("lookback", each.lookback), ("lookahead", ahead))
+            for name, duration in (("lookback", source.lookback), ("lookahead", ahead))
             if duration
         }
-        if each.kept is None or not around:
+        if source.kept is None or not around:
             continue
         is_forever = FOREVER in around.values()
         needed = FOREVER if is_forever else sum(around.values(), start=RETENTION_MARGIN)
-        if needed >= each.kept:
+        if needed >= source.kept:
             names = " and ".join(around)
             raise SpecError(
                 f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
-                f"{each.kept}; with its {names}, a window needs them "
+                f"{source.kept}; with its {names}, a window needs them "
                 + ("for ever" if is_forever else f"for longer than {needed}"),
                 hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
                 + " or ".join(f"`{name}`" for name in around),
@@ -518,17 +518,17 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         if derived.chart and written.rows and has_spark:
             # One for all: each partition would store it.
             before = CHART_PARTITIONS * timedelta(hours=plan.hours)
-            drawn = [each.back(before) for each in requested]
+            drawn = [hours.back(before) for hours in requested]
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             last = context.partition_keys[-1]
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=last)
         metadata = {
             # Every partition gets a copy of the metadata: no sample for a long backfill.
-            **table_metadata(target, sample=sum(len(each.hours) for each in requested) <= DAY),
+            **table_metadata(target, sample=sum(len(span.hours) for span in requested) <= DAY),
             "rows_written": written.rows,
             "duration_seconds": duration,
-            **_lag(catalog, [each.identifier for each in parents.values()], written),
+            **_lag(catalog, [parent.identifier for parent in parents.values()], written),
             "source_snapshots": {name: str(snapshot) for name, snapshot in written.sources.items()},
         }
         _report_partitions(context, table, partitions, written, metadata)
@@ -592,16 +592,16 @@ def _job_run(
     run = JobRun(name, run_id(context.run.run_id, derived.name))
     if not is_on():
         return run
-    sources = {name: catalog.load_table(each.identifier) for name, each in parents.items()}
-    states = {name: TableState.of(each) for name, each in sources.items()}
+    sources = {name: catalog.load_table(parent.identifier) for name, parent in parents.items()}
+    states = {name: TableState.of(source_table) for name, source_table in sources.items()}
 
     def origins(columns: Iterable[str]) -> tuple[tuple[DatasetName, str], ...]:
         input_fields = []
         for column in columns:
             source, _, inner = column.rpartition(".")
-            known = (source,) if source in states else derived.sources
+            parents = (source,) if source in states else derived.sources
             name = inner if source in states else column
-            input_fields += [(states[each].dataset, name) for each in known]
+            input_fields += [(states[each].dataset, name) for each in parents]
         return tuple(input_fields)
 
     return replace(
@@ -631,7 +631,7 @@ def _lag(
 
 def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
     """Return the rows of all partitions that were written."""
-    hours = [each.hours for each in written.windows]
+    hours = [window.hours for window in written.windows]
     rows = Counter(dict.fromkeys(partition_keys(partitions, hours, datetime.now(UTC)), 0))
     for hour, added in written.rows_by_hour.items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):

@@ -74,14 +74,14 @@ class Lake:
         for table in self.derived:
             self._check(table, ())
         self._check_published()
-        kept = tuple(check for check in self.own_checks if self._has_tables(check, missing))
-        object.__setattr__(self, "own_checks", kept)
+        checks = tuple(check for check in self.own_checks if self._has_tables(check, missing))
+        object.__setattr__(self, "own_checks", checks)
         self._validate_checks()
 
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
         """Return the derived tables whose sources there are, or should be, and what is missing."""
-        left_out = (table for kind in self._kinds(computed=False) for table in self._of_kind(kind))
-        missing = {table.source for table in left_out if table.source}
+        skipped = (table for kind in self._kinds(computed=False) for table in self._of_kind(kind))
+        missing = {table.source for table in skipped if table.source}
         for topic in self.left_out - {spec.name for spec in self.topics}:
             missing |= {name for kind in OF_TOPICS for name in kind.source_names(topic)}
         left = self.derived
@@ -118,13 +118,13 @@ class Lake:
         publishes = published <= keys
         if len(topics) == len(self.topics) and len(derived) == len(self.derived) and publishes:
             return self
-        gone = {spec.name for spec in self.topics} - {spec.name for spec in topics}
-        gone |= {table.name for table in self.derived} - {table.name for table in derived}
+        removed = {spec.name for spec in self.topics} - {spec.name for spec in topics}
+        removed |= {table.name for table in self.derived} - {table.name for table in derived}
         return replace(
             self,
             topics=topics,
             derived=derived,
-            left_out=self.left_out | gone,
+            left_out=self.left_out | removed,
             publishes=self.publishes and publishes,
             also_read=self.read,  # so that the same tables share operations
         )
@@ -153,16 +153,18 @@ class Lake:
     @cached_property
     def read(self) -> frozenset[str]:
         """The names of what derived tables read."""
-        own = {name for each in self.derived for name in (*each.sources, *each.lookups)}
-        return self.also_read | own
+        names = {name for table in self.derived for name in (*table.sources, *table.lookups)}
+        return self.also_read | names
 
     @cached_property
     def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
         checks: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
-            own = (own_check(each, self._identifiers(each)) for each in self._checks_of(table))
-            checks.append((table, ICEBERG, (*table.checks(self), *own)))
+            own_checks = (
+                own_check(check, self._identifiers(check)) for check in self._checks_of(table)
+            )
+            checks.append((table, ICEBERG, (*table.checks(self), *own_checks)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
             for name, catalog in catalogs().items():
                 checks.append((table, name, tuple(catalog.checks(dropped))))
@@ -179,7 +181,7 @@ class Lake:
         return any(check.blocking for check in self._checks_of(table))
 
     def _checks_of(self, table: Table) -> Iterator[OwnCheck]:
-        return (one for one in self.own_checks if self._named[one.tables[0]] == table)
+        return (check for check in self.own_checks if self._named[check.tables[0]] == table)
 
     def _identifiers(self, check: OwnCheck) -> dict[str, tuple[str, str]]:
         return {name: self._named[name].identifier for name in check.tables}
@@ -219,8 +221,8 @@ class Lake:
 
     @cached_property
     def upsert_views(self) -> dict[str, UpsertView]:
-        found = {table.name: table.upsert_view(self.config) for table in self.tables}
-        return {name: view for name, view in found.items() if view is not None}
+        views = {table.name: table.upsert_view(self.config) for table in self.tables}
+        return {name: view for name, view in views.items() if view is not None}
 
     @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:
@@ -239,8 +241,8 @@ class Lake:
         return self._root_of(table.sources[0])
 
     def _root_of(self, source: str) -> TopicSpec:
-        found = self.ingested.get(source)
-        return found.root if found else self.root(self.derived_by_name[source])
+        ingested = self.ingested.get(source)
+        return ingested.root if ingested else self.root(self.derived_by_name[source])
 
     def table(self, derived: DerivedTable) -> Table:
         return self._by_source[derived.name]
@@ -293,9 +295,9 @@ class Lake:
                 f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
             )
         for source in (*table.sources, *table.lookups):
-            known = (*self.ingested, *self.derived_by_name)
-            if source not in known:
-                there = ", ".join(sorted(known))
+            tables = (*self.ingested, *self.derived_by_name)
+            if source not in tables:
+                there = ", ".join(sorted(tables))
                 raise SpecError(
                     f"derived table {table.name}: there is no table {source!r} to derive it from",
                     hint=f"topics with Tableflow enabled, and derived tables: {there or 'none'}",
@@ -348,11 +350,13 @@ def find_derived(config: Settings | None = None) -> list[DerivedTable]:
     return list(by_name.values())
 
 
-def lake_of(config: Settings, known: KnownSpecs) -> Lake:
+def lake_of(config: Settings, known_specs: KnownSpecs) -> Lake:
     """Return the lake of these specs and of the project's derived tables.
 
     :raises SpecError: derived tables are invalid, or do not fit the specs
     """
     derived, checks = tuple(find_derived(config)), tuple(find_checks(config))
-    topics = tuple(known.specs)
-    return Lake(config, topics, derived, known.left_out, known.problem, own_checks=checks)
+    topics = tuple(known_specs.specs)
+    return Lake(
+        config, topics, derived, known_specs.left_out, known_specs.problem, own_checks=checks
+    )

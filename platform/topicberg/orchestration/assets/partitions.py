@@ -70,7 +70,7 @@ def requested_ranges(tags: Mapping[str, str]) -> list[tuple[str, str]]:
         is_day = len(first) <= len("2026-03-01")
         form, last = ("%Y-%m-%d", timedelta(days=1)) if is_day else (_HOUR, timedelta(hours=1))
         hours = accumulate(map(int, lengths.split(",")), initial=0)
-        moments = [datetime.strptime(first, form) + timedelta(hours=each) for each in hours]
+        moments = [datetime.strptime(first, form) + timedelta(hours=hour) for hour in hours]
         pairs = zip(moments[::2], moments[1::2], strict=True)
         return [(f"{start:{form}}", f"{end - last:{form}}") for start, end in pairs]
     begin = tags.get(RANGE_START) or tags.get(_PARTITION)
@@ -182,7 +182,7 @@ def partition_keys(
     Of the future as well; otherwise as of :func:`spans`.
     """
     ranges = _whole(partitions, hours, _hour(now + HORIZON))
-    starts = (hour for each in ranges for hour in each[:: _width(partitions)] if hour >= first_hour)
+    starts = (hour for span in ranges for hour in span[:: _width(partitions)] if hour >= first_hour)
     moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in starts)
     return [partition_key(partitions, moment) for moment in moments]
 
@@ -196,11 +196,11 @@ def _whole(partitions: TimePartitions, hours: Iterable[Hours], end: int) -> list
     clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
     return union(
         Hours(
-            start + (each.start - start) // width * width,
-            start - (start - each.stop) // width * width,
+            start + (span.start - start) // width * width,
+            start - (start - span.stop) // width * width,
         )
-        for each in clipped
-        if each
+        for span in clipped
+        if span
     )
 
 

@@ -33,7 +33,7 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         # Dagster's command line runs a range of its table only together with assets that have this.
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool="publish",
-        op_tags=priority(-1),  # after the tables
+        op_tags=priority(-1),  # runs of tables begin earlier
         description=f"Kafka topic `{spec.name}` ({compacted}, subject `{spec.value_subject}`) of "
         f"the rows of `{'.'.join(table.identifier)}`.\n\n{spec.description}\n\nA materialization "
         "sends the rows that changed since the last one in transactions, exactly once.",

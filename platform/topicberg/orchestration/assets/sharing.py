@@ -95,9 +95,6 @@ def share_out(grouped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[st
             yield (f"of_{group}" if parts == 1 else f"{number}_of_{group}"), share
 
 
-# --- operations ---
-
-
 def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
     def observation(
         context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse
@@ -197,9 +194,6 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
         check_specs_by_output_name=checks,
         can_subset=True,
     )
-
-
-# --- isolation ---
 
 
 class _Progress(Generic[Event]):

@@ -106,23 +106,23 @@ class Tables(ConfigurableResource):
         :param table: its name; of one in a namespace of others, both with a dot between them
         :raises TopicbergError: there is no such table
         """
-        known = dict(self._only or {})
+        identifiers = dict(self._only or {})
         if self._only is None:
             for namespace, name in self._listed():
-                known.setdefault(name, (namespace, name))
-        if table in known:
-            return known[table]
+                identifiers.setdefault(name, (namespace, name))
+        if table in identifiers:
+            return identifiers[table]
         namespace, _, name = table.partition(".")
         is_qualified = self._only is None and namespace and name
         if is_qualified and find_table(self.catalog, (namespace, name)) is not None:
             return namespace, name
-        close = get_close_matches(table, known, n=1)
+        close = get_close_matches(table, identifiers, n=1)
         reason = "the check does not name it" if self._only is not None else "it does not exist"
         raise TopicbergError(
             f"table {table!r} cannot be read: {reason}",
             hint=f"did you mean {close[0]!r}?"
             if close
-            else f"tables: {', '.join(sorted(known)) or 'none'}",
+            else f"tables: {', '.join(sorted(identifiers)) or 'none'}",
         )
 
     def iceberg(self, table: str) -> Table:

@@ -51,7 +51,7 @@ def find_candidates(
     candidates = []
     for field in key.fields:
         values = {path: key.as_found_in(field.name, kind) for path, kind in columns}
-        counts = search(table, {path: each for path, each in values.items() if each})
+        counts = search(table, {path: some for path, some in values.items() if some})
         if not counts:
             return ()
         for path, (rows, files) in counts.items():
@@ -69,7 +69,7 @@ def search(
     :param values: column → what to look for in it
     :raises TopicbergError: a file cannot be read
     """
-    wanted = {path: Rows(table.schema(), ({path: each},)) for path, each in values.items()}
+    wanted = {path: Rows(table.schema(), ({path: some},)) for path, some in values.items()}
     in_files: dict[ColumnPath, Counter[str]] = {path: Counter() for path in wanted}
     for file, batch in file_batches(table, {path[0] for path in wanted}) if wanted else ():
         for path, rows in wanted.items():

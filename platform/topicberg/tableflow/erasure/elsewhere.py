@@ -63,7 +63,9 @@ def _others(table: Table, location: str) -> Iterator[Table]:
         for name in table.catalog.list_tables(namespace):
             if name == table.name():
                 continue
-            with suppress(NoSuchTableError, NoSuchIcebergTableError):  # dropped, or none of Iceberg
+            with suppress(
+                NoSuchTableError, NoSuchIcebergTableError
+            ):  # it is dropped, or not of Iceberg
                 other = table.catalog.load_table(name)
                 place = f"{place_of(data_folder(other) or other.location()).rstrip('/')}/"
                 if place.startswith(folder) or folder.startswith(place):
@@ -72,11 +74,11 @@ def _others(table: Table, location: str) -> Iterator[Table]:
 
 def _listing(table: Table, location: str) -> list[str]:
     """Return the Parquet files in a folder that are not in the table's own."""
-    own = f"{place_of(table.location()).rstrip('/')}/"
+    folder = f"{place_of(table.location()).rstrip('/')}/"
     # None: as for the table's own folder, whose listing says it.
     listed = listed_files(table.io, location) or ()
     return [
         path
         for path, _ in listed
-        if path.endswith(".parquet") and not place_of(path).startswith(own)
+        if path.endswith(".parquet") and not place_of(path).startswith(folder)
     ]

@@ -58,8 +58,6 @@ class Forgetting:
     reason: str = "not given"
     """For the record in the tables."""
 
-    # --- Kafka ---
-
     def records(self) -> KeyRecords:
         """Return what the topic has of the key; nothing if the topic was deleted."""
         is_key = self.key_rows.where is None
@@ -137,8 +135,6 @@ class Forgetting:
                 records.newest |= {(bytes(raw), p): False for raw, p in dead if raw is not None}
         records.count = len(records.newest)
         return records
-
-    # --- tables ---
 
     def find(self, target: ErasureTarget) -> Found:
         """Return where a table holds rows of the key."""

@@ -125,7 +125,7 @@ def _value(given: Any, kind: iceberg.IcebergType) -> Any:
                 raise ValueError
             return {f.name: _value(given.get(f.name), f.field_type) for f in kind.fields}
         case iceberg.ListType():
-            return [_value(each, kind.element_type) for each in _of(list, given)]
+            return [_value(item, kind.element_type) for item in _of(list, given)]
         case iceberg.MapType():
             pairs = _of(dict, given).items()
             return [(_value(k, kind.key_type), _value(v, kind.value_type)) for k, v in pairs]
@@ -174,14 +174,14 @@ def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
 
 
 def _boolean(given: Any, kind: iceberg.IcebergType) -> bool:
-    known = {True: True, False: False, "true": True, "false": False}
+    booleans = {True: True, False: False, "true": True, "false": False}
     if (
         not isinstance(kind, iceberg.BooleanType)
-        or given not in known
+        or given not in booleans
         or (given in (0, 1) and not (isinstance(given, bool)))
     ):
         raise ValueError
-    return known[given]
+    return booleans[given]
 
 
 def _of(kind: type[Any], given: Any) -> Any:

@@ -148,8 +148,6 @@ class RowLocations:
             refs=tuple(sorted(expired.refs)),
         )
 
-    # --- files ---
-
     def named_files(self) -> dict[str, None]:
         """Return the paths of the files that all snapshots name, also of removed ones."""
         manifest_files = manifests(self._table.io, self._table.metadata.snapshots)
@@ -196,8 +194,6 @@ class RowLocations:
         self.read(filter(is_data, unreachable))
         return unreachable
 
-    # --- snapshots ---
-
     def is_head_tainted(self) -> bool:
         """Return whether the head names a tainted file."""
         return self._table.metadata.current_snapshot_id in self.tainted_snapshots()
@@ -220,9 +216,9 @@ class RowLocations:
         """Return all tainted snapshots but the head, and the refs that lead to them."""
         tainted = self.tainted_snapshots()
         refs = self._table.metadata.refs
-        gone = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
+        tags = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
         head = self._table.metadata.current_snapshot_id
-        return Expirable(frozenset(tainted - {head}), frozenset(gone))
+        return Expirable(frozenset(tainted - {head}), frozenset(tags))
 
     def _named_by(self, manifest_files: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
         """Return manifest → path of each file that it names, also of removed ones.
@@ -236,5 +232,5 @@ class RowLocations:
             files = [entry.data_file for entry in entries]
             for file in files:
                 check_format(self._table, file)
-            self._named_files[path] = [each.file_path for each in files if is_parquet(each)]
+            self._named_files[path] = [path.file_path for path in files if is_parquet(path)]
         return {path: self._named_files[path] for path in manifest_files}

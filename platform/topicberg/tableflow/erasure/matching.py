@@ -118,20 +118,20 @@ def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
     if not pa.types.is_nested(column.type):
         if pa.types.is_floating(column.type):
             zero = pa.scalar(0, column.type)
-            column, values = pc.add(column, zero), pc.add(values, zero)  # without a zero's sign
-        found = pc.is_in(column, value_set=values)
-        return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
-    known = [_comparable(value) for value in values.to_pylist()]
-    return np.array([_comparable(one) in known for one in column.to_pylist()], np.bool_)
+            column, values = pc.add(column, zero), pc.add(values, zero)  # a zero loses its sign
+        is_in = pc.is_in(column, value_set=values)
+        return np.asarray(is_in.to_numpy(zero_copy_only=False), np.bool_)
+    comparable = [_comparable(value) for value in values.to_pylist()]
+    return np.array([_comparable(value) in comparable for value in column.to_pylist()], np.bool_)
 
 
 def _comparable(value: Any) -> Any:
     """Return a nested value whose NaN is equal to NaN."""
     match value:
         case dict():
-            return {name: _comparable(one) for name, one in value.items()}
+            return {name: _comparable(item) for name, item in value.items()}
         case list() | tuple():
-            return [_comparable(one) for one in value]
+            return [_comparable(item) for item in value]
         case float() if math.isnan(value):
             return _NAN
     return value
@@ -153,5 +153,5 @@ def find_column(schema: Schema, name: str) -> tuple[ColumnPath, IcebergType] | N
 
     Iceberg does not allow a column ``a.b`` beside such a field.
     """
-    found = (each for each in fields_in_structs(schema.fields) if ".".join(each[0]) == name)
-    return next(found, None)
+    structs = (struct for struct in fields_in_structs(schema.fields) if ".".join(struct[0]) == name)
+    return next(structs, None)

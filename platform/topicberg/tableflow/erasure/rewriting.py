@@ -120,8 +120,8 @@ def _with_lineage(rows: pa.Table, entry: ManifestEntry, position: int) -> pa.Tab
     written = pa.repeat(pa.scalar(entry.sequence_number, pa.int64()), len(rows))
     for (name, number), values in zip(_LINEAGE.items(), (ids, written), strict=True):
         field = pa.field(name, pa.int64(), metadata={"PARQUET:field_id": str(number)})
-        if (known := names_by_id(rows.schema).get(number)) is not None:
-            place = rows.schema.get_field_index(known)
+        if (column := names_by_id(rows.schema).get(number)) is not None:
+            place = rows.schema.get_field_index(column)
             rows = rows.set_column(place, field, pc.coalesce(rows.column(place), values))
         elif name not in rows.schema.names:
             rows = rows.append_column(field, values)
@@ -135,13 +135,14 @@ def _described(
     inside = pyarrow_to_schema(arrow)
     # The table's properties name its columns; the file may have other names and narrower types.
     names = {field.field_id: field.name for field in table.schema().fields}
-    own = Schema(
+    nullable = Schema(
         *(
             NestedField(f.field_id, names.get(f.field_id, f.name), f.field_type, required=False)
             for f in inside.fields
         )
     )
-    plan, paths = compute_statistics_plan(own, table.properties), parquet_path_to_id_mapping(inside)
+    plan = compute_statistics_plan(nullable, table.properties)
+    paths = parquet_path_to_id_mapping(inside)
     size, order = len(table.io.new_input(path)), file.sort_order_id
     return described(
         path, size, file.spec_id, file.partition, metadata, plan, paths, sort_order_id=order

@@ -77,9 +77,10 @@ def catalog_problems(states: list[dict[str, Any]]) -> list[str]:
     the API gives a reason only of a failed sync.
     """
     return [
-        f"{one.get('catalog_type')}: {one.get('error_message') or NOT_SYNCED[one['sync_status']]}"
-        for one in states
-        if one.get("sync_status") in NOT_SYNCED
+        f"{state.get('catalog_type')}: "
+        f"{state.get('error_message') or NOT_SYNCED[state['sync_status']]}"
+        for state in states
+        if state.get("sync_status") in NOT_SYNCED
     ]
 
 
@@ -89,7 +90,7 @@ def syncs(status: dict[str, Any], *, of_delta: bool = True) -> list[dict[str, An
     :param of_delta: also in Unity Catalog, which has Delta tables only
     """
     states: list[dict[str, Any]] = status.get("catalog_sync_statuses") or []
-    return [one for one in states if of_delta or one.get("catalog_type") != UNITY]
+    return [state for state in states if of_delta or state.get("catalog_type") != UNITY]
 
 
 def topic_path(name: str) -> str:

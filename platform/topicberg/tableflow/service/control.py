@@ -166,8 +166,8 @@ class Requested:
 
     def resumed(self) -> list[str]:
         """Return the topics that were resumed since the last call."""
-        found, self._resumed = self._resumed, []
-        return found
+        changed, self._resumed = self._resumed, []
+        return changed
 
 
 def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
@@ -189,7 +189,7 @@ def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
 
 def _resumed_at(config: Settings) -> dict[str, float]:
     """Return when each topic was last resumed."""
-    return {name: each.resumed_at for name, each in read_requests(config)[0].items()}
+    return {name: request.resumed_at for name, request in read_requests(config)[0].items()}
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
@@ -198,7 +198,7 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     :raises SpecError: there is no folder of topic specs
     """
     good, problems = check_topics(config)
-    wrong = {name: str(each) for each in reversed(problems) for name in each.names}
+    wrong = {name: str(problem) for problem in reversed(problems) for name in problem.names}
     requests, unreadable = read_requests(config)
     wrong |= unreadable
     enabled = _enabled({spec.name: spec for spec in good}, requests, wrong)
@@ -228,8 +228,8 @@ def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
     :raises SpecError: the spec of this topic is invalid
     """
     specs, problems = check_topics(config)
-    if own := [str(problem) for problem in problems if topic in problem.names]:
-        raise SpecError("\n".join(["the topic spec is invalid:", *own]))
+    if texts := [str(problem) for problem in problems if topic in problem.names]:
+        raise SpecError("\n".join(["the topic spec is invalid:", *texts]))
     return {spec.name: spec for spec in specs}
 
 

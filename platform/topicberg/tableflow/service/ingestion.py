@@ -81,8 +81,6 @@ class Ingestion:
         if (ingestor := self._ingestor) is not None:
             ingestor.interrupt()
 
-    # --- when a turn is due ---
-
     @property
     def held(self) -> Offsets | None:
         """The first offset of each partition that the table lacks; None: not known yet."""
@@ -101,8 +99,6 @@ class Ingestion:
         """
         full = self._ingestor.limits.size.limit if self._ingestor is not None else None
         return self.schedule.due_at(inspection_seconds, self.report.status.end_offsets, full)
-
-    # --- what the service observes ---
 
     def observe(self, ends: Ends | TopicbergError, write_seconds: float = 0.0) -> Offsets:
         """Take note of the ends of the topic's log.
@@ -151,8 +147,6 @@ class Ingestion:
                     *(self.spec.name, partition, offset),
                 )
             self.report.update(open_transactions=transactions)
-
-    # --- a turn ---
 
     def turn(self) -> None:
         """Commit the next batch, if there is one; a failure suspends the topic or is retried."""

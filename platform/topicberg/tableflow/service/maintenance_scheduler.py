@@ -63,7 +63,7 @@ class MaintenanceScheduler:
         """Maintain tables until the engine has ended."""
         while not self._ended.wait(PAUSE_SECONDS):
             topics = self._queue.topics
-            self._kept = {name: kept for name, kept in self._kept.items() if name in topics}
+            self._kept = {name: entry for name, entry in self._kept.items() if name in topics}
             workers = max(1, self._config.engine_workers // WORKERS_PER_TABLE)
             with ThreadPoolExecutor(workers) as pool:
                 list(pool.map(self._maintain, topics.values()))

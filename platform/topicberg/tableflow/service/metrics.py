@@ -37,17 +37,20 @@ _COUNTERS = {
 _GAUGES = {
     "consumer_lag_records": (
         "offsets in Kafka that are not committed: records, ends of transactions, and gaps",
-        *("topic", "partition"),
+        "topic",
+        "partition",
     ),
     "commit_lag_seconds": ("time since the last commit while records are waiting, else 0", "topic"),
     "open_transaction_seconds": (
         "age of a transaction that its producer did not end, which holds records back",
-        *("topic", "partition"),
+        "topic",
+        "partition",
     ),
     "data_files": ("data files of the table", "topic"),
     "reader": (
         "1 for what read the newest batch: process, a process of the engine, or spark",
-        *("topic", "reader"),
+        "topic",
+        "reader",
     ),
     "phase": ("1 for the phase of the topic", "topic", "phase"),
     "engine": ("1 for the engine that has the topic", "topic", "engine"),

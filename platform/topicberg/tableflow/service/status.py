@@ -24,13 +24,28 @@ Phase = Literal["PENDING", "RUNNING", "FAILED"]
 SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 
 _LASTING = (
-    *("topic", "write_mode", "error_handling", "snapshot_id", "committed_at_ms", "end_offsets"),
-    *("rows_skipped", "skip_requests", "missed_deletes", "data_files", "keys", "reader"),
+    "topic",
+    "write_mode",
+    "error_handling",
+    "snapshot_id",
+    "committed_at_ms",
+    "end_offsets",
+    "rows_skipped",
+    "skip_requests",
+    "missed_deletes",
+    "data_files",
+    "keys",
+    "reader",
     "files_of_commit",
 )
 COUNTERS = (
-    *("records_read", "rows_committed", "records_skipped", "records_dead_lettered"),
-    *("bytes_committed", "commits", "failures"),
+    "records_read",
+    "rows_committed",
+    "records_skipped",
+    "records_dead_lettered",
+    "bytes_committed",
+    "commits",
+    "failures",
 )
 """Since the engine got the topic. Metrics and the check ``tableflow`` have the same names."""
 PENDING_SECONDS = 30.0
@@ -237,7 +252,7 @@ def _observation_file(config: Settings) -> Path:
 def note_observation(config: Settings) -> None:
     """Note that the statuses have the ends of the logs as they are now."""
     path = _observation_file(config)
-    with suppress(OSError):  # e.g. a full disk
+    with suppress(OSError):  # the disk may be full
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
@@ -255,7 +270,7 @@ def give_up_status(config: Settings, status: TopicStatus) -> None:
 
     Another engine may have written its own status already, which then stays.
     """
-    with suppress(OSError):  # e.g. a full disk
+    with suppress(OSError):  # the disk may be full
         if read_status(config, status.topic).engine == status.engine:
             write_status(config, status.given_up())
 

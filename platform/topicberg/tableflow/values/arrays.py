@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 def flags(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return truth values; null is false."""
-    found: NDArray[np.bool_] = column.fill_null(False).to_numpy(zero_copy_only=False)
-    return found
+    values: NDArray[np.bool_] = column.fill_null(False).to_numpy(zero_copy_only=False)
+    return values
 
 
 def whole(column: Any) -> pa.Array:

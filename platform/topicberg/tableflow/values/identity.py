@@ -67,8 +67,8 @@ class Identity:
             raise
         self._file = stream
         stream.seek(0)
-        if known := re.fullmatch(r"[0-9a-f]{32}", stream.read().strip()):
-            self._id = known[0]
+        if identity := re.fullmatch(r"[0-9a-f]{32}", stream.read().strip()):
+            self._id = identity[0]
         else:
             self._write()
         return True

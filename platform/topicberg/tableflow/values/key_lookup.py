@@ -72,8 +72,8 @@ def fill(bits, block, high, low):  # type: ignore[no-untyped-def]
     """
     for number in range(len(high)):
         first = _first_bit(high[number], 8 * len(bits))
-        for one in (first, _second_bit(first, low[number], block)):
-            bits[one >> np.uint64(3)] |= np.uint8(1) << np.uint8(one & np.uint64(7))
+        for bit in (first, _second_bit(first, low[number], block)):
+            bits[bit >> np.uint64(3)] |= np.uint8(1) << np.uint8(bit & np.uint64(7))
 
 
 @compiled

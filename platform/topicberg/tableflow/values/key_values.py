@@ -48,7 +48,7 @@ def key_text(columns: Sequence[Any], shapes: Sequence[KeyShape] | None = None) -
     :param shapes: of the fields; None: none of them is nested
     """
     shapes = shapes or (KeyShape(),) * len(columns)
-    parts = [_sized(_text(one, shape)) for one, shape in zip(columns, shapes, strict=True)]
+    parts = [_sized(_text(column, shape)) for column, shape in zip(columns, shapes, strict=True)]
     return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b",")
 
 
@@ -95,8 +95,8 @@ def _struct_text(values: pa.StructArray, shape: KeyShape) -> Any:
     columns = values.flatten()
     nothing = pa.nulls(len(values), pa.binary())
     texts = [
-        _sized(_text(columns[names[name]], one) if name in names else nothing)
-        for name, one in shape.parts
+        _sized(_text(columns[names[name]], part) if name in names else nothing)
+        for name, part in shape.parts
     ]
     joined = pc.binary_join_element_wise(*texts, b",")
     return pc.if_else(values.is_valid(), joined, pa.scalar(None, pa.binary()))
@@ -108,7 +108,7 @@ def _list_text(values: Any, parts: Any, *, is_map: bool) -> pa.Array:
     texts = []
     for row, is_there in enumerate(values.is_valid().to_pylist()):
         inside = listed[offsets[row] : offsets[row + 1]] if is_there else []
-        inside = [_with_size(one) for one in sorted(inside)] if is_map else inside
+        inside = [_with_size(text) for text in sorted(inside)] if is_map else inside
         texts.append(b",".join(inside) if is_there else None)
     return pa.array(texts, pa.binary())
 

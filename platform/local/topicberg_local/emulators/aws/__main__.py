@@ -83,9 +83,9 @@ class Application:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        answer = self._answer(environ, body)
-        start_response(answer.status, answer.headers)
-        return [answer.body]
+        response = self._answer(environ, body)
+        start_response(response.status, response.headers)
+        return [response.body]
 
     def _answer(self, environ: Environ, body: bytes) -> AwsResponse:
         if environ["PATH_INFO"] == "/health":
@@ -115,18 +115,18 @@ class Application:
                         errors := lake.undroppable(body, principal)
                     ):
                         return _json({"Errors": errors})
-                answer = self._forward(environ, body, service, region)
-                if is_governed and answer.ok:
+                response = self._forward(environ, body, service, region)
+                if is_governed and response.ok:
                     lake.remember_creator(action, body, principal)
                     if action in LISTS:
-                        visible = lake.visible(action, body, json.loads(answer.body), principal)
-                        answer = _json(visible)
+                        visible = lake.visible(action, body, json.loads(response.body), principal)
+                        response = _json(visible)
             except Refusal as refusal:
                 return _refused(environ, refusal)
-            if keep is not None and answer.ok:
+            if keep is not None and response.ok:
                 keep()
             if action.startswith(READS):
-                return answer
+                return response
             try:
                 self._state.save()
             except (OSError, TypeError, pickle.PicklingError) as error:
@@ -140,7 +140,7 @@ class Application:
                         f"{self._state.path} cannot be written, so nothing was changed: {error}",
                     ),
                 )
-            return answer
+            return response
 
     def _forward(self, environ: Environ, body: bytes, service: str, region: str) -> AwsResponse:
         """Return moto's answer, complete, or that of a service which is not moto's.
@@ -254,9 +254,9 @@ def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AwsRes
 def _refused(environ: Environ, refusal: Refusal) -> AwsResponse:
     """An error in the shape of the protocol that the client speaks: JSON, or XML of Query APIs."""
     if speaks_json(environ):
-        answer = _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
-        answer.headers.append(("x-amzn-ErrorType", refusal.code))
-        return answer
+        response = _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
+        response.headers.append(("x-amzn-ErrorType", refusal.code))
+        return response
     from xml.sax.saxutils import escape
 
     body = (
@@ -299,7 +299,9 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     application = Application(DomainDispatcherApplication(create_backend_app), state)
     listener = process.listen("AWS", host, port)
     server = make_server(
-        *(host, port, guarded(application, Guard())),
+        host,
+        port,
+        guarded(application, Guard()),
         threaded=True,
         request_handler=QuietHandler,
         fd=listener.fileno(),

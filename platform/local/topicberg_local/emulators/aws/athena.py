@@ -23,7 +23,14 @@ PRIMARY = "primary"
 INVALID = "InvalidRequestException"
 _ENGINE = {"SelectedEngineVersion": "AUTO", "EffectiveEngineVersion": "Athena engine version 3"}
 _COMMANDS = (
-    *("SHOW", "EXPLAIN", "MSCK", "PREPARE", "EXECUTE", "DEALLOCATE", "UNLOAD", "VACUUM"),
+    "SHOW",
+    "EXPLAIN",
+    "MSCK",
+    "PREPARE",
+    "EXECUTE",
+    "DEALLOCATE",
+    "UNLOAD",
+    "VACUUM",
     "OPTIMIZE",
 )
 """Beginnings of statements that Athena has and sqlglot does not parse."""
@@ -82,20 +89,24 @@ class Athena:
         self.workgroups[Name] = WorkGroup(Name, Description, configuration, tags)
 
     def _get_work_group(self, WorkGroup: str) -> dict[str, Any]:
-        one = self._workgroup(WorkGroup)
-        found = {
-            "Name": one.name,
-            "State": one.state,
-            "Configuration": one.configuration,
-            "CreationTime": one.created,
+        workgroup = self._workgroup(WorkGroup)
+        description = {
+            "Name": workgroup.name,
+            "State": workgroup.state,
+            "Configuration": workgroup.configuration,
+            "CreationTime": workgroup.created,
         }
-        return {"WorkGroup": {**found, "Description": one.description}}
+        return {"WorkGroup": {**description, "Description": workgroup.description}}
 
     def _list_work_groups(self, **_: Any) -> dict[str, Any]:
         return {
             "WorkGroups": [
-                {"Name": one.name, "State": one.state, "Description": one.description}
-                for one in self.workgroups.values()
+                {
+                    "Name": workgroup.name,
+                    "State": workgroup.state,
+                    "Description": workgroup.description,
+                }
+                for workgroup in self.workgroups.values()
             ]
         }
 
@@ -112,8 +123,8 @@ class Athena:
         if updates.pop("RemoveBytesScannedCutoffPerQuery", False):
             workgroup.configuration.pop("BytesScannedCutoffPerQuery", None)
         workgroup.configuration |= updates
-        kept = {k: v for k, v in results.items() if not k.startswith("Remove")}
-        workgroup.configuration.setdefault("ResultConfiguration", {}).update(kept)
+        changed = {k: v for k, v in results.items() if not k.startswith("Remove")}
+        workgroup.configuration.setdefault("ResultConfiguration", {}).update(changed)
         workgroup.description = workgroup.description if Description is None else Description
         workgroup.state = State or workgroup.state
 
@@ -124,7 +135,7 @@ class Athena:
 
     def _tag_resource(self, ResourceARN: str, Tags: list[dict[str, str]]) -> None:
         tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags
-        tags.update({one["Key"]: one.get("Value", "") for one in Tags})
+        tags.update({tag["Key"]: tag.get("Value", "") for tag in Tags})
 
     def _list_tags_for_resource(self, ResourceARN: str, **_: Any) -> dict[str, Any]:
         tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags

@@ -32,10 +32,18 @@ STATE_SECONDS = 0.3
 """How long an application is between two states."""
 _NEXT = {"CREATING": "CREATED", "STARTING": "STARTED", "STOPPING": "STOPPED"}
 _CONFIGURATION = (
-    *("releaseLabel", "architecture", "initialCapacity", "maximumCapacity"),
-    *("autoStartConfiguration", "autoStopConfiguration", "networkConfiguration"),
-    *("imageConfiguration", "runtimeConfiguration", "monitoringConfiguration"),
-    *("schedulerConfiguration", "interactiveConfiguration"),
+    "releaseLabel",
+    "architecture",
+    "initialCapacity",
+    "maximumCapacity",
+    "autoStartConfiguration",
+    "autoStopConfiguration",
+    "networkConfiguration",
+    "imageConfiguration",
+    "runtimeConfiguration",
+    "monitoringConfiguration",
+    "schedulerConfiguration",
+    "interactiveConfiguration",
 )
 
 
@@ -79,14 +87,12 @@ class EmrServerless:
 
     def answer(self, method: str, path: str, query: str, body: bytes) -> dict[str, Any]:
         """:raises Refusal: the request is not valid, or not supported"""
-        operation, found = operation_of(method, path)
+        operation, parameters = operation_of(method, path)
         if operation is None:
             raise Refusal(HTTPStatus.NOT_FOUND, "UnknownOperationException", path)
-        given = {**json.loads(body or b"{}"), **found, **_query(query, operation)}
+        given = {**json.loads(body or b"{}"), **parameters, **_query(query, operation)}
         why = "it runs no jobs of EMR Serverless, and the local stack computes with its own Spark"
         return serve(self, operation, given, INVALID, why)
-
-    # --- applications ---
 
     def _create_application(self, clientToken: str, type: str, **given: Any) -> dict[str, Any]:
         for application in self.applications.values():
@@ -178,26 +184,32 @@ class EmrServerless:
     def _update_application(
         self, applicationId: str, clientToken: str, **given: Any
     ) -> dict[str, Any]:
-        one = self._changeable(applicationId)
+        application = self._changeable(applicationId)
         self._check(given)
-        one.configuration |= given
-        return {"application": self._described(one)}
+        application.configuration |= given
+        return {"application": self._described(application)}
 
     def _start_application(self, applicationId: str) -> None:
-        one = self._application(applicationId)
-        if one.state in CHANGEABLE:
-            one.become("STARTING")
-        elif one.state not in ("STARTING", "STARTED"):
-            raise _invalid(f"Application {one.id} cannot be started in state {one.state}")
+        application = self._application(applicationId)
+        if application.state in CHANGEABLE:
+            application.become("STARTING")
+        elif application.state not in ("STARTING", "STARTED"):
+            raise _invalid(
+                f"Application {application.id} cannot be started in state {application.state}"
+            )
 
     def _stop_application(self, applicationId: str) -> None:
-        one = self._application(applicationId)
-        if one.active:
-            raise _invalid(f"Application {one.id} has {len(one.active)} active job runs")
-        if one.state == "STARTED":
-            one.become("STOPPING")
-        elif one.state not in (*CHANGEABLE, "STOPPING"):
-            raise _invalid(f"Application {one.id} cannot be stopped in state {one.state}")
+        application = self._application(applicationId)
+        if application.active:
+            raise _invalid(
+                f"Application {application.id} has {len(application.active)} active job runs"
+            )
+        if application.state == "STARTED":
+            application.become("STOPPING")
+        elif application.state not in (*CHANGEABLE, "STOPPING"):
+            raise _invalid(
+                f"Application {application.id} cannot be stopped in state {application.state}"
+            )
 
     def _delete_application(self, applicationId: str) -> None:
         self._changeable(applicationId).become("TERMINATED")
@@ -212,15 +224,13 @@ class EmrServerless:
         return self.applications[identity]
 
     def _changeable(self, identity: str) -> Application:
-        one = self._application(identity)
-        if one.state not in CHANGEABLE:
+        application = self._application(identity)
+        if application.state not in CHANGEABLE:
             raise _invalid(
                 f"Application {identity} must be in one of the following statuses [CREATED, "
-                f"STOPPED]. Current status: {one.state}"
+                f"STOPPED]. Current status: {application.state}"
             )
-        return one
-
-    # --- job runs: those that a test has put there ---
+        return application
 
     def _list_job_runs(
         self, applicationId: str, states: list[str] | None = None, **_: Any
@@ -246,16 +256,14 @@ class EmrServerless:
         }
 
     def _cancel_job_run(self, applicationId: str, jobRunId: str, **_: Any) -> dict[str, Any]:
-        one = self._application(applicationId)
-        if jobRunId not in one.jobs:
+        application = self._application(applicationId)
+        if jobRunId not in application.jobs:
             raise Refusal(
                 HTTPStatus.NOT_FOUND, "ResourceNotFoundException", f"no job run {jobRunId}"
             )
-        if jobRunId in one.active:
-            one.jobs[jobRunId] = "CANCELLED"
+        if jobRunId in application.active:
+            application.jobs[jobRunId] = "CANCELLED"
         return {"applicationId": applicationId, "jobRunId": jobRunId}
-
-    # --- tags ---
 
     def _tag_resource(self, resourceArn: str, tags: dict[str, str]) -> None:
         self._tagged(resourceArn).tags.update(tags)
@@ -286,14 +294,14 @@ def operation_of(method: str, path: str) -> tuple[Any, dict[str, str]]:
 
 def _query(query: str, operation: Any) -> dict[str, Any]:
     """Return the parameters in a query, of the types that the service describes."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, values in parse_qs(query).items():
         shape = operation.input_shape.members.get(name)
         kind = shape.type_name if shape is not None else "string"
-        found[name] = (
+        parameters[name] = (
             values if kind == "list" else int(values[0]) if kind == "integer" else values[0]
         )
-    return found
+    return parameters
 
 
 def _invalid(message: str) -> Refusal:

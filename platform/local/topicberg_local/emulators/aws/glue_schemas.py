@@ -61,10 +61,10 @@ class SchemaVersions:
         if not NextToken.isdecimal() or int(NextToken) > len(versions):
             raise Refusal(HTTPStatus.BAD_REQUEST, _INVALID, "NextToken is not one of an answer")
         end = int(NextToken) + MaxResults
-        answer: dict[str, Any] = {
+        response: dict[str, Any] = {
             "Schemas": [_listed(version) for version in versions[int(NextToken) : end]]
         }
-        return answer if end >= len(versions) else {**answer, "NextToken": str(end)}
+        return response if end >= len(versions) else {**response, "NextToken": str(end)}
 
 
 def _listed(version: Any) -> dict[str, Any]:

@@ -88,10 +88,10 @@ class LakeFormation:
             if not self._may(principal, "table", (database, name), _NEEDS["DeleteTable"][1])
         ]
 
-    def visible(self, action: str, request: bytes, answer: Document, principal: str) -> Document:
+    def visible(self, action: str, request: bytes, response: Document, principal: str) -> Document:
         """Return the answer of a list without what the principal may not see."""
         if action not in LISTS:
-            return answer
+            return response
         field, on, permissions = LISTS[action]
         database = json.loads(request).get("DatabaseName", "")
 
@@ -99,7 +99,10 @@ class LakeFormation:
             names = (database, entry["Name"]) if on == "table" else (entry["Name"],)
             return self._may(principal, on, names, permissions)
 
-        return {**answer, field: [entry for entry in answer.get(field, []) if is_visible(entry)]}
+        return {
+            **response,
+            field: [entry for entry in response.get(field, []) if is_visible(entry)],
+        }
 
     def remember_creator(self, action: str, body: bytes, principal: str) -> None:
         """Give who created a database or a table all rights on it."""

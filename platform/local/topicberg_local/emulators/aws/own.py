@@ -19,10 +19,10 @@ class Regions(defaultdict[str, dict[str, T]], Generic[T]):
         self._make = make
 
     def of(self, account: str, region: str) -> T:
-        found = self[account].get(region)
-        if found is None:
-            found = self[account][region] = self._make(account, region)
-        return found
+        service = self[account].get(region)
+        if service is None:
+            service = self[account][region] = self._make(account, region)
+        return service
 
     def iter_backends(self) -> Iterator[tuple[str, str, T]]:
         for account, regions in self.items():

@@ -16,7 +16,9 @@ from topicberg_local.emulators.aws.refusal import Refusal
 
 _OF_JAVA = {
     r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010FFFF",
-    **{r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"},
+    r"\p{L}": r"\w",
+    r"\p{N}": r"\d",
+    r"\p{Z}": r"\s",
 }
 """Parts of patterns that Python does not know → as it has them."""
 
@@ -29,13 +31,13 @@ def service(name: str) -> ServiceModel:
 
 def routes(model: ServiceModel) -> list[tuple[OperationModel, str, str]]:
     """Return the operations of a REST API, each with its method and a pattern of its path."""
-    found = []
+    listed = []
     for operation in map(model.operation_model, model.operation_names):
         path = operation.http["requestUri"]
         part = ".+" if path.startswith("/tags/") else "[^/]+"  # an ARN has slashes
         pattern = re.sub(r"\{(\w+)\}", rf"(?P<\1>{part})", path)
-        found.append((operation, operation.http["method"], pattern))
-    return found
+        listed.append((operation, operation.http["method"], pattern))
+    return listed
 
 
 def serve(
@@ -54,10 +56,10 @@ def serve(
         raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "UnsupportedOperation", message)
     if problem := check(given, operation.input_shape):
         raise Refusal(HTTPStatus.BAD_REQUEST, invalid, problem)
-    answer: dict[str, Any] = act(**given) or {}
-    problem = check(answer, operation.output_shape)
+    response: dict[str, Any] = act(**given) or {}
+    problem = check(response, operation.output_shape)
     assert not problem, problem  # noqa: S101  a mistake of the emulator
-    return answer
+    return response
 
 
 def check(value: Any, shape: Shape | None) -> str:

@@ -53,11 +53,11 @@ def simulate(body: bytes, account: str, principal: str) -> bytes:
 
 def _members(form: dict[str, list[str]], name: str) -> list[str]:
     """Return the items of a list, in their order: ``ActionNames.member.1`` and so on."""
-    found = {}
+    members = {}
     for key, values in form.items():
         if key.startswith(f"{name}.member.") and key.removeprefix(f"{name}.member.").isdigit():
-            found[int(key.rpartition(".")[2])] = values[0]
-    return [found[number] for number in sorted(found)]
+            members[int(key.rpartition(".")[2])] = values[0]
+    return [members[number] for number in sorted(members)]
 
 
 def _context(form: dict[str, list[str]]) -> dict[str, str]:
@@ -98,7 +98,7 @@ def policies_of(arn: str, account: str) -> Policies:
 
 
 def _of(policy: Any) -> list[Document]:
-    default = next(one for one in policy.versions if one.is_default)
+    default = next(version for version in policy.versions if version.is_default)
     return statements(default.document)
 
 

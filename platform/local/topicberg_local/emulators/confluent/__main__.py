@@ -59,5 +59,5 @@ def serve(host: str, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    levels = {"httpx": logging.WARNING, "httpx2": logging.WARNING}  # of the registry's client
+    levels = {"httpx": logging.WARNING, "httpx2": logging.WARNING}  # they log each request
     process.main("topicberg_local.emulators.confluent", __doc__, serve, levels)

@@ -108,8 +108,8 @@ class Account:
         with self._clients_lock:
             if name not in self._clients or self._clients[name][0] != address:
                 self._clients[name] = (address, make())
-            found: T = self._clients[name][1]
-            return found
+            client: T = self._clients[name][1]
+            return client
 
     def kafka_admin(self) -> AdminClient:
         """:raises StackError: the stack has not come up yet"""
@@ -140,10 +140,10 @@ class Account:
 
     def require(self, kind: str, name: Name, missing: Refusal) -> Stored:
         """:raises Refusal: there is no such object"""
-        found = self.store.get(kind, name)
-        if found is None:
+        stored = self.store.get(kind, name)
+        if stored is None:
             raise missing
-        return found
+        return stored
 
     def add(self, kind: str, prefix: str, properties: dict[str, Any]) -> Stored:
         """Store a new object, with an id that begins with the prefix."""
@@ -201,9 +201,9 @@ class Account:
         """An id that no object of the kind has."""
         taken = {stored.name[-1] for stored in self.store.all(kind)}
         while True:
-            found = f"{prefix}-{''.join(secrets.choice(_ID_ALPHABET) for _ in range(6))}"
-            if found not in taken:
-                return found
+            identity = f"{prefix}-{''.join(secrets.choice(_ID_ALPHABET) for _ in range(6))}"
+            if identity not in taken:
+                return identity
 
 
 def timestamp(seconds: float) -> str:

@@ -13,8 +13,7 @@ from topicberg_local.emulators.confluent.kafka_rest import (
     resource,
     resources,
 )
-from topicberg_local.emulators.confluent.operation import Call
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Query
 from topicberg_local.emulators.store import Stored
 
 ResourceType = Literal[
@@ -40,13 +39,26 @@ Permission = Literal["UNKNOWN", "ANY", "DENY", "ALLOW"]
 _FILTERS = ("UNKNOWN", "ANY", "MATCH")
 _OPERATIONS: dict[str, set[str]] = {
     "TOPIC": {
-        *("ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE"),
-        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+        "ALL",
+        "READ",
+        "WRITE",
+        "CREATE",
+        "DELETE",
+        "ALTER",
+        "DESCRIBE",
+        "DESCRIBE_CONFIGS",
+        "ALTER_CONFIGS",
     },
     "GROUP": {"ALL", "READ", "DELETE", "DESCRIBE"},
     "CLUSTER": {
-        *("ALL", "CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "IDEMPOTENT_WRITE"),
-        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+        "ALL",
+        "CREATE",
+        "ALTER",
+        "DESCRIBE",
+        "CLUSTER_ACTION",
+        "IDEMPOTENT_WRITE",
+        "DESCRIBE_CONFIGS",
+        "ALTER_CONFIGS",
     },
     "TRANSACTIONAL_ID": {"ALL", "WRITE", "DESCRIBE"},
 }
@@ -140,9 +152,9 @@ def _list(call: Call) -> HttpResponse:
 
 def _delete(call: Call) -> HttpResponse:
     demand(call)
-    found = _found(call)
-    call.account.store.delete(ACL, [stored.name for stored in found])
-    return HttpResponse({"data": [_document(call, stored) for stored in found]})
+    acls = _found(call)
+    call.account.store.delete(ACL, [stored.name for stored in acls])
+    return HttpResponse({"data": [_document(call, stored) for stored in acls]})
 
 
 OPERATIONS = [

@@ -19,16 +19,17 @@ from topicberg_local.emulators.confluent import clusters, environments, integrat
 from topicberg_local.emulators.confluent.account import CATALOG, TABLE, timestamp
 from topicberg_local.emulators.confluent.errors import bad_request, conflict, invalid, not_found
 from topicberg_local.emulators.confluent.materialization import database_of, trust_problem
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
-from topicberg_local.emulators.confluent.wire import (
+from topicberg_local.emulators.confluent.operation import (
     Body,
+    Call,
     HttpResponse,
     InCluster,
+    Operation,
     PageInCluster,
     Reference,
     ScopedReference,
 )
+from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
 from topicberg_local.emulators.store import Stored
 
 PATH = "/tableflow/v1/catalog-integrations"
@@ -149,7 +150,11 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
     environment, cluster = properties["environment"], properties["cluster"]
     within = (f"environment={environment}", f"cloud-cluster={cluster}", "catalog-integration")
     return account.document(
-        *(VERSION, "CatalogIntegration", stored, PATH, *within),
+        VERSION,
+        "CatalogIntegration",
+        stored,
+        PATH,
+        *within,
         spec={
             "display_name": properties["display_name"],
             "suspended": properties.get("suspended", False),
@@ -172,10 +177,10 @@ def shown(config: dict[str, Any]) -> dict[str, Any]:
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
     missing = not_found(f"Catalog integration {call.path['id']}")
-    found = call.account.require(CATALOG, (call.path["id"],), missing)
-    if (environment, cluster) != (found.properties["environment"], found.properties["cluster"]):
+    stored = call.account.require(CATALOG, (call.path["id"],), missing)
+    if (environment, cluster) != (stored.properties["environment"], stored.properties["cluster"]):
         raise missing
-    return found
+    return stored
 
 
 def _create(call: Call) -> HttpResponse:
@@ -211,8 +216,10 @@ def _create(call: Call) -> HttpResponse:
 def _list(call: Call) -> HttpResponse:
     query: PageInCluster = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
-    found = call.account.find(CATALOG, lambda document: document["cluster"] == query.kafka_cluster)
-    return call.page(found, VERSION, "CatalogIntegration", _document)
+    catalogs = call.account.find(
+        CATALOG, lambda document: document["cluster"] == query.kafka_cluster
+    )
+    return call.page(catalogs, VERSION, "CatalogIntegration", _document)
 
 
 def _get(call: Call) -> HttpResponse:

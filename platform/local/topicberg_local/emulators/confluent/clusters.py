@@ -23,11 +23,12 @@ from topicberg_local.emulators.confluent.account import (
     Account,
 )
 from topicberg_local.emulators.confluent.errors import bad_request, conflict, gone, unsupported
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import (
+from topicberg_local.emulators.confluent.operation import (
     Body,
+    Call,
     HttpResponse,
     InEnvironment,
+    Operation,
     PageInEnvironment,
     Reference,
     ScopedReference,
@@ -98,10 +99,10 @@ class ListClusters(PageInEnvironment):
 def require(account: Account, environment: str, cluster: str) -> Stored:
     """:raises Refusal: there is no such cluster in the environment"""
     missing = gone(f"Kafka cluster {cluster} of environment {environment}")
-    found = account.require(CLUSTER, (cluster,), missing)
-    if found.properties["environment"] != environment or _is_gone(found):
+    stored = account.require(CLUSTER, (cluster,), missing)
+    if stored.properties["environment"] != environment or _is_gone(stored):
         raise missing
-    return found
+    return stored
 
 
 def _is_gone(cluster: Stored) -> bool:

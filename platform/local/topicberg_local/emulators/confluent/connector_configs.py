@@ -19,9 +19,18 @@ _OF_THE_SERVICE = ("cloud.environment", "cloud.provider", "kafka.endpoint", "kaf
 """In every answer; whoever sends them back changes nothing."""
 _SECRETS = ("kafka.api.key", "kafka.api.secret")
 _KNOWN = (
-    *("connector.class", "name", "kafka.auth.mode", "kafka.service.account.id", *_SECRETS),
-    *("kafka.topic", "output.data.format", "quickstart", "max.interval", "tasks.max"),
-    *("confluent.connector.type", *_OF_THE_SERVICE),
+    "connector.class",
+    "name",
+    "kafka.auth.mode",
+    "kafka.service.account.id",
+    *_SECRETS,
+    "kafka.topic",
+    "output.data.format",
+    "quickstart",
+    "max.interval",
+    "tasks.max",
+    "confluent.connector.type",
+    *_OF_THE_SERVICE,
 )
 Configuration = dict[str, str]
 Complain = Callable[[str, str], None]

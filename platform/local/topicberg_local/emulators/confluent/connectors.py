@@ -31,8 +31,14 @@ from topicberg_local.emulators.confluent.errors import (
     not_found,
     unsupported,
 )
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    HttpResponse,
+    KeyKind,
+    Operation,
+    Query,
+)
 from topicberg_local.emulators.store import Stored
 
 PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
@@ -63,9 +69,6 @@ def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configur
             raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
 
 
-# --- states ---
-
-
 def state(account: Account, connector: Stored) -> tuple[str, str]:
     """State and trace, as the service names them."""
     properties = connector.properties
@@ -93,9 +96,6 @@ def _status(account: Account, connector: Stored) -> dict[str, Any]:
         "connector": {"state": now, "worker_id": name, "trace": trace},
         "tasks": [] if now == "PROVISIONING" else tasks,
     }
-
-
-# --- requests ---
 
 
 def _cluster(call: Call) -> Stored:
@@ -153,15 +153,15 @@ def _list(call: Call) -> HttpResponse:
     if not query.expand:
         return HttpResponse([connector.name[1] for connector in connectors])
     expanded = query.expand.split(",")
-    answer = {}
+    response = {}
     for connector in connectors:
         parts: dict[str, Any] = {
             "id": {"id": connector.properties["id"], "id_type": "ID"},
             "info": _info(account, cluster, connector),
             "status": _status(account, connector),
         }
-        answer[connector.name[1]] = {part: parts[part] for part in expanded}
-    return HttpResponse(answer)
+        response[connector.name[1]] = {part: parts[part] for part in expanded}
+    return HttpResponse(response)
 
 
 def _get_status(call: Call) -> HttpResponse:

@@ -15,8 +15,7 @@ from topicberg_local.emulators.confluent.account import (
     Account,
 )
 from topicberg_local.emulators.confluent.errors import conflict, not_found
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page
+from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Operation, Page
 from topicberg_local.emulators.store import Stored
 
 VERSION = "org/v2"
@@ -104,8 +103,8 @@ def _delete(call: Call) -> HttpResponse:
 
 
 def _organizations(call: Call) -> HttpResponse:
-    found = call.account.store.all(ORGANIZATION)
-    return call.page(found, VERSION, "Organization", _organization)
+    organizations = call.account.store.all(ORGANIZATION)
+    return call.page(organizations, VERSION, "Organization", _organization)
 
 
 def _organization(call: Call, stored: Stored) -> dict[str, Any]:

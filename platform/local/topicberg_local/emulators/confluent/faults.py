@@ -79,14 +79,14 @@ class Faults:
     def shown(self) -> list[dict[str, object]]:
         with self._lock:
             return [
-                {**one.fault.model_dump(mode="json"), "left": one.left, "hits": one.hits}
-                for one in self._active
+                {**fault.fault.model_dump(mode="json"), "left": fault.left, "hits": fault.hits}
+                for fault in self._active
             ]
 
     def strike(self, method: str, path: str) -> Fault | None:
         """The first fault that this request meets."""
         with self._lock:
-            for one in self._active:
-                if one.strikes(method, path):
-                    return one.fault
+            for fault in self._active:
+                if fault.strikes(method, path):
+                    return fault.fault
         return None

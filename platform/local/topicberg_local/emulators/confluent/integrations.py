@@ -10,11 +10,12 @@ from pydantic import Field
 from topicberg_local.emulators.confluent import clusters, environments
 from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg_local.emulators.confluent.errors import Shape, conflict, not_found, unsupported
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import (
+from topicberg_local.emulators.confluent.operation import (
     Body,
+    Call,
     HttpResponse,
     InEnvironment,
+    Operation,
     PageInEnvironment,
     Reference,
 )
@@ -50,10 +51,10 @@ def crn(account: Account, stored: Stored) -> str:
 
 
 def find(account: Account, environment: str, name: str) -> Stored | None:
-    found = account.store.get(INTEGRATION, (name,))
-    if found is None or found.properties["environment"] != environment:
+    stored = account.store.get(INTEGRATION, (name,))
+    if stored is None or stored.properties["environment"] != environment:
         return None
-    return found
+    return stored
 
 
 def _usages(account: Account, stored: Stored) -> list[str]:
@@ -83,10 +84,10 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
 
 def _require(call: Call) -> Stored:
     query: InEnvironment = call.query
-    found = find(call.account, query.environment, call.path["id"])
-    if found is None:
+    stored = find(call.account, query.environment, call.path["id"])
+    if stored is None:
         raise not_found(f"Provider integration {call.path['id']}")
-    return found
+    return stored
 
 
 def _create(call: Call) -> HttpResponse:
@@ -117,10 +118,10 @@ def _list(call: Call) -> HttpResponse:
     if query.provider.upper() not in ("", "AWS"):
         raise unsupported(f"the provider {query.provider}")
     environments.require(call.account, query.environment)
-    found = call.account.find(
+    integrations = call.account.find(
         INTEGRATION, lambda document: document["environment"] == query.environment
     )
-    return call.page(found, VERSION, "Integration", _document)
+    return call.page(integrations, VERSION, "Integration", _document)
 
 
 def _get(call: Call) -> HttpResponse:

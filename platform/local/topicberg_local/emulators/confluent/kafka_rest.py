@@ -8,8 +8,7 @@ from typing import Any
 from topicberg_local.emulators.confluent import broker, clusters, roles
 from topicberg_local.emulators.confluent.account import CLUSTER
 from topicberg_local.emulators.confluent.errors import Refusal, Shape, unsupported
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import HttpResponse
+from topicberg_local.emulators.confluent.operation import Call, HttpResponse, KeyKind, Operation
 from topicberg_local.emulators.store import Stored
 
 PATH = "/kafka/v3/clusters/{cluster_id}"

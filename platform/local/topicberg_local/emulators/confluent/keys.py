@@ -33,8 +33,16 @@ from topicberg_local.emulators.confluent.errors import (
     unauthorized,
     unsupported,
 )
-from topicberg_local.emulators.confluent.operation import Call, Caller, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page, ScopedReference
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    Caller,
+    HttpResponse,
+    KeyKind,
+    Operation,
+    Page,
+    ScopedReference,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
@@ -69,9 +77,6 @@ class Bootstrap(NamedTuple):
 
     key: str
     secret: str
-
-
-# --- who signed a request ---
 
 
 def authenticate(
@@ -147,9 +152,6 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-# --- the API ---
-
-
 class Resource(NamedTuple):
     """What a key is for, as it is stored and answered."""
 
@@ -173,8 +175,10 @@ def _resource(account: Account, given: TypedReference) -> Resource:
         missing = not_found(f"Schema Registry cluster {name}")
         environment = account.require(REGISTRY, (name,), missing).properties["environment"]
         described = account.reference(
-            *(name, f"/srcm/v3/clusters/{name}"),
-            *(f"environment={environment}", f"schema-registry={name}"),
+            name,
+            f"/srcm/v3/clusters/{name}",
+            f"environment={environment}",
+            f"schema-registry={name}",
         )
         version, kind = "srcm/v3", KeyKind.SCHEMA_REGISTRY
     elif name.lower() == "tableflow":
@@ -256,14 +260,14 @@ def _create(call: Call) -> HttpResponse:
 
 def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
-    found = call.account.find(
+    keys = call.account.find(
         KEY,
         lambda key: (
             query.owner in ("", key["owner"]) and query.resource in ("", key["resource"] or "")
         ),
     )
-    found = [key for key in found if call.account.delays.lists(key)]
-    return call.page(found, VERSION, "ApiKey", _document)
+    keys = [key for key in keys if call.account.delays.lists(key)]
+    return call.page(keys, VERSION, "ApiKey", _document)
 
 
 def _get(call: Call) -> HttpResponse:

@@ -8,8 +8,13 @@ from typing import Any
 from topicberg_local.emulators.confluent import environments
 from topicberg_local.emulators.confluent.account import REGISTRY, Account
 from topicberg_local.emulators.confluent.errors import not_found
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import HttpResponse, InEnvironment, PageInEnvironment
+from topicberg_local.emulators.confluent.operation import (
+    Call,
+    HttpResponse,
+    InEnvironment,
+    Operation,
+    PageInEnvironment,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "srcm/v3"
@@ -43,18 +48,22 @@ def _list(call: Call) -> HttpResponse:
     query: PageInEnvironment = call.query
     account = call.account
     environments.require(account, query.environment)
-    found = account.find(REGISTRY, lambda document: document["environment"] == query.environment)
-    found = [one for one in found if _there(account, one)]
-    return call.page(found, VERSION, "Cluster", _document)
+    registries = account.find(
+        REGISTRY, lambda document: document["environment"] == query.environment
+    )
+    registries = [environment for environment in registries if _there(account, environment)]
+    return call.page(registries, VERSION, "Cluster", _document)
 
 
 def _get(call: Call) -> HttpResponse:
     query: InEnvironment = call.query
     missing = not_found(f"Schema Registry cluster {call.path['id']}")
-    found = call.account.require(REGISTRY, (call.path["id"],), missing)
-    if found.properties["environment"] != query.environment or not _there(call.account, found):
+    registry = call.account.require(REGISTRY, (call.path["id"],), missing)
+    if registry.properties["environment"] != query.environment or not _there(
+        call.account, registry
+    ):
         raise missing
-    return HttpResponse(_document(call, found))
+    return HttpResponse(_document(call, registry))
 
 
 OPERATIONS = [

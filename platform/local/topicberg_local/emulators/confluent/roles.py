@@ -22,8 +22,7 @@ from topicberg_local.emulators.confluent.account import (
     Account,
 )
 from topicberg_local.emulators.confluent.errors import Refusal, Shape, bad_request, conflict
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page
+from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Operation, Page
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
@@ -31,10 +30,22 @@ PATH = "/iam/v2/role-bindings"
 ADMINS = ("OrganizationAdmin", "EnvironmentAdmin", "CloudClusterAdmin")
 ROLES = {
     *ADMINS,
-    *("AccountAdmin", "Assigner", "BillingAdmin", "DataDiscovery", "DataSteward"),
-    *("DeveloperManage", "DeveloperRead", "DeveloperWrite", "FlinkAdmin", "FlinkDeveloper"),
-    *("KsqlAdmin", "MetricsViewer", "NetworkAdmin", "Operator", "ResourceKeyAdmin"),
-    *("ResourceOwner",),
+    "AccountAdmin",
+    "Assigner",
+    "BillingAdmin",
+    "DataDiscovery",
+    "DataSteward",
+    "DeveloperManage",
+    "DeveloperRead",
+    "DeveloperWrite",
+    "FlinkAdmin",
+    "FlinkDeveloper",
+    "KsqlAdmin",
+    "MetricsViewer",
+    "NetworkAdmin",
+    "Operator",
+    "ResourceKeyAdmin",
+    "ResourceOwner",
 }
 
 

@@ -57,8 +57,7 @@ from topicberg_local.emulators.confluent.errors import (
 from topicberg_local.emulators.confluent.faults import Fault, Faults
 from topicberg_local.emulators.confluent.generators import Generators
 from topicberg_local.emulators.confluent.materialization import Tables
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import HttpResponse
+from topicberg_local.emulators.confluent.operation import Call, HttpResponse, Operation
 
 logger = logging.getLogger(__name__)
 

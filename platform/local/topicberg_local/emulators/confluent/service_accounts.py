@@ -8,8 +8,14 @@ from pydantic import Field
 
 from topicberg_local.emulators.confluent.account import KEY, ROLE_BINDING, SERVICE_ACCOUNT
 from topicberg_local.emulators.confluent.errors import not_found, unsupported
-from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page, Query
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    HttpResponse,
+    Operation,
+    Page,
+    Query,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
@@ -61,10 +67,10 @@ def _create(call: Call) -> HttpResponse:
 
 def _list(call: Call) -> HttpResponse:
     wanted: list[str] = call.query.display_name
-    found = call.account.find(
+    accounts = call.account.find(
         SERVICE_ACCOUNT, lambda document: not wanted or document["display_name"] in wanted
     )
-    return call.page(found, VERSION, "ServiceAccount", _document)
+    return call.page(accounts, VERSION, "ServiceAccount", _document)
 
 
 def _get(call: Call) -> HttpResponse:

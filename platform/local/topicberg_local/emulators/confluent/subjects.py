@@ -16,8 +16,7 @@ from topicberg.errors import TopicbergError
 from topicberg_local.emulators.confluent import roles
 from topicberg_local.emulators.confluent.account import REGISTRY, SUBJECT, Account
 from topicberg_local.emulators.confluent.errors import Refusal, Shape
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import HttpResponse
+from topicberg_local.emulators.confluent.operation import Call, HttpResponse, KeyKind, Operation
 from topicberg_local.emulators.store import Stored
 
 TIMEOUT_SECONDS = 30
@@ -63,8 +62,8 @@ def may(
 
 def of_environment(account: Account, environment: str) -> Stored | None:
     """The registry of an environment, if it has one yet."""
-    found = account.find(REGISTRY, lambda document: document["environment"] == environment)
-    return found[0] if found else None
+    registries = account.find(REGISTRY, lambda document: document["environment"] == environment)
+    return registries[0] if registries else None
 
 
 def _registry(call: Call) -> Stored | None:
@@ -100,12 +99,12 @@ def _forward(call: Call) -> HttpResponse:
         operation == "Write"
         and _ask(call.account, "GET", f"/subjects/{subject}/versions").ok is False
     )
-    answer = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
+    response = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
     registry = _registry(call)
-    if new and answer.ok and registry is not None:
+    if new and response.ok and registry is not None:
         call.account.store.put(Stored(SUBJECT, (registry.properties["environment"], subject)))
     return HttpResponse(
-        answer.content, answer.status_code, media_type=answer.headers.get("Content-Type")
+        response.content, response.status_code, media_type=response.headers.get("Content-Type")
     )
 
 

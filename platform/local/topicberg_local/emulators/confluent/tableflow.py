@@ -34,7 +34,13 @@ from topicberg_local.emulators.confluent.errors import (
     unsupported,
 )
 from topicberg_local.emulators.confluent.materialization import takes, trust_problem
-from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
+from topicberg_local.emulators.confluent.operation import (
+    Call,
+    HttpResponse,
+    InCluster,
+    KeyKind,
+    Operation,
+)
 from topicberg_local.emulators.confluent.tableflow_bodies import (
     ByobAws,
     ListRegions,
@@ -45,15 +51,11 @@ from topicberg_local.emulators.confluent.tableflow_bodies import (
     SpecChange,
     TableChange,
 )
-from topicberg_local.emulators.confluent.wire import HttpResponse, InCluster
 from topicberg_local.emulators.store import Stored
 
 VERSION = "tableflow/v1"
 PATH = "/tableflow/v1/tableflow-topics"
 REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-central-1", "ap-southeast-2")
-
-
-# --- documents ---
 
 
 def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
@@ -140,9 +142,6 @@ def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str
         raise bad_request(f"error_handling.target {target} contains a period.")
     every.pop("record_failure_strategy", None)
     return every if mode == "LOG" else {**every, "record_failure_strategy": mode}
-
-
-# --- requests ---
 
 
 def find_cluster(call: Call, environment: str, name: str) -> Stored:

@@ -20,8 +20,7 @@ from topicberg_local.emulators.confluent.kafka_rest import (
     resources,
     topic_of,
 )
-from topicberg_local.emulators.confluent.operation import Call
-from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Query
 from topicberg_local.emulators.store import Stored
 
 DEFAULT_PARTITIONS = 6
@@ -168,9 +167,6 @@ def _get_cluster(call: Call) -> HttpResponse:
     }
     related["partition_reassignments"] = {"related": f"{base}/topics/-/partitions/-/reassignment"}
     return HttpResponse(resource(call, "KafkaCluster", "", "", related))
-
-
-# --- configurations ---
 
 
 def _entries(call: Call, cluster: str) -> tuple[str, dict[str, Any]]:

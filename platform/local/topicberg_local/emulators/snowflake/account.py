@@ -94,8 +94,8 @@ class Account:
 
     def linked(self, database: str) -> Stored | None:
         """Return a catalog-linked database; None: there is no such one."""
-        found = self.store.get(DATABASE, (database,))
-        return found if found is not None and "LINKED_CATALOG" in found.properties else None
+        stored = self.store.get(DATABASE, (database,))
+        return stored if stored is not None and "LINKED_CATALOG" in stored.properties else None
 
     def canonical(self, name: Name) -> Name:
         """Return the name of a schema or table as it is stored.
@@ -107,11 +107,11 @@ class Account:
         if not database or database.properties["CATALOG_CASE_SENSITIVITY"] != "CASE_INSENSITIVE":
             return name
         folded = [part.lower() for part in name[1:]]
-        known = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
-        known += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
+        names = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
+        names += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
         same = (
             stored_name
-            for stored_name in known
+            for stored_name in names
             if [part.lower() for part in stored_name[1:]] == folded
         )
         return next(same, name)
@@ -138,7 +138,7 @@ class Account:
         """Iceberg tables and linked databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
         tables = self.store.all(TABLE, lambda t: t.properties[option] == name)
         databases = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
-        linked = [one for one in databases if "LINKED_CATALOG" in one.properties]
+        linked = [database for database in databases if "LINKED_CATALOG" in database.properties]
         return [display(one.name) for one in (*tables, *linked)]
 
     def require_database(self, name: str) -> None:
@@ -152,10 +152,10 @@ class Account:
             raise errors.does_not_exist("Schema", display(name))
 
     def require(self, kind: str, name: Name) -> Stored:
-        found = self.store.get(kind, name)
-        if found is None:
+        stored = self.store.get(kind, name)
+        if stored is None:
             raise errors.does_not_exist(_title(kind), display(name))
-        return found
+        return stored
 
 
 def resolve(name: Name, context: Context, command: str) -> Name:
@@ -239,17 +239,17 @@ def drop(account: Account, kind: str, *names: Name) -> None:
 
 def forget_grants_on(account: Account, kind: str, name: Name) -> None:
     kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
-    gone = account.store.all(
+    grants = account.store.all(
         GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
     )
-    account.store.delete(GRANT, [one.name for one in gone])
+    account.store.delete(GRANT, [one.name for one in grants])
 
 
 def forget_grantee(account: Account, kind: str, name: str) -> None:
-    gone = account.store.all(
+    grants = account.store.all(
         GRANT, lambda g: g.properties["TO"] == kind and g.properties["GRANTEE"] == name
     )
-    account.store.delete(GRANT, [one.name for one in gone])
+    account.store.delete(GRANT, [one.name for one in grants])
 
 
 def _title(kind: str) -> str:

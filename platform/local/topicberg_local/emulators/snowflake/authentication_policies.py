@@ -34,7 +34,12 @@ OF_ALL = "AUTHENTICATION_POLICY"
 """Properties of the account, and the second one of a user."""
 _ALLOWED = {
     "AUTHENTICATION_METHODS": (
-        *("ALL", "SAML", "PASSWORD", "OAUTH", "KEYPAIR", "PROGRAMMATIC_ACCESS_TOKEN"),
+        "ALL",
+        "SAML",
+        "PASSWORD",
+        "OAUTH",
+        "KEYPAIR",
+        "PROGRAMMATIC_ACCESS_TOKEN",
         "WORKLOAD_IDENTITY",
     ),
     "CLIENT_TYPES": ("ALL", "SNOWFLAKE_UI", "DRIVERS", "SNOWFLAKE_CLI", "SNOWSQL"),
@@ -42,11 +47,11 @@ _ALLOWED = {
 
 
 def _values(stream: Stream, name: str) -> list[str]:
-    found = [one.upper() for one in listed(text)(stream, name)]
-    for one in found:
-        if one not in _ALLOWED[name]:
-            raise invalid_value(one, name)
-    return found
+    words = [value.upper() for value in listed(text)(stream, name)]
+    for value in words:
+        if value not in _ALLOWED[name]:
+            raise invalid_value(value, name)
+    return words
 
 
 _SPEC = Spec("AUTHENTICATION_POLICY", {**dict.fromkeys(_ALLOWED, _values), "COMMENT": text})
@@ -92,18 +97,18 @@ def set_policy(account: Account, context: Context, statement: Statement) -> Rows
     with account.store.lock:
         if policy is not None:
             account.require(AUTHENTICATION_POLICY, policy)
-        found = account.require(statement.kind, statement.name)
-        found.properties[which] = policy
-        account.store.put(found)
+        target = account.require(statement.kind, statement.name)
+        target.properties[which] = policy
+        account.store.put(target)
     return Rows.status(DONE)
 
 
 def rejects(account: Account, user: Stored, method: str) -> bool:
     """Return whether the policy that counts for the user refuses this method or our clients."""
-    own, of_account = user.properties, account.require(ACCOUNT, ()).properties
-    is_service = own.get("TYPE") == "SERVICE"
+    of_user, of_account = user.properties, account.require(ACCOUNT, ()).properties
+    is_service = of_user.get("TYPE") == "SERVICE"
     name = (
-        own.get(OF_ALL)
+        of_user.get(OF_ALL)
         or (of_account.get(OF_SERVICES) if is_service else None)
         or of_account.get(OF_ALL)
     )

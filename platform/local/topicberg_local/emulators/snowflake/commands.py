@@ -38,9 +38,15 @@ from topicberg_local.emulators.snowflake.tokens import Name, Stream
 Command = Callable[[Account, Context, Statement], Rows]
 
 KINDS: tuple[Kind, ...] = (
-    *(volumes.VOLUME_KIND, integrations.INTEGRATION_KIND, tables.TABLE_KIND),
-    *(databases.DATABASE_KIND, databases.SCHEMA_KIND, network_policies.POLICY_KIND),
-    *(users.USER_KIND, roles.ROLE_KIND, roles.WAREHOUSE_KIND),
+    volumes.VOLUME_KIND,
+    integrations.INTEGRATION_KIND,
+    tables.TABLE_KIND,
+    databases.DATABASE_KIND,
+    databases.SCHEMA_KIND,
+    network_policies.POLICY_KIND,
+    users.USER_KIND,
+    roles.ROLE_KIND,
+    roles.WAREHOUSE_KIND,
     relations.TABLES,
 )
 
@@ -117,9 +123,12 @@ def parse(sql: str) -> Statement | None:
     :raises ProgrammingError: it is ours and wrong
     """
     readers = (
-        *(roles.parse_grant, roles.parse_show_grants, roles.parse_use),
+        roles.parse_grant,
+        roles.parse_show_grants,
+        roles.parse_use,
         authentication_policies.parse,
-        *(network_policies.parse_alter_account, network_policies.parse_show_parameters),
+        network_policies.parse_alter_account,
+        network_policies.parse_show_parameters,
         tags.parse,
     )
     for read in readers:

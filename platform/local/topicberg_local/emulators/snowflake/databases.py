@@ -191,14 +191,29 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
         if name[: len(prefix)] == prefix
     ]
     names = (
-        *("created_on", "name", "is_default", "is_current", "database_name", "owner", "comment"),
-        *("options", "retention_time", "owner_role_type"),
+        "created_on",
+        "name",
+        "is_default",
+        "is_current",
+        "database_name",
+        "owner",
+        "comment",
+        "options",
+        "retention_time",
+        "owner_role_type",
     )
     rows = [
         (
-            *(schema.created, schema.name[1], "N"),
+            schema.created,
+            schema.name[1],
+            "N",
             "Y" if schema.name == (context.database, context.schema) else "N",
-            *(schema.name[0], schema.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
+            schema.name[0],
+            schema.properties.get(OWNER, "SYSADMIN"),
+            "",
+            "",
+            "1",
+            "ROLE",
         )
         for schema in chosen(statement, schemas)
     ]
@@ -212,8 +227,17 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
         for name in account.engine.databases()
     ]
     names = (
-        *("created_on", "name", "is_default", "is_current", "origin", "owner", "comment"),
-        *("options", "retention_time", "kind", "owner_role_type"),
+        "created_on",
+        "name",
+        "is_default",
+        "is_current",
+        "origin",
+        "owner",
+        "comment",
+        "options",
+        "retention_time",
+        "kind",
+        "owner_role_type",
     )
     rows = []
     for database in chosen(statement, databases):
@@ -221,9 +245,17 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
         kind = "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in database.properties else "STANDARD"
         rows.append(
             (
-                *(database.created, name, "N", "Y" if name == context.database else "N", ""),
-                *(value(OWNER, "SYSADMIN"), value("COMMENT", ""), ""),
-                *(value("DATA_RETENTION_TIME_IN_DAYS", 1), kind, "ROLE"),
+                database.created,
+                name,
+                "N",
+                "Y" if name == context.database else "N",
+                "",
+                value(OWNER, "SYSADMIN"),
+                value("COMMENT", ""),
+                "",
+                value("DATA_RETENTION_TIME_IN_DAYS", 1),
+                kind,
+                "ROLE",
             )
         )
     return Rows.of(names, rows, times=("created_on",))

@@ -123,8 +123,8 @@ class Engine(FakeSnow):
             "WHERE schema_name NOT IN ('main', 'pg_catalog', 'information_schema') "
             "AND schema_name NOT LIKE '\\_fs\\_%' ESCAPE '\\'"
         )
-        known = set(self.databases())
-        return sorted((d, s) for d, s in rows.fetchall() if d in known)
+        databases = set(self.databases())
+        return sorted((d, s) for d, s in rows.fetchall() if d in databases)
 
     def has_schema(self, database: str, schema: str) -> bool:
         query = "SELECT 1 FROM duckdb_schemas() WHERE database_name = ? AND schema_name = ?"

@@ -81,8 +81,6 @@ def no_current(kind: str, command: str) -> ProgrammingError:
     return _Error(number, "22000", text)(command, kind, kind.upper())
 
 
-# --- those whose numbers, or more, are made up ---
-
 duplicate_property = _Error(1424, "42601", _COMPILING + "duplicate property '{}'")
 invalid_option = _Error(2028, "42601", _COMPILING + "Invalid option(s): {}")
 in_use = _Error(

@@ -114,7 +114,10 @@ class Metadata:
         schema = next(s for s in schemas if s.get("schema-id", 0) == self.schema_id)
         return [
             Column(
-                *(f["name"], f["type"], f.get("required", False), f.get("doc")),
+                f["name"],
+                f["type"],
+                f.get("required", False),
+                f.get("doc"),
                 snowflake_name=f["name"] if self.keeps_case else f["name"].upper(),
             )
             for f in schema["fields"]

@@ -63,7 +63,11 @@ _COMMON: dict[str, Reader] = {
     "COMMENT": text,
 }
 _API_TYPES = (
-    *("PUBLIC", "PRIVATE", "AWS_API_GATEWAY", "AWS_PRIVATE_API_GATEWAY", "AWS_GLUE"),
+    "PUBLIC",
+    "PRIVATE",
+    "AWS_API_GATEWAY",
+    "AWS_PRIVATE_API_GATEWAY",
+    "AWS_GLUE",
     "AWS_PRIVATE_GLUE",
 )
 _REST_CONFIG: dict[str, Reader] = {
@@ -100,11 +104,11 @@ def _authentication(*types: str) -> Reader:
 
     def read(stream: Stream, name: str) -> Properties:
         properties: Properties = group(any_type)(stream, name)
-        known, required = _AUTHENTICATION[properties["TYPE"]]
-        foreign = [option for option in properties if option not in known and option != "TYPE"]
+        options, required = _AUTHENTICATION[properties["TYPE"]]
+        foreign = [option for option in properties if option not in options and option != "TYPE"]
         if foreign:
             raise errors.invalid_option(foreign)
-        Spec("REST_AUTHENTICATION", known, required).complete(properties)
+        Spec("REST_AUTHENTICATION", options, required).complete(properties)
         return properties
 
     return read

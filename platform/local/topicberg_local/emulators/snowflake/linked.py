@@ -193,9 +193,9 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
                 catalog |= statement.properties
             case action:
                 ((kind, names),) = statement.properties.items()
-                kept = {"ADD": catalog[kind], "REMOVE": catalog[kind], "UNSET": []}[action]
-                kept = [namespace for namespace in kept if namespace not in names]
-                catalog[kind] = kept + (names if action == "ADD" else [])
+                namespaces = {"ADD": catalog[kind], "REMOVE": catalog[kind], "UNSET": []}[action]
+                namespaces = [namespace for namespace in namespaces if namespace not in names]
+                catalog[kind] = namespaces + (names if action == "ADD" else [])
         if statement.action != "SUSPEND":
             database.properties["REQUESTED"] = time.time()
         account.store.put(database)
@@ -298,13 +298,12 @@ def _drop_missing(account: Account, name: str, namespaces: set[str], discovered:
         for table in account.store.all(TABLE, lambda entry: entry.name[0] == name):
             if table.name not in discovered:
                 tables.unlink(account, table.name)
-        for schema in [one for one in account.engine.schemas() if one[0] == name]:
+        for schema in [
+            schema_name for schema_name in account.engine.schemas() if schema_name[0] == name
+        ]:
             if schema[1] not in namespaces:
                 drop(account, SCHEMA, schema)
                 account.engine.cursor().execute(f"DROP SCHEMA {quote(*schema)} CASCADE")
-
-
-# --- system functions ---
 
 
 def _require(account: Account, name: Name) -> Stored:
@@ -320,7 +319,7 @@ def link_status(account: Account, _context: Context, name: Name) -> str:
     properties = _require(account, name).properties
     discovery = properties["DISCOVERY"]
     error = discovery["ERROR"]
-    answer: dict[str, Any] = {
+    response: dict[str, Any] = {
         "executionState": "SUSPENDED"
         if properties["SUSPENDED"]
         else "FAILED"
@@ -329,12 +328,12 @@ def link_status(account: Account, _context: Context, name: Name) -> str:
         "failureDetails": discovery["FAILURES"],
     }
     if error:
-        answer["failedExecutionStateReason"] = error["REASON"]
-        answer["failedExecutionStateErrorCode"] = error["CODE"]
+        response["failedExecutionStateReason"] = error["REASON"]
+        response["failedExecutionStateErrorCode"] = error["CODE"]
     if discovery["STARTED"] is not None:
         moment = datetime.fromtimestamp(discovery["STARTED"], UTC)
-        answer["lastLinkAttemptStartTime"] = f"{moment:%Y-%m-%dT%H:%M:%S}.{moment:%f}"[:-3] + "Z"
-    return json.dumps(answer)
+        response["lastLinkAttemptStartTime"] = f"{moment:%Y-%m-%dT%H:%M:%S}.{moment:%f}"[:-3] + "Z"
+    return json.dumps(response)
 
 
 def link_config(account: Account, _context: Context, name: Name) -> str:

@@ -37,15 +37,15 @@ PARAMETER = "NETWORK_POLICY"
 
 
 def _addresses(stream: Stream, name: str) -> list[str]:
-    found: list[str] = listed(text, or_none=True)(stream, name)
-    for one in found:
+    addresses: list[str] = listed(text, or_none=True)(stream, name)
+    for address in addresses:
         try:
-            IPv4Network(one, strict=False)
+            IPv4Network(address, strict=False)
         except ValueError:
-            raise invalid_value(one, name) from None
-        if name == "BLOCKED_IP_LIST" and one == "0.0.0.0/0":
-            raise invalid_value(one, name)
-    return found
+            raise invalid_value(address, name) from None
+        if name == "BLOCKED_IP_LIST" and address == "0.0.0.0/0":
+            raise invalid_value(address, name)
+    return addresses
 
 
 def _rules(stream: Stream, name: str) -> Any:
@@ -92,15 +92,23 @@ def show_policies(account: Account, _context: Context, statement: Statement) -> 
     if statement.like is not None:
         raise unsupported("filters of SHOW NETWORK POLICIES, which Snowflake does not have")
     names = (
-        *("created_on", "name", "comment", "entries_in_allowed_ip_list"),
-        *("entries_in_blocked_ip_list", "entries_in_allowed_network_rules"),
+        "created_on",
+        "name",
+        "comment",
+        "entries_in_allowed_ip_list",
+        "entries_in_blocked_ip_list",
+        "entries_in_allowed_network_rules",
         "entries_in_blocked_network_rules",
     )
     rows = [
         (
-            *(policy.created, policy.name[0], policy.properties.get("COMMENT") or ""),
+            policy.created,
+            policy.name[0],
+            policy.properties.get("COMMENT") or "",
             len(policy.properties.get("ALLOWED_IP_LIST", [])),
-            *(len(policy.properties.get("BLOCKED_IP_LIST", [])), 0, 0),
+            len(policy.properties.get("BLOCKED_IP_LIST", [])),
+            0,
+            0,
         )
         for policy in account.store.all(NETWORK_POLICY)
     ]
@@ -136,9 +144,9 @@ def alter_account(account: Account, _context: Context, statement: Statement) -> 
     with account.store.lock:
         if policy is not None:
             account.require(NETWORK_POLICY, (policy,))
-        own = account.require(ACCOUNT, ())
-        own.properties[PARAMETER] = policy
-        account.store.put(own)
+        stored = account.require(ACCOUNT, ())
+        stored.properties[PARAMETER] = policy
+        account.store.put(stored)
     return Rows.status(DONE)
 
 
@@ -165,8 +173,8 @@ def show_parameter(account: Account, _context: Context, statement: Statement) ->
     value = user.properties.get(PARAMETER) if user else None
     inherited = account.require(ACCOUNT, ()).properties.get(PARAMETER)
     level = "USER" if value else "ACCOUNT" if inherited else ""
-    about = "Network policy assigned for the given target."
-    row = (PARAMETER, value or inherited or "", "", level, about, "STRING")
+    description = "Network policy assigned for the given target."
+    row = (PARAMETER, value or inherited or "", "", level, description, "STRING")
     return Rows.of(("key", "value", "default", "level", "description", "type"), [row])
 
 

@@ -101,8 +101,8 @@ texts = listed(text)
 def group(spec: Spec) -> Reader:
     def read(stream: Stream, _name: str) -> Properties:
         stream.expect("(")
-        found = spec.read(stream, until=(")",))
+        inner = spec.read(stream, until=(")",))
         stream.expect(")")
-        return found
+        return inner
 
     return read

@@ -41,6 +41,6 @@ def call_provision(account: Account, context: Context, stream: Stream) -> str:
 
 def problem(account: Account, host: str) -> str | None:
     """Return why a host cannot be reached privately; None: there is an endpoint for it."""
-    if any(fnmatchcase(host, one.name[0]) for one in account.store.all(_ENDPOINT)):
+    if any(fnmatchcase(host, endpoint.name[0]) for endpoint in account.store.all(_ENDPOINT)):
         return None
     return f"There is no private connectivity endpoint for the host {host}."

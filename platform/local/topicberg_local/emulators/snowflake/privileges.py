@@ -175,9 +175,9 @@ class _Session:
 
     def owner(self, kind: str, name: Name) -> str:
         """Return who owns it. What is older than owners is whose that makes such objects."""
-        found = self._account.store.get(kind, name)
-        if found is not None and OWNER in found.properties:
-            return str(found.properties[OWNER])
+        stored = self._account.store.get(kind, name)
+        if stored is not None and OWNER in stored.properties:
+            return str(stored.properties[OWNER])
         return self.owner(DATABASE, name[:1]) if kind == SCHEMA else _CREATORS.get(kind, "SYSADMIN")
 
     def may(self, privilege: str, kind: str, name: Name) -> bool:

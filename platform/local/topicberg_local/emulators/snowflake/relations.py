@@ -20,8 +20,17 @@ def show_tables(account: Account, context: Context, statement: Statement) -> Row
     prefix = scope(account, context, statement)
     tables = [table for table in _tables(account) if table.name[: len(prefix)] == prefix]
     names = (
-        *("created_on", "name", "kind", "database_name", "schema_name", "comment", "rows"),
-        *("bytes", "owner", "owner_role_type", "is_iceberg"),
+        "created_on",
+        "name",
+        "kind",
+        "database_name",
+        "schema_name",
+        "comment",
+        "rows",
+        "bytes",
+        "owner",
+        "owner_role_type",
+        "is_iceberg",
     )
     rows = []
     for relation in chosen(statement, tables):

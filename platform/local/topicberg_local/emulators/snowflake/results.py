@@ -98,7 +98,7 @@ def _as_text(value: Any) -> str | None:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)  # a time, to its scale
+    return f"{value:.3f}" if isinstance(value, float) else str(value)  # a time has its scale
 
 
 def arrow_payload(table: pa.Table, semi_structured: set[int]) -> dict[str, Any]:

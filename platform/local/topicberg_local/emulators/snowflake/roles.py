@@ -72,18 +72,38 @@ WAREHOUSE_KIND = Kind(
     plural="WAREHOUSES",
 )
 _TABLE_PRIVILEGES = {
-    *("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "EVOLVE SCHEMA"),
-    *("REBUILD", "APPLYBUDGET", "MONITOR"),
+    "SELECT",
+    "INSERT",
+    "UPDATE",
+    "DELETE",
+    "TRUNCATE",
+    "REFERENCES",
+    "EVOLVE SCHEMA",
+    "REBUILD",
+    "APPLYBUDGET",
+    "MONITOR",
 }
 _GRANTED_ON: dict[str, set[str]] = {
     "WAREHOUSE": {"APPLYBUDGET", "MODIFY", "MONITOR", "OPERATE", "USAGE"},
     "DATABASE": {
-        *("APPLYBUDGET", "CREATE DATABASE ROLE", "CREATE SCHEMA", "MODIFY", "MONITOR"),
-        *("REFERENCE_USAGE", "USAGE"),
+        "APPLYBUDGET",
+        "CREATE DATABASE ROLE",
+        "CREATE SCHEMA",
+        "MODIFY",
+        "MONITOR",
+        "REFERENCE_USAGE",
+        "USAGE",
     },
     "SCHEMA": {
-        *("ADD SEARCH OPTIMIZATION", "APPLYBUDGET", "MODIFY", "MONITOR", "USAGE"),
-        *("CREATE ICEBERG TABLE", "CREATE SEQUENCE", "CREATE TABLE", "CREATE VIEW"),
+        "ADD SEARCH OPTIMIZATION",
+        "APPLYBUDGET",
+        "MODIFY",
+        "MONITOR",
+        "USAGE",
+        "CREATE ICEBERG TABLE",
+        "CREATE SEQUENCE",
+        "CREATE TABLE",
+        "CREATE VIEW",
         "CREATE TAG",
     },
     "EXTERNAL VOLUME": {"USAGE"},
@@ -93,10 +113,18 @@ _GRANTED_ON: dict[str, set[str]] = {
     "VIEW": {"SELECT", "REFERENCES"},
     "USER": {"MONITOR"},
     "ACCOUNT": {
-        *("CREATE DATABASE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION", "CREATE ROLE"),
-        *("CREATE USER", "CREATE WAREHOUSE", "MANAGE GRANTS", "MANAGE WAREHOUSES"),
-        *("APPLY TAG", "CREATE NETWORK POLICY"),
-        *("MONITOR EXECUTION", "MONITOR USAGE"),
+        "CREATE DATABASE",
+        "CREATE EXTERNAL VOLUME",
+        "CREATE INTEGRATION",
+        "CREATE ROLE",
+        "CREATE USER",
+        "CREATE WAREHOUSE",
+        "MANAGE GRANTS",
+        "MANAGE WAREHOUSES",
+        "APPLY TAG",
+        "CREATE NETWORK POLICY",
+        "MONITOR EXECUTION",
+        "MONITOR USAGE",
     },
 }
 """The kinds of objects that privileges are granted on, and the privileges that each has."""
@@ -205,8 +233,16 @@ def show_roles(account: Account, context: Context, statement: Statement) -> Rows
     roles = sorted([*system, *account.store.all(ROLE)], key=lambda role: role.name)
     grants = [g.properties for g in account.store.all(GRANT) if g.properties["ON"] == "ROLE"]
     names = (
-        *("created_on", "name", "is_default", "is_current", "is_inherited"),
-        *("assigned_to_users", "granted_to_roles", "granted_roles", "owner", "comment"),
+        "created_on",
+        "name",
+        "is_default",
+        "is_current",
+        "is_inherited",
+        "assigned_to_users",
+        "granted_to_roles",
+        "granted_roles",
+        "owner",
+        "comment",
     )
     rows = []
     for role in chosen(statement, roles):
@@ -215,9 +251,16 @@ def show_roles(account: Account, context: Context, statement: Statement) -> Rows
         current = "Y" if role.name[0] == context.role else "N"
         rows.append(
             (
-                *(role.created, role.name[0], "N", current, "N"),
-                *(sum(g["TO"] == "USER" for g in given), sum(g["TO"] == "ROLE" for g in given)),
-                *(grantees, role.properties.get(OWNER, ""), role.properties.get("COMMENT", "")),
+                role.created,
+                role.name[0],
+                "N",
+                current,
+                "N",
+                sum(g["TO"] == "USER" for g in given),
+                sum(g["TO"] == "ROLE" for g in given),
+                grantees,
+                role.properties.get(OWNER, ""),
+                role.properties.get("COMMENT", ""),
             )
         )
     return Rows.of(names, rows, times=("created_on",))
@@ -238,24 +281,40 @@ def drop_warehouse(account: Account, context: Context, statement: Statement) -> 
 
 def show_warehouses(account: Account, context: Context, statement: Statement) -> Rows:
     names = (
-        *("name", "state", "type", "size", "min_cluster_count", "max_cluster_count"),
-        *("is_default", "is_current", "auto_suspend", "auto_resume", "created_on", "owner"),
-        *("comment", "scaling_policy"),
+        "name",
+        "state",
+        "type",
+        "size",
+        "min_cluster_count",
+        "max_cluster_count",
+        "is_default",
+        "is_current",
+        "auto_suspend",
+        "auto_resume",
+        "created_on",
+        "owner",
+        "comment",
+        "scaling_policy",
     )
     rows = []
     for warehouse in chosen(statement, account.store.all(WAREHOUSE)):
         value = warehouse.properties.get
         rows.append(
             (
-                *(warehouse.name[0], "SUSPENDED" if value("INITIALLY_SUSPENDED") else "STARTED"),
-                *(value("WAREHOUSE_TYPE", "STANDARD"), value("WAREHOUSE_SIZE", "X-Small")),
-                *(value("MIN_CLUSTER_COUNT", 1), value("MAX_CLUSTER_COUNT", 1), "N"),
-                *(
-                    "Y" if warehouse.name[0] == context.warehouse else "N",
-                    value("AUTO_SUSPEND", 600),
-                ),
-                *(value("AUTO_RESUME", True), warehouse.created, value(OWNER, "SYSADMIN")),
-                *(value("COMMENT", ""), value("SCALING_POLICY", "STANDARD")),
+                warehouse.name[0],
+                "SUSPENDED" if value("INITIALLY_SUSPENDED") else "STARTED",
+                value("WAREHOUSE_TYPE", "STANDARD"),
+                value("WAREHOUSE_SIZE", "X-Small"),
+                value("MIN_CLUSTER_COUNT", 1),
+                value("MAX_CLUSTER_COUNT", 1),
+                "N",
+                "Y" if warehouse.name[0] == context.warehouse else "N",
+                value("AUTO_SUSPEND", 600),
+                value("AUTO_RESUME", True),
+                warehouse.created,
+                value(OWNER, "SYSADMIN"),
+                value("COMMENT", ""),
+                value("SCALING_POLICY", "STANDARD"),
             )
         )
     return Rows.of(names, rows, times=("created_on",))
@@ -335,14 +394,16 @@ def grant(account: Account, context: Context, statement: Statement) -> Rows:
     if statement.name and statement.properties["GRANTEE"] == statement.name[0]:
         raise errors.invalid_request("A role cannot be granted to itself.")
     with account.store.lock:
-        for one in _grants(account, context, statement):
-            account.store.put(one)
+        for granted in _grants(account, context, statement):
+            account.store.put(granted)
     return Rows.status(DONE)
 
 
 def revoke(account: Account, context: Context, statement: Statement) -> Rows:
     with account.store.lock:
-        account.store.delete(GRANT, [one.name for one in _grants(account, context, statement)])
+        account.store.delete(
+            GRANT, [revoked.name for revoked in _grants(account, context, statement)]
+        )
     return Rows.status(DONE)
 
 
@@ -361,13 +422,25 @@ def show_grants(account: Account, _context: Context, statement: Statement) -> Ro
         ]
         return Rows.of(columns, rows, times=("created_on",))
     columns = (
-        *("created_on", "privilege", "granted_on", "name", "granted_to"),
-        *("grantee_name", "grant_option", "granted_by"),
+        "created_on",
+        "privilege",
+        "granted_on",
+        "name",
+        "granted_to",
+        "grantee_name",
+        "grant_option",
+        "granted_by",
     )
     rows = [
         (
-            *(created, p["PRIVILEGE"], p["ON"].replace(" ", "_"), display(tuple(p["OBJECT"]))),
-            *(p["TO"], p["GRANTEE"], p["GRANT_OPTION"], p["GRANTED_BY"]),
+            created,
+            p["PRIVILEGE"],
+            p["ON"].replace(" ", "_"),
+            display(tuple(p["OBJECT"])),
+            p["TO"],
+            p["GRANTEE"],
+            p["GRANT_OPTION"],
+            p["GRANTED_BY"],
         )
         for created, p in grants
         if p["TO"] == "ROLE" and p["GRANTEE"] == role

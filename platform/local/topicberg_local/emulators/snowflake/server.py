@@ -178,22 +178,22 @@ def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
     if any(isinstance(binding["value"], list) for binding in bindings.values()):
         raise unsupported("one statement over many rows (executemany)")
     values = tuple(from_binding(bindings[str(i)]) for i in range(1, len(bindings) + 1))
-    answer = session.execute(sql, values or None)
+    response = session.execute(sql, values or None)
     context = session.context
     return JSONResponse(
         {
             "data": {
                 "parameters": _PARAMETERS,
-                "queryId": answer.query_id,
-                "statementTypeId": answer.statement_type,
-                "returned": answer.payload["total"],
+                "queryId": response.query_id,
+                "statementTypeId": response.statement_type,
+                "returned": response.payload["total"],
                 "finalDatabaseName": context.database,
                 "finalSchemaName": context.schema,
                 "finalWarehouseName": context.warehouse,
                 "finalRoleName": context.role,
                 "numberOfBinds": len(bindings),
                 "arrayBindSupported": False,
-                **answer.payload,
+                **response.payload,
             },
             "success": True,
         }

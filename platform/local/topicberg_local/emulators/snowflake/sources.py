@@ -58,8 +58,8 @@ class Sources:
         """
         bucket, key = split_url(url)
         try:
-            answer = self._client("s3").get_object(Bucket=bucket, Key=key)
-            return bytes(answer["Body"].read())
+            response = self._client("s3").get_object(Bucket=bucket, Key=key)
+            return bytes(response["Body"].read())
         except FAILURES as error:
             raise catalog_failure(f"Failed to read '{url}': {error}") from None
 
@@ -69,12 +69,12 @@ class Sources:
         :raises ProgrammingError: no such table, or it is not an Iceberg table
         """
         try:
-            answer = self._client("glue").get_table(DatabaseName=namespace, Name=table)
+            response = self._client("glue").get_table(DatabaseName=namespace, Name=table)
         except FAILURES as error:
             raise catalog_failure(
                 f"Failed to retrieve table '{namespace}.{table}' from the AWS Glue catalog: {error}"
             ) from None
-        parameters = answer["Table"].get("Parameters", {})
+        parameters = response["Table"].get("Parameters", {})
         location = parameters.get("metadata_location")
         if parameters.get("table_type", "").upper() != "ICEBERG" or not location:
             raise catalog_failure(
@@ -99,7 +99,7 @@ class Sources:
 
         :raises ProgrammingError: Glue does not answer
         """
-        return [one["Name"] for one in self._pages("get_databases", "DatabaseList")]
+        return [database["Name"] for database in self._pages("get_databases", "DatabaseList")]
 
     def iceberg_tables(self, namespace: str) -> list[str]:
         """Return the names of the Iceberg tables in one of Glue's databases.
@@ -107,15 +107,15 @@ class Sources:
         :raises ProgrammingError: Glue does not answer
         """
         return [
-            one["Name"]
-            for one in self._pages("get_tables", "TableList", DatabaseName=namespace)
-            if one.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
+            table["Name"]
+            for table in self._pages("get_tables", "TableList", DatabaseName=namespace)
+            if table.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
         ]
 
     def _pages(self, call: str, key: str, **arguments: str) -> list[Any]:
         try:
             pages = self._client("glue").get_paginator(call).paginate(**arguments)
-            return [one for page in pages for one in page[key]]
+            return [item for page in pages for item in page[key]]
         except FAILURES as error:
             raise catalog_failure(f"Failed to list the AWS Glue catalog: {error}") from None
 

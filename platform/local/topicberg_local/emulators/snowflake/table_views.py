@@ -28,23 +28,50 @@ from topicberg_local.emulators.snowflake.tokens import Name
 from topicberg_local.emulators.store import Stored
 
 _SHOW = (
-    *("created_on", "name", "database_name", "schema_name", "owner", "external_volume_name"),
-    *("catalog_name", "iceberg_table_type", "catalog_table_name", "catalog_namespace"),
-    *("base_location", "can_write_metadata", "comment", "name_mapping", "owner_role_type"),
-    *("catalog_sync_name", "auto_refresh_status", "partition_specs", "current_partition_spec_id"),
+    "created_on",
+    "name",
+    "database_name",
+    "schema_name",
+    "owner",
+    "external_volume_name",
+    "catalog_name",
+    "iceberg_table_type",
+    "catalog_table_name",
+    "catalog_namespace",
+    "base_location",
+    "can_write_metadata",
+    "comment",
+    "name_mapping",
+    "owner_role_type",
+    "catalog_sync_name",
+    "auto_refresh_status",
+    "partition_specs",
+    "current_partition_spec_id",
     "iceberg_table_format_version",
 )
 _DESCRIBE = (
-    *("name", "type", "source iceberg type", "kind", "null?", "default", "primary key"),
-    *("unique key", "check", "expression", "comment", "policy name", "privacy domain"),
-    *("name mapping", "write default"),
+    "name",
+    "type",
+    "source iceberg type",
+    "kind",
+    "null?",
+    "default",
+    "primary key",
+    "unique key",
+    "check",
+    "expression",
+    "comment",
+    "policy name",
+    "privacy domain",
+    "name mapping",
+    "write default",
 )
 
 
 def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
     prefix = scope(account, context, statement)
-    found = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
-    rows = [_show_row(account, table) for table in chosen(statement, found)]
+    tables = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
+    rows = [_show_row(account, table) for table in chosen(statement, tables)]
     return Rows.of(_SHOW, rows, times=("created_on",))
 
 
@@ -56,11 +83,25 @@ def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
     status = auto_refresh_status(account, table) if is_shown else ""
     database, schema, name = table.name
     return (
-        *(table.created, name, database, schema, properties.get(OWNER, "SYSADMIN")),
-        *(properties["EXTERNAL_VOLUME"], properties["CATALOG"], "UNMANAGED"),
-        *(properties["CATALOG_TABLE_NAME"], properties["CATALOG_NAMESPACE"], None, "Y"),
-        *(properties["COMMENT"], None, "ROLE", "", status),
-        *(json.dumps(properties["PARTITION_SPECS"]), properties["PARTITION_SPEC_ID"]),
+        table.created,
+        name,
+        database,
+        schema,
+        properties.get(OWNER, "SYSADMIN"),
+        properties["EXTERNAL_VOLUME"],
+        properties["CATALOG"],
+        "UNMANAGED",
+        properties["CATALOG_TABLE_NAME"],
+        properties["CATALOG_NAMESPACE"],
+        None,
+        "Y",
+        properties["COMMENT"],
+        None,
+        "ROLE",
+        "",
+        status,
+        json.dumps(properties["PARTITION_SPECS"]),
+        properties["PARTITION_SPEC_ID"],
         properties["FORMAT_VERSION"],
     )
 
@@ -93,9 +134,21 @@ def describe_table(account: Account, _context: Context, statement: Statement) ->
     metadata = load_metadata(account, account.require(TABLE, statement.name))
     rows = [
         (
-            *(column.snowflake_name, snowflake_type(column.type), source_type(column.type)),
-            *("COLUMN", "N" if column.required else "Y", None, "N", "N", None, None),
-            *(column.comment, None, None, None, None),
+            column.snowflake_name,
+            snowflake_type(column.type),
+            source_type(column.type),
+            "COLUMN",
+            "N" if column.required else "Y",
+            None,
+            "N",
+            "N",
+            None,
+            None,
+            column.comment,
+            None,
+            None,
+            None,
+            None,
         )
         for column in metadata.columns()
     ]
@@ -104,8 +157,8 @@ def describe_table(account: Account, _context: Context, statement: Statement) ->
 
 def table_information(account: Account, context: Context, name: Name) -> str:
     table = _table(account, context, name, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION")
-    answer = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
-    return json.dumps(answer)
+    response = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
+    return json.dumps(response)
 
 
 def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
@@ -122,7 +175,7 @@ def auto_refresh_status(account: Account, table: Stored) -> str:
     properties = table.properties
     error = properties["REFRESH_ERROR"]
     state = "STALLED" if error else "RUNNING"
-    answer = {
+    response = {
         "executionState": state if properties["AUTO_REFRESH"] else "STOPPED",
         "invalidExecutionStateReason": error or "",
         "pendingSnapshotCount": "0",
@@ -134,4 +187,4 @@ def auto_refresh_status(account: Account, table: Stored) -> str:
         "currentMetadataFile": properties["METADATA_LOCATION"],
         "currentSchemaId": properties["SCHEMA_ID"],
     }
-    return json.dumps({key: value for key, value in answer.items() if value != ""})
+    return json.dumps({key: value for key, value in response.items() if value != ""})

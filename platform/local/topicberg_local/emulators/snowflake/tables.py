@@ -86,8 +86,17 @@ _SET = Spec(
 _set = alters(
     _SET,
     refused=(
-        *("ADD", "ALTER", "CLUSTER", "CONVERT", "DROP", "EXECUTE", "MODIFY", "RENAME"),
-        *("RESUME", "SUSPEND", "UNSET"),
+        "ADD",
+        "ALTER",
+        "CLUSTER",
+        "CONVERT",
+        "DROP",
+        "EXECUTE",
+        "MODIFY",
+        "RENAME",
+        "RESUME",
+        "SUSPEND",
+        "UNSET",
     ),
 )
 

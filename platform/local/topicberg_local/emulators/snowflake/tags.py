@@ -90,7 +90,7 @@ def _parse_alter(stream: Stream) -> Statement | None:
     stream.expect("ALTER")
     kinds = (*_IN_ALTER, *DOMAINS)
     kind = next((candidate for candidate in kinds if stream.take(*candidate.split())), None)
-    if kind is None:  # which has its own refusal
+    if kind is None:  # the caller refuses it
         return None
     domain = _IN_ALTER.get(kind, kind)
     statement = Statement(verb, DOMAINS[domain], if_exists=stream.take("IF", "EXISTS"))
@@ -126,10 +126,12 @@ def create_tag(account: Account, context: Context, statement: Statement) -> Rows
 
 def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:
     statement.name = name = resolve(statement.name, context, "DROP TAG")
-    answer = remove(account, statement)
-    found = [one.name for one in account.store.all(REFERENCE) if one.name[-3:] == name]
-    account.store.delete(REFERENCE, found)
-    return answer
+    response = remove(account, statement)
+    references = [
+        reference.name for reference in account.store.all(REFERENCE) if reference.name[-3:] == name
+    ]
+    account.store.delete(REFERENCE, references)
+    return response
 
 
 def change_tags(account: Account, context: Context, statement: Statement) -> Rows:
@@ -203,7 +205,7 @@ def _name(given: str) -> Name:
 def _value(account: Account, kind: str, name: Name, tag: Name) -> str | None:
     """A tag of an object that was dropped and created again is not there any more."""
     reference = account.store.get(REFERENCE, (kind, *name, *tag))
-    found = account.store.get(kind, name)
-    if reference is None or (found is not None and found.created > reference.created):
+    stored = account.store.get(kind, name)
+    if reference is None or (stored is not None and stored.created > reference.created):
         return None
     return str(reference.properties["VALUE"])

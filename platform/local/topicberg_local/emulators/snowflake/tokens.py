@@ -115,9 +115,9 @@ class Stream:
 
     def at(self, *words: str) -> bool:
         """Whether exactly these words or marks come next."""
-        found = (self.peek(ahead) for ahead in range(len(words)))
+        tokens = (self.peek(ahead) for ahead in range(len(words)))
         return all(
-            t.kind in ("word", "mark") and t.value == w for t, w in zip(found, words, strict=True)
+            t.kind in ("word", "mark") and t.value == w for t, w in zip(tokens, words, strict=True)
         )
 
     def take(self, *words: str) -> bool:
@@ -165,10 +165,10 @@ class Stream:
 
     def strings(self) -> list[str]:
         """Return one string, or several with commas between them."""
-        found = [self.string()]
+        texts = [self.string()]
         while self.take(","):
-            found.append(self.string())
-        return found
+            texts.append(self.string())
+        return texts
 
     def reference(self) -> str:
         """The name of an account object, bare or as a string: ``CATALOG = 'ci'``.

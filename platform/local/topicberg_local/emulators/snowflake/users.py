@@ -73,12 +73,31 @@ USER_KIND = Kind(
 
 _KEYS = ("RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_2")
 _DESCRIBED = (
-    *("NAME", "COMMENT", "DISPLAY_NAME", "TYPE", "LOGIN_NAME", "FIRST_NAME", "MIDDLE_NAME"),
-    *("LAST_NAME", "EMAIL", "PASSWORD", "MUST_CHANGE_PASSWORD", "DISABLED", "DAYS_TO_EXPIRY"),
-    *("MINS_TO_UNLOCK", "DEFAULT_WAREHOUSE", "DEFAULT_NAMESPACE", "DEFAULT_ROLE"),
-    *("DEFAULT_SECONDARY_ROLES", "RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_FP"),
-    *("RSA_PUBLIC_KEY_LAST_SET_TIME", "RSA_PUBLIC_KEY_2", "RSA_PUBLIC_KEY_2_FP"),
-    *("RSA_PUBLIC_KEY_2_LAST_SET_TIME", "PASSWORD_LAST_SET_TIME"),
+    "NAME",
+    "COMMENT",
+    "DISPLAY_NAME",
+    "TYPE",
+    "LOGIN_NAME",
+    "FIRST_NAME",
+    "MIDDLE_NAME",
+    "LAST_NAME",
+    "EMAIL",
+    "PASSWORD",
+    "MUST_CHANGE_PASSWORD",
+    "DISABLED",
+    "DAYS_TO_EXPIRY",
+    "MINS_TO_UNLOCK",
+    "DEFAULT_WAREHOUSE",
+    "DEFAULT_NAMESPACE",
+    "DEFAULT_ROLE",
+    "DEFAULT_SECONDARY_ROLES",
+    "RSA_PUBLIC_KEY",
+    "RSA_PUBLIC_KEY_FP",
+    "RSA_PUBLIC_KEY_LAST_SET_TIME",
+    "RSA_PUBLIC_KEY_2",
+    "RSA_PUBLIC_KEY_2_FP",
+    "RSA_PUBLIC_KEY_2_LAST_SET_TIME",
+    "PASSWORD_LAST_SET_TIME",
 )
 
 
@@ -169,7 +188,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return "[" + ", ".join(f'"{one}"' for one in value) + "]"
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
     if name.endswith("_TIME"):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return str(value)

@@ -176,7 +176,7 @@ def verify_volume(account: Account, context: Context, name: Name) -> str:
         checks |= account.sources.check(location["STORAGE_BASE_URL"])
     checks["awsRoleArnValidationResult"] = role_problem(account, volume) or "PASSED"
     success = all(result in ("PASSED", "SKIPPED") for result in checks.values())
-    answer = {
+    response = {
         "success": success,
         "storageLocationSelectionResult": "PASSED",
         "storageLocationName": location["NAME"],
@@ -187,7 +187,7 @@ def verify_volume(account: Account, context: Context, name: Name) -> str:
         "region": "us-east-1",
         **checks,
     }
-    return json.dumps(answer)
+    return json.dumps(response)
 
 
 def role_problem(account: Account, volume: Stored, *actions: str) -> str | None:

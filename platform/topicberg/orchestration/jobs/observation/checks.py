@@ -53,7 +53,7 @@ def failed_checks(
     for key, evaluation in stored.items():
         finding = evaluation.finding
         if key in early and (finding.passed or early[key].passed):
-            continue  # the status is newer
+            continue  # the stored status is newer
         # The next run of the checks says whether what followed from the engine's failure is
         # resolved as well.
         if finding.passed or key in current or finding.cause in outdated:

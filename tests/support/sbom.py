@@ -36,9 +36,9 @@ def component(coordinate: Coordinate, pin: Pin) -> dict[str, Any]:
 def add_jars(document: dict[str, Any], lock: JarsLock) -> None:
     """Add every locked jar that the document does not have."""
     components = document.setdefault("components", [])
-    known = {one.get("bom-ref") for one in components}
-    found = [component(Coordinate.parse(text), pin) for text, pin in lock.files.items()]
-    components += [one for one in found if one["bom-ref"] not in known]
+    references = {component.get("bom-ref") for component in components}
+    jars = [component(Coordinate.parse(text), pin) for text, pin in lock.files.items()]
+    components += [component for component in jars if component["bom-ref"] not in references]
 
 
 def main(path: Path) -> None:

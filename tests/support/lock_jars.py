@@ -1,4 +1,4 @@
-"""``python -m topicberg_local.lock_jars``: resolve ``jars.toml`` into ``jars.lock``."""
+"""Resolves ``jars.toml`` into ``jars.lock``: ``make jars``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from topicberg_local.jars import LOCK_FILE, Coordinate, JarsLock, Pin, maven_context, sha256
 
-SOURCE = Path(__file__).with_name("jars.toml")
+SOURCE = LOCK_FILE.with_name("jars.toml")
 
 
 class Bundle(BaseModel):
@@ -43,11 +43,11 @@ def resolve(bundle: Bundle) -> list[Coordinate]:
         Coordinate(a.groupId, a.artifactId, a.version, a.classifier, a.packaging)
         for a in (dependency.artifact for dependency in transitive)
     ]
-    own = {(c.group, c.artifact) for c in requested + plain}
+    artifacts = {(c.group, c.artifact) for c in requested + plain}
     resolved = [
         c
         for c in coordinates
-        if (c.group, c.artifact) not in own
+        if (c.group, c.artifact) not in artifacts
         and not any(fnmatch(f"{c.group}:{c.artifact}", pattern) for pattern in bundle.exclude)
     ]
     return requested + resolved + plain
