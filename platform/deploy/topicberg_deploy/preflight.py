@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from topicberg.clients.aws import login_hint
 from topicberg.errors import TopicbergError
+from topicberg.errors.aws import login_hint
 from topicberg_deploy.aws.lake_formation import check_deployer
 from topicberg_deploy.aws.simulate import check_permissions
 from topicberg_deploy.confluent.organization import check_given, organization

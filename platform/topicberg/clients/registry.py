@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from topicberg.clients.answers import answered
-from topicberg.connections import connection_error
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors.connections import connection_error
+from topicberg.errors.hints import see_whether_it_runs
 from topicberg.logins.registry import PREFIX
-from topicberg.settings import see_whether_it_runs
 
 REGISTRY = "the schema registry"
 NOT_FOUND, CONFLICT, THROTTLED, INTERNAL_ERROR = 404, 409, 429, 500

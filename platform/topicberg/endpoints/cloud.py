@@ -264,8 +264,9 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import aws_session, login_hint
+    from topicberg.clients.aws import aws_session
     from topicberg.clients.secrets import Secrets
+    from topicberg.errors.meaning import explain
 
     read_at, values = _read.get(path, (0.0, {}))
     if values and time.monotonic() - read_at < SECRETS_SECONDS:
@@ -274,12 +275,8 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
         client = aws_session(region_name=config.aws_region).client("secretsmanager")
         secret = Secrets(client).read(path)
     except (BotoCoreError, ClientError) as error:
-        raise TopicbergError(
-            f"{_of_secret(path, config)}: {error}",
-            hint=login_hint(error, None)
-            or "grant secretsmanager:GetSecretValue on it to the user of this process, or run "
-            "`topicberg deploy create` to create it",
-        ) from None
+        rights = "grant secretsmanager:GetSecretValue on it to the user of this process"
+        raise explain(_of_secret(path, config), error, rights=rights) from None
     if not secret:
         return None
     _read[path] = (time.monotonic(), secret)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -38,19 +38,28 @@ from confluent_kafka.admin import (
     ResourceType,
     TopicDescription,
 )
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import stop_after_delay, wait_fixed
 
-from topicberg.connections import CertificateError, connection_error
 from topicberg.endpoints import Endpoints
-from topicberg.errors import LoginError, TopicbergError, UnreachableError, first_line
+from topicberg.errors import (
+    CertificateError,
+    LoginError,
+    TopicbergError,
+    UnreachableError,
+    first_line,
+)
+from topicberg.errors.connections import connection_error
+from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors.retry import retry
 from topicberg.kafka.schemas import register_schema
-from topicberg.settings import Settings, see_whether_it_runs, settings
+from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
+_SOON = stop_after_delay(LEADER_SECONDS)
 _GRACE_SECONDS = 5.0
 FAILING_SECONDS = 4.0
 """After which a request is given up whose client cannot resolve the broker or log in: librdkafka
@@ -515,18 +524,13 @@ def _create(endpoints: Endpoints, topic: str, partitions: int, config: dict[str,
     return True
 
 
-@retry(
-    retry=retry_if_exception_type(NoSuchTopicError),
-    stop=stop_after_delay(LEADER_SECONDS),
-    wait=wait_fixed(0.1),
-    reraise=True,
-)
 def await_topic(endpoints: Endpoints, topic: str) -> int:
     """Wait until a topic that was just created, here or elsewhere, can be described.
 
     :returns: the number of its partitions
     """
-    return partition_count(endpoints, topic)
+    described = partial(partition_count, endpoints, topic)
+    return retry(described, _SOON, on=NoSuchTopicError, wait=wait_fixed(0.1))
 
 
 def partition_drift(
@@ -648,12 +652,6 @@ def _offsets(listed: Mapping[int, ListOffsetsResultInfo]) -> dict[int, int]:
     return {partition: of_partition.offset for partition, of_partition in listed.items()}
 
 
-@retry(
-    retry=retry_if_exception_type(NoLeaderError),
-    stop=stop_after_delay(LEADER_SECONDS),
-    wait=wait_fixed(0.25),
-    reraise=True,
-)
 def _listed(
     endpoints: Endpoints,
     topic: str,
@@ -661,13 +659,16 @@ def _listed(
     described: TopicDescription | None = None,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, ListOffsetsResultInfo]:
-    partitions = (described or _describe(endpoints, topic)).partitions
-    futures = admin_client(endpoints).list_offsets(
-        {TopicPartition(topic, partition.id): which for partition in partitions},
-        isolation_level=level,
-        request_timeout=TIMEOUT_SECONDS,
-    )
-    return {
-        place.partition: result_of(future, endpoints, f"list the offsets of {topic}")
-        for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
-    }
+    def attempt() -> dict[int, ListOffsetsResultInfo]:
+        partitions = (described or _describe(endpoints, topic)).partitions
+        futures = admin_client(endpoints).list_offsets(
+            {TopicPartition(topic, partition.id): which for partition in partitions},
+            isolation_level=level,
+            request_timeout=TIMEOUT_SECONDS,
+        )
+        return {
+            place.partition: result_of(future, endpoints, f"list the offsets of {topic}")
+            for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
+        }
+
+    return retry(attempt, _SOON, on=NoLeaderError, wait=wait_fixed(0.25))

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import explain
 from topicberg.logins import OAUTH_CLIENT, missing
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
@@ -314,28 +315,17 @@ def role_errors(role_arn: str) -> Iterator[None]:
 
     :raises TopicbergError: AWS does not give out keys of the role
     """
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError
 
-    failure = f"AWS does not give out keys of the role {role_arn}"
     try:
         yield
-    except ClientError as error:
-        details = error.response["Error"]
-        if "Throttl" in details["Code"]:
-            raise ThrottledError(f"{failure}: {details['Message']}") from None
-        raise LoginError(
-            f"{failure}: {details['Code']}: {details['Message']}",
-            hint=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
+    except (BotoCoreError, ClientError) as error:
+        raise explain(
+            f"AWS does not give out keys of the role {role_arn}",
+            error,
+            rights=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
             "process, and name that user in the role's trust policy",
         ) from None
-    except NoCredentialsError:
-        raise LoginError(
-            f"{failure}: this process has no credentials of its own",
-            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of a user that "
-            "may assume the role",
-        ) from None
-    except BotoCoreError as error:
-        raise UnreachableError(f"{failure}: {error}", hint="check the network to AWS STS") from None
 
 
 @lru_cache(maxsize=8)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import requests
 from pydantic import ConfigDict, SecretStr
 
-from topicberg.connections import connection_error
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors.connections import connection_error
 from topicberg.logins import OAuthFields
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.errors.hints import see_whether_it_runs
 from topicberg.extras import of_extra
 from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.readers import ATHENA, DUCKDB, READ_ALL_FILES, SNOWFLAKE, SPARK, TableReader
@@ -29,7 +30,7 @@ from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
 from topicberg.query.namespaces import own_namespaces, own_tables
-from topicberg.settings import Settings, see_whether_it_runs, settings
+from topicberg.settings import Settings, settings
 from topicberg.topics.spec import asset_name
 
 if TYPE_CHECKING:

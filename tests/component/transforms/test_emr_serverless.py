@@ -38,12 +38,13 @@ from pyspark.sql import SparkSession
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors.meaning import classify
+from topicberg.errors.table import CONFLICT, THROTTLED
 from topicberg.logins.catalog import TopicsCatalogSettings
 from topicberg.orchestration.assets.derived import code_version
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.emr import client, job
 from topicberg.orchestration.emr.client import write_window_on_emr
-from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics

@@ -19,12 +19,11 @@ from topicberg.clients.catalog import CatalogRefusalError, MissingMetadataError
 from topicberg.clients.file_io import VendedFileIO
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import LoginError
+from topicberg.errors.meaning import classify, explained
 from topicberg.iceberg.tables import find_table
 from topicberg.logins.catalog import CatalogLogin, role_session
 from topicberg.logins.oauth import OAuthClient
-from topicberg.retry import classify
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.failures import explained
 
 SECRET = "correct-horse-battery"
 

@@ -16,9 +16,10 @@ from clocks import Clock
 from pydantic import SecretStr
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors.meaning import classify
+from topicberg.errors.table import THROTTLED, UNREACHABLE
 from topicberg.logins import oauth
 from topicberg.logins.oauth import OAuthClient
-from topicberg.retry import THROTTLED, UNREACHABLE, classify
 
 SECRET = "correct-horse-battery"
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import code_of
 from topicberg.errors import TopicbergError
+from topicberg.errors.aws import code_of
 from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg_deploy.confluent.tableflow import writes_to

@@ -19,13 +19,13 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import code_of
 from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import means
+from topicberg.errors.table import DENIED
 from topicberg_deploy.aws.glue import pipelines
 from topicberg_deploy.aws.iam import Document, caller
 from topicberg_deploy.confluent_apis import CLUSTER
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.transient import DENIED
 
 logger = logging.getLogger(__name__)
 EVERYONE_BY_IAM = "IAM_ALLOWED_PRINCIPALS"
@@ -91,7 +91,7 @@ def read_data_lake(context: DeployContext) -> DataLake:
         locations = client.list_resources().get("ResourceInfoList", [])
         permissions = tuple(_permissions(client))
     except ClientError as error:
-        if code_of(error) not in DENIED:
+        if not means(error, DENIED):
             raise
         logger.info("the settings of AWS Lake Formation cannot be read: %s", error)
         return DataLake(is_governed=False)
