@@ -50,7 +50,7 @@ class ByPython(KafkaLogin):
     def librdkafka(self) -> dict[str, Any]:
         known = super().librdkafka().items()
         found = {name: value for name, value in known if "oauthbearer" not in name}
-        return {**found, "oauth_cb": Token(str(self.token_uri))}
+        return {**found, "oauth_cb": Token(str(self.oauth.token_uri))}
 
 
 def main(records: int, rounds: int) -> None:
@@ -63,9 +63,7 @@ def main(records: int, rounds: int) -> None:
         login = ByPython(
             auth="oidc",
             security_protocol="SASL_PLAINTEXT",
-            client_id="a",
-            client_secret="b",
-            token_uri=oauth.token_uri,
+            oauth={"client_id": "a", "client_secret": "b", "token_uri": oauth.token_uri},
         )
         with_login = {"kafka_bootstrap": broker.oidc, "kafka_login": login}
         both = {

@@ -42,6 +42,7 @@ from topicberg.kafka.consumer import FetchError
 from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import CatalogLogin
+from topicberg.logins.oauth import OAuthSettings
 from topicberg.orchestration.resources import Spark
 from topicberg.query import run_query
 from topicberg.settings import settings
@@ -251,12 +252,14 @@ def test_engine_reads_a_broker_with_login(topic: Callable[..., Topic], kind: str
 @pytest.mark.parametrize(
     ("changes", "said", "hint"),
     [
-        ({"ICEBERG_REST_CLIENT_ID": "reader"}, "the catalog refuses to write", "_CLIENT_ID"),
+        ({"ICEBERG_REST_OAUTH__CLIENT_ID": "reader"}, "the catalog refuses to write", "_OAUTH"),
         ({"ICEBERG_REST_HEADERS": "{}"}, "unknown realm", "_HEADERS"),
-        slow({"ICEBERG_REST_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
+        slow({"ICEBERG_REST_OAUTH__TOKEN_URI": "http://127.0.0.1:9/t"}, "not answer", "_TOKEN_URI"),
         slow({"ICEBERG_REST_AUTH": "token", "ICEBERG_REST_TOKEN": "a.b"}, "refuses", "_TOKEN"),
-        slow({"SCHEMA_REGISTRY_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not", "_TOKEN_URI"),
-        slow({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses", "_CLIENT_ID"),
+        slow(
+            {"SCHEMA_REGISTRY_OAUTH__TOKEN_URI": "http://127.0.0.1:9/t"}, "does not", "_TOKEN_URI"
+        ),
+        slow({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses", "_OAUTH"),
     ],
 )
 def test_refusal_names_server_and_setting(
@@ -284,7 +287,7 @@ def test_refusal_names_server_and_setting(
         ("scram", {"KAFKA_API_SECRET": "not-the-secret"}, "invalid credentials", "_API_SECRET"),
         (
             "oidc",
-            {"KAFKA_TOKEN_URI": "http://127.0.0.1:9/t"},
+            {"KAFKA_OAUTH__TOKEN_URI": "http://127.0.0.1:9/t"},
             "127.0.0.1:9/t does not",
             "_TOKEN_URI",
         ),
@@ -329,9 +332,11 @@ def nessie_lake(
 
 def nessie_login(oauth: OAuthServer, **more: Any) -> CatalogLogin:
     return CatalogLogin(
-        client_id="engine",
-        client_secret=SecretStr("engine-client-secret"),
-        token_uri=oauth.token_uri,
+        oauth=OAuthSettings(
+            client_id="engine",
+            client_secret=SecretStr("engine-client-secret"),
+            token_uri=oauth.token_uri,
+        ),
         warehouse="warehouse",
         delegation="vended-credentials",
         **more,

@@ -53,15 +53,15 @@ def test_settings_name_each_invalid_variable(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_settings_name_the_variable_and_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOPICBERG_ALERT_SMTP_PORT", "s3cret")
+    monkeypatch.setenv("TOPICBERG_ALERT_SMTP__PORT", "s3cret")
     monkeypatch.setenv("TOPICBERG_KAFKA_EXTENSIONS", "s3cret")
     monkeypatch.setenv("TOPICBERG_S3_ENDPOINT", "s3cret")
-    monkeypatch.setenv("TOPICBERG_EMR_APPLICATION_ID", "S3CRET")
+    monkeypatch.setenv("TOPICBERG_EMR_JOBS__APPLICATION_ID", "S3CRET!")
     for read, variable in (
-        (alert_settings, "TOPICBERG_ALERT_SMTP_PORT"),
+        (alert_settings, "TOPICBERG_ALERT_SMTP__PORT"),
         (lambda: from_environment(KafkaSettings, "Kafka", "docs"), "TOPICBERG_KAFKA_EXTENSIONS"),
         (lambda: connect(Settings(deployment="cloud")), "TOPICBERG_S3_ENDPOINT"),
-        (emr_settings, "TOPICBERG_EMR_APPLICATION_ID"),
+        (emr_settings, "TOPICBERG_EMR_JOBS__APPLICATION_ID"),
     ):
         with pytest.raises(TopicbergError, match=variable) as caught:
             read()

@@ -151,7 +151,7 @@ class DeployContext:
 
     @cached_property
     def secrets(self) -> Secrets:
-        key = self.config.secrets_kms_key_arn
+        key = self.config.kms.secrets_key_arn
         return Secrets(self.aws.client("secretsmanager"), self.aws.tags, key)
 
     def read_secret(self, name: str, version: str | None = None) -> dict[str, str] | None:

@@ -149,10 +149,13 @@ def _setting(
     sources: Mapping[str, Mapping[str, str]],
 ) -> Setting:
     is_secret = "Secret" in str(field.annotation) or not field.repr
+    from topicberg.settings.environment import NESTED
+
     text = " ".join(_MARKUP.sub(r"\1", field.description or described).split())
     for origin, given in sources.items():
         for variable in variables:
-            if value := given.get(variable):
+            inner = sorted(name for name in given if name.startswith(f"{variable}{NESTED}"))
+            if value := given.get(variable) or ", ".join(inner):
                 shown = HIDDEN if is_secret else redact(_PASSWORD.sub(f"{HIDDEN}@", value))
                 return Setting(concern, variables[0], shown, origin, text)
     default = None if field.is_required() or field.default_factory else field.get_default()

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from topicberg.extensions import extensions
 
@@ -63,9 +63,22 @@ def known() -> set[str]:
     return {name for name in found | _OTHERS if name.startswith(PREFIX)}
 
 
+def _inner_fields() -> Iterator[tuple[str, str]]:
+    """Yield the variable of each group of settings with each of its fields."""
+    from topicberg.settings.environment import Group
+
+    for model in models():
+        for name, field in model.model_fields.items():
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if isinstance(kind, type) and issubclass(kind, Group):
+                    for inner in kind.model_fields:
+                        yield variables_of(model, name)[0], inner.upper()
+
+
 def problems(given: Iterable[str]) -> list[str]:
     """Return one line for each given variable that is no setting."""
     from topicberg.settings import Settings
+    from topicberg.settings.environment import NESTED
 
     common = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OTHERS
     suspects = {
@@ -78,9 +91,13 @@ def problems(given: Iterable[str]) -> list[str]:
     if not suspects:
         return []
     names = known()
+    near = names | {f"{variable}{NESTED}{inner}" for variable, inner in _inner_fields()}
     lines = []
-    for name in sorted(suspects - names):
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    for name in sorted(suspects):
+        group, _, field = name.partition(NESTED)
+        if name in names or (field and group in names):
+            continue
+        close = difflib.get_close_matches(name, near, n=1, cutoff=0.8)
         meant = f"did you mean {close[0]}?" if close else "it has no effect"
         lines.append(f"{name} is not a setting of topicberg; {meant}")
     return lines

@@ -50,7 +50,7 @@ def registry_errors(subject: str) -> Iterator[None]:
         if status in (401, 403):
             raise LoginError(
                 f"the schema registry refuses the login ({subject}): {reason}",
-                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
+                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _OAUTH or _CERTIFICATE_FILE, "
                 "whichever you use, and what it may do",
             ) from error
         if status == THROTTLED:

@@ -296,15 +296,14 @@ TABLE = (
         "NotAuthorizedException|Not authorized",
         LOGIN,
         says="the catalog or its OAuth server refuses the login of Spark: {line} → check "
-        "TOPICBERG_ICEBERG_REST_CLIENT_ID, _CLIENT_SECRET, _SCOPE and _TOKEN",
+        "TOPICBERG_ICEBERG_REST_OAUTH and _TOKEN",
     ),
     _catalog(
         "ForbiddenException|ForbiddenError|UnauthorizedError|"
         "read.?only (database|catalog|file system)|attempt to write a readonly database",
         LOGIN,
         says="the catalog refuses to write: {line} → grant the principal of "
-        "TOPICBERG_ICEBERG_REST_CLIENT_ID, _TOKEN or _ROLE_ARN the right to create and commit "
-        "tables",
+        "TOPICBERG_ICEBERG_REST_OAUTH, _TOKEN or _ROLE_ARN the right to create and commit tables",
     ),
     Row(
         f"{_SPARK}|cimpl",
@@ -353,7 +352,8 @@ TABLE = (
     _any(
         "Connection (refused|reset|aborted)|UnknownHost|failed to connect|Read timed out|"
         "Unable to execute HTTP request|Lost executor|ExecutorLostFailure|Status Code: 50[0-4]|"
-        "AWS Error (NETWORK_CONNECTION|REQUEST_TIMEOUT)|code=_(TRANSPORT|ALL_BROKERS_DOWN|TIMED_OUT),",
+        "AWS Error (NETWORK_CONNECTION|REQUEST_TIMEOUT)|"
+        "code=_(TRANSPORT|ALL_BROKERS_DOWN|TIMED_OUT),",
         UNREACHABLE,
         says=_SILENT,
     ),

@@ -386,12 +386,12 @@ def _login_error(endpoints: Endpoints, text: str, action: str) -> TopicbergError
     message = f"the login to Kafka at {address} failed"
     if _NO_TOKEN.search(reason):
         return UnreachableError(
-            f"{message} ({login.auth}, {action}): the OAuth server {login.token_uri} does not "
-            f"answer: {reason}",
+            f"{message} ({login.auth}, {action}): the OAuth server {login.oauth.token_uri} does "
+            f"not answer: {reason}",
             hint=login.settings_hint(),
         )
     if _REFUSED_BY_SERVER in reason:
-        reason = f"the OAuth server {login.token_uri}: {reason}"
+        reason = f"the OAuth server {login.oauth.token_uri}: {reason}"
     return LoginError(f"{message} ({login.auth}, {action}): {reason}", hint=login.settings_hint())
 
 
@@ -435,7 +435,9 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
 
     def silent() -> UnreachableError:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
-        server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
+        server = (
+            endpoints.kafka_login.oauth.token_uri if endpoints.kafka_login.auth == "oidc" else None
+        )
         return UnreachableError(
             f"Kafka at {endpoints.kafka_listener()[0]} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")

@@ -139,10 +139,10 @@ def _catalog_refusal(error: Exception, engine: Engine, endpoints: Endpoints) -> 
     verb = "the login" if status == "401" else "to read"
     return QueryError(
         f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason} ({status})",
-        hint="check TOPICBERG_ICEBERG_REST_SCOPE, _AUDIENCE and _TOKEN, and that the catalog "
+        hint="check TOPICBERG_ICEBERG_REST_OAUTH and _TOKEN, and that the catalog "
         "trusts who issued the token"
         if status == "401"
-        else "grant the principal of TOPICBERG_ICEBERG_REST_CLIENT_ID, _TOKEN or _ROLE_ARN the "
+        else "grant the principal of TOPICBERG_ICEBERG_REST_OAUTH, _TOKEN or _ROLE_ARN the "
         "right to read the table",
     )
 

@@ -88,7 +88,8 @@ def test_table_whose_metadata_file_is_missing_was_not_dropped(server: Server) ->
     assert find_table(server.catalog(), ("shop", "orders")) is None
 
 
-OAUTH = {"client_id": "engine", "client_secret": SECRET, "token_uri": "http://idp.example/token"}
+CLIENT = {"client_id": "engine", "client_secret": SECRET, "token_uri": "http://idp.example/token"}
+OAUTH = {"oauth": CLIENT}
 
 
 def test_token_refused_by_catalog_is_replaced_once(
@@ -107,7 +108,7 @@ def test_token_refused_by_catalog_is_replaced_once(
     assert "the catalog refuses the login" in refused.value.message
     assert server.url in refused.value.message
     assert "the token is not valid (401)" in refused.value.message
-    assert "TOPICBERG_ICEBERG_REST_SCOPE" in str(refused.value.hint)
+    assert "TOPICBERG_ICEBERG_REST_OAUTH (scope" in str(refused.value.hint)
     assert classify(refused.value) is None
 
 
@@ -177,7 +178,7 @@ def test_role_signs_the_requests(server: Server, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     role_session.cache_clear()
     role = "arn:aws:iam::123456789012:role/lake"
-    login = CatalogLogin(auth="sigv4", signing_name="s3tables", role_arn=role)
+    login = CatalogLogin(auth="sigv4", signing="s3tables", role_arn=role)
     lake = LakeEndpoints(iceberg_rest=server.url, iceberg_login=login)
     catalog = lake.catalog(Settings(aws_region="eu-west-1"))
     with pytest.raises(CatalogRefusalError):

@@ -156,7 +156,7 @@ def kafka(code: int, text: str) -> KafkaException:
         (PySparkException(TASK), None, "PySparkException: org.example.KafkaException: no luck: "
          "org.example.CorruptRecordException: Record is corrupt", ""),
         # Kafka
-        (kafka(KafkaError._AUTHENTICATION, "SASL PLAIN mechanism handshake failed"), None,
+        (kafka(KafkaError._AUTHENTICATION, "SASL handshake failed"), None,
          "Kafka refuses the credentials", "TOPICBERG_KAFKA_API_KEY"),
         (kafka(KafkaError._TRANSPORT, "Connection refused"), UNREACHABLE, "Kafka does not", "Kafka"),
         # AWS

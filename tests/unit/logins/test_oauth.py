@@ -35,7 +35,8 @@ class Server:
 
     def client(self, **more: Any) -> OAuthClient:
         given = {"client_id": "engine", "client_secret": SecretStr(SECRET), **more}
-        return OAuthClient(**{"token_uri": self.url, "prefix": "TOPICBERG_ICEBERG_REST", **given})
+        prefix = "TOPICBERG_ICEBERG_REST_OAUTH_"
+        return OAuthClient(**{"token_uri": self.url, "prefix": prefix, **given})
 
 
 @pytest.fixture
@@ -182,11 +183,11 @@ def test_server_that_is_down_is_named() -> None:
         client_id="engine",
         client_secret=SecretStr(SECRET),
         token_uri="http://127.0.0.1:9/token",
-        prefix="TOPICBERG_SCHEMA_REGISTRY",
+        prefix="TOPICBERG_SCHEMA_REGISTRY_OAUTH_",
     )
     with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9/token does not") as down:
         client.token()
-    assert "TOPICBERG_SCHEMA_REGISTRY_TOKEN_URI" in str(down.value.hint)
+    assert "TOPICBERG_SCHEMA_REGISTRY_OAUTH__TOKEN_URI" in str(down.value.hint)
     assert "Connection refused" in down.value.message
 
 

@@ -179,9 +179,9 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
     roles = {
         kind: context.aws.role_arn(given or own)
         for kind, given, own in (
-            ("tableflow", config.tableflow_role_arn, names.tableflow_role),
-            ("snowflake", config.snowflake_role_arn, names.snowflake_role),
-            ("emr", config.emr_role_arn, names.emr_role),
+            ("tableflow", config.iam.tableflow_role_arn, names.tableflow_role),
+            ("snowflake", config.iam.snowflake_role_arn, names.snowflake_role),
+            ("emr", config.iam.emr_role_arn, names.emr_role),
         )
         if f"aws/role/{kind}" in context.live
     }

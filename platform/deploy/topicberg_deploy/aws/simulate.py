@@ -101,7 +101,7 @@ def _entries(context: DeployContext, statement: Document) -> list[dict[str, Any]
         "aws:SecureTransport": "true",
         **{f"aws:RequestTag/{name}": value for name, value in context.aws.tags.items()},
     }
-    if boundary := context.config.iam_permissions_boundary_arn:
+    if boundary := context.config.iam.permissions_boundary_arn:
         known["iam:PermissionsBoundary"] = boundary
     for tests in statement.get("Condition", {}).values():
         known |= {key: _example(listed(value)[0]) for key, value in tests.items()}

@@ -422,7 +422,7 @@ def emr_image(
     config = settings()
     write_image_context(config.project_root, folder)
     echo(
-        f"wrote {folder}; build it with AWS's image of {config.emr_release} as BASE:\n"
+        f"wrote {folder}; build it with AWS's image of {config.emr.release} as BASE:\n"
         f"docker build --build-arg BASE=… -t topicberg-emr {folder}"
     )
 
