@@ -46,7 +46,6 @@ class MailServer(Group):
     tls: bool = True
     """Whether the connection is encrypted (STARTTLS)."""
     user: str | None = None
-    """The login to the server, if it wants one."""
     password: SecretStr | None = None
     sender: str = "topicberg@localhost"
     """Who sends the e-mails."""
@@ -70,7 +69,7 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
     """PagerDuty's Events API; in the EU ``https://events.eu.pagerduty.com/v2/enqueue``."""
     smtp: Annotated[MailServer, *FromJson] = Field(default=MailServer(), repr=False)
-    """The mail server: ``host``, ``port``, ``tls``, ``user``, ``password``, and the ``sender``."""
+    """The mail server: ``host``, ``port``, ``tls``, ``user``, ``password``, ``sender``."""
 
 
 def alert_environment() -> dict[str, str]:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 HIDDEN = "(hidden)"
 _PASSWORD = re.compile(r"(?<=://)[^/@]*@")
 _MARKUP = re.compile(r":[a-z]+:`~?\.?(?:\w+\.)*(\w+)`|`{1,2}")
-
-
 _BY_BEGIN = {
     "CONFLUENT": "CONFLUENT",
     "KAFKA": "KAFKA",
@@ -137,7 +135,7 @@ def _concern(model: type[BaseSettings], name: str, variable: str) -> Concern:
         if "concern" in vars(candidate):
             return Concern(vars(candidate)["concern"])
     own = variable.removeprefix(PREFIX)
-    begins = (concern for begin, concern in _BY_BEGIN.items() if own.startswith(f"{begin}_"))
+    begins = (concern for begin, concern in _BY_BEGIN.items() if f"{own}_".startswith(f"{begin}_"))
     return Concern[next(begins, "DEPLOY")]
 
 

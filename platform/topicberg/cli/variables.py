@@ -53,32 +53,22 @@ def variables_of(model: type[BaseSettings], name: str) -> list[str]:
 
 
 def known() -> set[str]:
-    """Return the variable of every setting."""
-    found = {
-        variable
-        for model in models()
-        for name in model.model_fields
-        for variable in variables_of(model, name)
-    }
-    return {name for name in found | _OTHERS if name.startswith(PREFIX)}
+    """Return the variable of every setting, and of every field of a group."""
+    from topicberg.settings.environment import NESTED, Group
 
-
-def _inner_fields() -> Iterator[tuple[str, str]]:
-    """Yield the variable of each group of settings with each of its fields."""
-    from topicberg.settings.environment import Group
-
+    found = {*_OTHERS}
     for model in models():
         for name, field in model.model_fields.items():
+            found.update(variables := variables_of(model, name))
             for kind in (field.annotation, *get_args(field.annotation)):
                 if isinstance(kind, type) and issubclass(kind, Group):
-                    for inner in kind.model_fields:
-                        yield variables_of(model, name)[0], inner.upper()
+                    found |= {f"{variables[0]}{NESTED}{one.upper()}" for one in kind.model_fields}
+    return {name for name in found if name.startswith(PREFIX)}
 
 
 def problems(given: Iterable[str]) -> list[str]:
     """Return one line for each given variable that is no setting."""
     from topicberg.settings import Settings
-    from topicberg.settings.environment import NESTED
 
     common = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OTHERS
     suspects = {
@@ -91,13 +81,9 @@ def problems(given: Iterable[str]) -> list[str]:
     if not suspects:
         return []
     names = known()
-    near = names | {f"{variable}{NESTED}{inner}" for variable, inner in _inner_fields()}
     lines = []
-    for name in sorted(suspects):
-        group, _, field = name.partition(NESTED)
-        if name in names or (field and group in names):
-            continue
-        close = difflib.get_close_matches(name, near, n=1, cutoff=0.8)
+    for name in sorted(suspects - names):
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
         meant = f"did you mean {close[0]}?" if close else "it has no effect"
         lines.append(f"{name} is not a setting of topicberg; {meant}")
     return lines

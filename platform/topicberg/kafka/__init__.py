@@ -58,8 +58,7 @@ from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0
-LEADER_SECONDS = 10.0
-_SOON = stop_after_delay(LEADER_SECONDS)
+_soon = partial(retry, stop=stop_after_delay(10.0), wait=wait_fixed(0.1))
 _GRACE_SECONDS = 5.0
 FAILING_SECONDS = 4.0
 """After which a request is given up whose client cannot resolve the broker or log in: librdkafka
@@ -435,9 +434,7 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
 
     def silent() -> UnreachableError:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
-        server = (
-            endpoints.kafka_login.oauth.token_uri if endpoints.kafka_login.auth == "oidc" else None
-        )
+        server = endpoints.kafka_login.oauth.token_uri
         return UnreachableError(
             f"Kafka at {endpoints.kafka_listener()[0]} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")
@@ -531,8 +528,7 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
 
     :returns: the number of its partitions
     """
-    described = partial(partition_count, endpoints, topic)
-    return retry(described, _SOON, on=NoSuchTopicError, wait=wait_fixed(0.1))
+    return _soon(partial(partition_count, endpoints, topic), on=NoSuchTopicError)
 
 
 def partition_drift(
@@ -673,4 +669,4 @@ def _listed(
             for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
         }
 
-    return retry(attempt, _SOON, on=NoLeaderError, wait=wait_fixed(0.25))
+    return _soon(attempt, on=NoLeaderError)

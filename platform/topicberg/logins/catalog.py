@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
@@ -130,26 +130,23 @@ class CatalogLogin(HoldsSecrets):
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
-        given = dict(public)
-        given["token"] = os.environ.get(f"{cls.settings_prefix}_TOKEN") or None
-        secret = os.environ.get(f"{cls.settings_prefix}_{cls.secret_variable}") or None
-        given["oauth"] = {**given.get("oauth", {}), "client_secret": secret}
+        given, names = dict(public), {"oauth2": cls.secret_variable, "token": "TOKEN"}
+        variable = f"{cls.settings_prefix}_{names.get(given.get('auth', ''), '')}"
+        secret = os.environ.get(variable) or None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
-        absent = set(given.pop("headers", ())) - set(headers)
-        try:
-            if absent:
-                listed = ", ".join(sorted(absent))
-                raise ValueError(f"{cls.settings_prefix}_HEADERS lacks {listed}")
-            return cls(**given, headers=headers)
-        except ValueError as error:
-            text = str(error)
-            if isinstance(error, ValidationError):
-                text = error.errors(include_input=False)[0]["msg"]
+        absent = [] if secret or given.get("auth") not in names else [variable]
+        if unknown := set(given.pop("headers", ())) - set(headers):
+            absent.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
+        if absent:
             raise TopicbergError(
-                f"the job's environment lacks a secret of the Iceberg catalog: {text}",
+                f"the job's environment lacks a secret of the Iceberg catalog: {absent[0]}",
                 hint="add --conf spark.emr-serverless.driverEnv.<name>=<value> to "
                 "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
-            ) from None
+            )
+        if given.get("auth") == "token":
+            return cls(**given, token=secret, headers=headers)
+        oauth = {**given.pop("oauth", {}), "client_secret": secret}
+        return cls(**given, oauth=oauth, headers=headers)
 
     def pyiceberg(self, region: str) -> dict[str, str]:
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
@@ -266,7 +263,6 @@ class RestCatalog(Group):
     derived_name: str | None = None
     """The catalog of the same server in which derived tables are; default: AWS Glue."""
     client_id: str | None = None
-    """The OAuth client that reads and writes the tables."""
     client_secret: SecretStr | None = None
     scope: str | None = None
     """E.g. ``PRINCIPAL_ROLE:ALL``."""
@@ -277,7 +273,6 @@ class RestCatalog(Group):
     )
     """Who reads the bucket for Open Catalog, as its catalog's details show it."""
     external_id: str | None = Field(default=None, min_length=2, max_length=1224)
-    """Of the same catalog."""
 
     def absent(self, *required: str) -> list[str]:
         """Return the variables of the fields without a value."""
@@ -289,10 +284,9 @@ class RestCatalog(Group):
         :param vends: the catalog gives out the keys of the object store
         :raises TopicbergError: settings are missing
         """
-        absent = self.absent("uri", "client_id", "client_secret", "name")
-        if absent or warehouse is None:
+        if absent := self.absent("uri", "client_id", "client_secret", "name"):
             raise TopicbergError(
-                f"TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
+                "TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
                 f"it requires {', '.join(absent)}",
                 hint="set in Dagster's environment what `topicberg deploy` was given; see "
                 "docs/cloud.md",

@@ -87,10 +87,9 @@ class KafkaLogin(TlsFields):
         return self.auth in _MECHANISMS
 
     def in_region(self, region: str) -> KafkaLogin:
-        """Return the login to MSK of another region."""
-        login = self.model_copy()
-        login._region = region
-        return login
+        """Return the same login, to MSK in a region."""
+        self._region = region
+        return self
 
     def as_user(self, user: str, password: str) -> KafkaLogin:
         """Return the login of another user."""
@@ -155,11 +154,8 @@ class KafkaLogin(TlsFields):
         """Return what to check if Kafka refuses this login."""
         settings = {
             "plain": ("API_KEY", "API_SECRET"),
-            "scram": ("API_KEY", "API_SECRET", "AUTH"),
-            "scram_256": ("API_KEY", "API_SECRET", "AUTH"),
-            "oidc": tuple(
-                f"OAUTH__{name}" for name in ("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URI", "SCOPE")
-            ),
+            **dict.fromkeys(("scram", "scram_256"), ("API_KEY", "API_SECRET", "AUTH")),
+            "oidc": ("OAUTH__CLIENT_ID", "OAUTH__CLIENT_SECRET", "OAUTH__TOKEN_URI"),
             "mtls": ("CERTIFICATE_FILE", "KEY_FILE", "CA_FILE"),
             "msk_iam": ("ROLE_ARN",),
         }.get(str(self.auth), ("AUTH", "SECURITY_PROTOCOL"))

@@ -158,7 +158,7 @@ def kafka(code: int, text: str) -> KafkaException:
         # Kafka
         (kafka(KafkaError._AUTHENTICATION, "SASL handshake failed"), None,
          "Kafka refuses the credentials", "TOPICBERG_KAFKA_API_KEY"),
-        (kafka(KafkaError._TRANSPORT, "Connection refused"), UNREACHABLE, "Kafka does not", "Kafka"),
+        (kafka(KafkaError._TRANSPORT, "x"), UNREACHABLE, "Kafka does not answer", "Kafka"),
         # AWS
         (EndpointConnectionError(endpoint_url="x"), UNREACHABLE, "a service does not answer", ""),
         (aws("ThrottlingException"), THROTTLED, "AWS throttles requests", ""),
