@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topicberg_config.unity.catalog import INTEGRATION as UNITY_INTEGRATION
-
 from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
 from topicberg.naming import Names
 from topicberg.settings import Settings
@@ -55,6 +53,7 @@ from topicberg_deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
 from topicberg_deploy.snowflake.storage import OWNER, Container, Warehouse
 from topicberg_deploy.snowflake.tables import IcebergTable, LinkedDatabase, LinkedTable
 from topicberg_deploy.snowflake.tags import object_tags
+from topicberg_deploy.unity_catalog import INTEGRATION as UNITY_INTEGRATION
 
 ACCOUNTS = {
     "app_manager": "creates topics and runs Tableflow",

@@ -139,7 +139,7 @@ class CatalogLogin(HoldsSecrets):
             absent.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
         if absent:
             raise TopicbergError(
-                f"the job's environment lacks a secret of the Iceberg catalog: {absent[0]}",
+                f"the job's environment lacks a secret of the Iceberg catalog: {', '.join(absent)}",
                 hint="add --conf spark.emr-serverless.driverEnv.<name>=<value> to "
                 "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
             )

@@ -211,8 +211,8 @@ def _refusal(
     if status in (404, 405) or "realm" in f"{code} {text}".lower() or not code:
         return LoginError(
             who,
-            hint=f"check {client.prefix}_TOKEN_URI, with the realm or tenant in it, and the "
-            "realm in the headers of the login if the server reads one there",
+            hint=f"check {client.prefix}_TOKEN_URI, with the realm or tenant in it, and the realm "
+            f"in {client.prefix.removesuffix('_OAUTH_')}_HEADERS if the server reads one there",
         )
     if status == 401 or code in _CLIENT:
         other = "basic" if client.client_auth == "form" else "form"

@@ -121,7 +121,7 @@ def kafka(code: int, text: str) -> KafkaException:
         (BadRequestError("no field 7"), None, "refuses: BadRequestError: no field 7", ""),
         (BadRequestError("[BUG] Expected sorted snapshot log entries"), None, "clock of", "NTP"),
         (BadRequestError("RESTError 413: Received unexpected JSON"), None, "too large", "maintain"),
-        (spark("NotAuthorizedException: Not authorized: no"), None, "the login of Spark", "_SCOPE"),
+        (spark("NotAuthorizedException: Not authorized: no"), None, "the login of Spark", "_OAUTH"),
         (spark("ForbiddenException: Forbidden: read only"), None, "refuses to write", "grant"),
         # the object store, as Spark and Arrow report it
         (spark(f"{LOST}Caused by: No space left on device"), None, "disk is full", "free"),

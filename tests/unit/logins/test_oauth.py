@@ -151,7 +151,7 @@ def test_refusal_names_server_setting_and_no_secret(
         server.client(scope="catalog").token()
     assert server.url in refused.value.message
     assert said in refused.value.message
-    assert f"TOPICBERG_ICEBERG_REST{hint}" in str(refused.value.hint)
+    assert f"TOPICBERG_ICEBERG_REST_OAUTH_{hint}" in str(refused.value.hint)
     assert SECRET not in str(refused.value)
     assert "\n" not in refused.value.message
     assert classify(refused.value) is None
