@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from topicberg.logins import from_environment
 from topicberg.logins.kafka import KafkaSettings
 from topicberg.settings import Settings
 from topicberg.settings.emr import emr_settings
+from topicberg_local import python_services
 
 
 @pytest.mark.parametrize(
@@ -87,3 +90,14 @@ def test_group_is_read_from_its_fields_or_json(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(f"TOPICBERG_ALERT_SMTP__{name}")
     monkeypatch.setenv("TOPICBERG_ALERT_SMTP", passed_on)
     assert alert_settings().smtp == fields.smtp
+
+
+def test_services_of_the_stack_have_the_settings_of_who_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"tags": {"team": "data"}, "emr": {"max_vcpu": 8}, "engine_group": "a"}
+    config = Settings.model_validate(given)
+    context: Any = SimpleNamespace(config=config)
+    for name, value in python_services._settings(context).items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == config

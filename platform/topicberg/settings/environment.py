@@ -128,13 +128,14 @@ def as_environment(chosen: BaseSettings) -> dict[str, str]:
     """Return the settings that are set as variables, secrets included."""
     prefix = chosen.model_config.get("env_prefix") or ""
     return {
-        f"{prefix}{name.upper()}": _as_text(value)
+        f"{prefix}{name.upper()}": as_text(value)
         for name in chosen.model_fields_set
         if (value := getattr(chosen, name)) is not None
     }
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value as a variable states it."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, BaseModel):
@@ -148,4 +149,4 @@ def _plain(value: Any) -> Any:
     """Return what JSON has no type for: the fields of a group, and secrets."""
     if isinstance(value, BaseModel):
         return {name: one for name, one in value if one is not None}
-    return _as_text(value)
+    return as_text(value)

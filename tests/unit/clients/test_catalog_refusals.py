@@ -167,7 +167,7 @@ def test_vended_keys_are_renewed_before_they_expire() -> None:
 
 def test_oauth_secret_is_not_a_property_of_the_catalog(server: Server) -> None:
     """PyIceberg copies the properties of a catalog into those of each table's files."""
-    client = OAuthClient(**{**OAUTH, "client_secret": SecretStr(SECRET)})
+    client = OAuthClient(**{**CLIENT, "client_secret": SecretStr(SECRET)})
     assert SECRET not in str(CatalogLogin(**OAUTH).pyiceberg("eu-west-1"))
     assert SECRET not in repr(client)
 

@@ -44,7 +44,8 @@ class Context:
         self.seen = self.config.model_copy(update={"cluster_id": "lkc-1"})
 
     def set(self, **given: Any) -> None:
-        self.deploy = self.deploy.model_copy(update=given)
+        catalog = self.deploy.catalog.model_copy(update=given)
+        self.deploy = self.deploy.model_copy(update={"catalog": catalog})
 
 
 def opened(**given: Any) -> tuple[Context, DeployContext]:

@@ -83,7 +83,7 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     assert [(one["Action"], one["Resource"]) for one in written] == [
         (["s3:PutObject", "s3:DeleteObject"], "arn:aws:s3:::demo-bucket-derived/*")
     ]
-    user = "arn:aws:iam::3:user/open"
+    user = "arn:aws:iam::333333333333:user/open"
     context.deploy = context.deploy.model_copy(
         update={"catalog": RestCatalog(iam_user_arn=user, external_id="ext-o")}
     )
