@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from topicberg.connections import connection_error
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.settings import see_whether_it_runs
+from topicberg.errors.connections import connection_error
+from topicberg.errors.hints import see_whether_it_runs
 
 if TYPE_CHECKING:
     import pyspark.sql.functions as F

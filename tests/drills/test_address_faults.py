@@ -20,8 +20,8 @@ import pytest
 from fault_site import TABLE, End, Fault, Site, committing_site, drill, kill
 from real_servers import certificates
 
-from topicberg.connections import SERVICES
 from topicberg.endpoints import Endpoints
+from topicberg.errors.connections import SERVICES
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import dagster as dg
@@ -27,12 +27,13 @@ from load import Load, paused_load
 from operators import Operator
 from waiting import wait_until
 
-from topicberg import kafka, retry
+from topicberg import kafka
 from topicberg.alerts.alert import Notice
 from topicberg.catalogs.snowflake.session import TIMEOUTS
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, model
+from topicberg.errors.table import Kind
 from topicberg.settings import settings
 from topicberg.tableflow.service import control
 from topicberg.topics import TopicSpec
@@ -87,9 +88,7 @@ def load(stack: Endpoints) -> Iterator[Load]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing waits for long: what is tried again is so twice, at once; clients give up soon."""
-    monkeypatch.setattr(
-        retry, "UNREACHABLE", replace(retry.UNREACHABLE, retries=1, first_wait_seconds=0.1)
-    )
+    monkeypatch.setattr(Kind, "wait", lambda *_: 0.1)
     monkeypatch.setattr(topic_checks, "PATIENCE_MS", 3000)
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)
     monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (3.0, 3.0))

@@ -14,7 +14,7 @@ from kafka_topics import ORDER, Topic
 from slow_network import SlowLink
 
 from topicberg.errors import TopicbergError
-from topicberg.tableflow.batch.failures import explain
+from topicberg.errors.meaning import explain
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 SERVICES = ("schema_registry", "iceberg_rest", "s3")

@@ -30,11 +30,13 @@ from topicberg_deploy.snowflake.tables import LinkedDatabase
 pytestmark = pytest.mark.integration
 SECRET = "it's-a-secret"
 LOGIN = {
-    "catalog_uri": "https://org-open.snowflakecomputing.com/polaris/api/catalog",
-    "catalog_name": "lake",
-    "catalog_client_id": "client",
-    "catalog_client_secret": SECRET,
-    "catalog_scope": "PRINCIPAL_ROLE:ALL",
+    "catalog": {
+        "uri": "https://org-open.snowflakecomputing.com/polaris/api/catalog",
+        "name": "lake",
+        "client_id": "client",
+        "client_secret": SECRET,
+        "scope": "PRINCIPAL_ROLE:ALL",
+    }
 }
 MakeContext = Callable[[str], DeployContext]
 

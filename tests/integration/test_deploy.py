@@ -114,8 +114,7 @@ def platform(stack: Endpoints) -> Iterator[Platform]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("AWS_ENDPOINT_URL", aws.url)
-        patch.setenv("TOPICBERG_SNOWFLAKE_HOST", "127.0.0.1")
-        patch.setenv("TOPICBERG_SNOWFLAKE_PORT", str(account.port))
+        patch.setenv("TOPICBERG_SNOWFLAKE_URL", account.url)
         platform = Platform(stack, aws, account)
         yield platform
         platform.delete()

@@ -110,7 +110,7 @@ def test_glue_that_does_not_answer_loses_nothing(make_topic: Make) -> None:
     topic.send_raw([producer.record(FIRST, {"id": 1})])
     there = topic.endpoints
     topic.endpoints = there.model_copy(update={"aws": "http://127.0.0.1:9"})
-    with pytest.raises(UnreachableError, match="AWS Glue Schema Registry does not answer"):
+    with pytest.raises(UnreachableError, match=r"AWS Glue Schema Registry .* does not answer"):
         topic.ingest()
     topic.endpoints = there
     assert topic.ingest() == 1

@@ -16,8 +16,9 @@ from moto.server import ThreadedMotoServer
 
 from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.errors.meaning import explain
 from topicberg.logins.catalog import CatalogLogin, role_keys, role_session
-from topicberg.tableflow.batch.failures import explain
+from topicberg.settings.aws import KmsSettings
 from topicberg_deploy.aws.bucket import CODE, JOBS
 from topicberg_deploy.aws.emr import emr_policy
 
@@ -93,10 +94,9 @@ BUCKETS = {"bucket": "topics", "derived_bucket": "derived", "compute_bucket": "c
 def job_role(enforced: Account) -> Any:
     """S3 with the keys of a job run of EMR Serverless, as the policy of its role allows it."""
     names = SimpleNamespace(namespace=str)
-    no_keys = dict.fromkeys(("bucket_kms_key_arn", "glue_kms_key_arn", "secrets_kms_key_arn"))
     context: Any = SimpleNamespace(
         aws=SimpleNamespace(**BUCKETS, account=ACCOUNT),
-        config=SimpleNamespace(**no_keys, aws_region=REGION),
+        config=SimpleNamespace(kms=KmsSettings(), aws_region=REGION),
         names=names,
         namespace="lkc-1",
         specs=[],

@@ -110,7 +110,7 @@ def run(
         "SNOWFLAKE_PASSWORD": SECRET,
         "KAFKA_BOOTSTRAP": "127.0.0.1:9",
         "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-        "KAFKA_SCOPE": "kafka",
+        "KAFKA_OAUTH__SCOPE": "kafka",
         "SCHEMA_REGISTRY_URL": f"{server}/registry",
         "ICEBERG_REST_URI": f"{server}/catalog",
         "ICEBERG_REST_DELEGATION": "vended-credentials",
@@ -152,8 +152,8 @@ QUERY = ("query", "SELECT count(*) FROM stock_trades")
 def test_oauth_server_that_refuses_is_named(
     run: Run, server: str, fault: str, said: str, hint: str
 ) -> None:
-    of_catalog = {"ICEBERG_REST_TOKEN_URI": f"{server}/{fault}"}
-    of_registry = {"SCHEMA_REGISTRY_TOKEN_URI": f"{server}/{fault}"}
+    of_catalog = {"ICEBERG_REST_OAUTH__TOKEN_URI": f"{server}/{fault}"}
+    of_registry = {"SCHEMA_REGISTRY_OAUTH__TOKEN_URI": f"{server}/{fault}"}
     for words, changes, prefix in (
         (QUERY, of_catalog, "ICEBERG_REST"),
         (("env",), of_catalog, "ICEBERG_REST"),
@@ -197,7 +197,7 @@ def test_kafka_without_a_token_names_the_oauth_server(run: Run, server: str, fau
         _, code, reason = REFUSALS[fault]
         assert code in text
         assert reason in text
-        assert "TOPICBERG_KAFKA_CLIENT_SECRET" in text
+        assert "TOPICBERG_KAFKA_OAUTH__CLIENT_SECRET" in text
 
 
 def test_env_of_the_cloud_has_a_token_that_expires(run: Run, server: str) -> None:

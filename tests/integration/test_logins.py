@@ -42,6 +42,7 @@ from topicberg.kafka.consumer import FetchError
 from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import CatalogLogin
+from topicberg.logins.oauth import OAuthSettings
 from topicberg.orchestration.resources import Spark
 from topicberg.query import run_query
 from topicberg.settings import settings
@@ -248,6 +249,66 @@ def test_engine_reads_a_broker_with_login(topic: Callable[..., Topic], kind: str
     assert len(one.rows("id")) == 10
 
 
+@pytest.mark.parametrize(
+    ("changes", "said", "hint"),
+    [
+        ({"ICEBERG_REST_OAUTH__CLIENT_ID": "reader"}, "the catalog refuses to write", "_OAUTH"),
+        ({"ICEBERG_REST_HEADERS": "{}"}, "unknown realm", "_HEADERS"),
+        slow({"ICEBERG_REST_OAUTH__TOKEN_URI": "http://127.0.0.1:9/t"}, "not answer", "_TOKEN_URI"),
+        slow({"ICEBERG_REST_AUTH": "token", "ICEBERG_REST_TOKEN": "a.b"}, "refuses", "_TOKEN"),
+        slow(
+            {"SCHEMA_REGISTRY_OAUTH__TOKEN_URI": "http://127.0.0.1:9/t"}, "does not", "_TOKEN_URI"
+        ),
+        slow({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses", "_OAUTH"),
+    ],
+)
+def test_refusal_names_server_and_setting(
+    connect: Callable[..., Endpoints],
+    topic: Callable[..., Topic],
+    changes: dict[str, Any],
+    said: str,
+    hint: str,
+) -> None:
+    one = topic("scram")
+    send(one, 0)
+    with pytest.raises(TopicbergError) as refused:
+        Topic(connect("scram", **changes), one.spec, one.config).ingest()
+    assert said in refused.value.message
+    assert hint in str(refused.value.hint)
+    assert "engine-client-secret" not in str(refused.value)
+    one.endpoints = connect("scram")
+    assert one.ingest() == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes", "said", "hint"),
+    [
+        ("scram", {"KAFKA_API_SECRET": "not-the-secret"}, "invalid credentials", "_API_SECRET"),
+        (
+            "oidc",
+            {"KAFKA_OAUTH__TOKEN_URI": "http://127.0.0.1:9/t"},
+            "127.0.0.1:9/t does not",
+            "_TOKEN_URI",
+        ),
+    ],
+)
+def test_kafka_refusal_names_the_setting(
+    connect: Callable[..., Endpoints],
+    impatient_kafka: None,
+    kind: str,
+    changes: dict[str, str],
+    said: str,
+    hint: str,
+) -> None:
+    endpoints = connect(kind, **changes)
+    with pytest.raises(TopicbergError) as refused:
+        kafka.topic_id(endpoints, "orders")
+    assert said in refused.value.message
+    assert f"TOPICBERG_KAFKA{hint}" in str(refused.value.hint)
+    assert "not-the-secret" not in str(refused.value)
+
+
 @pytest.fixture(scope="module")
 def nessie_lake(
     stack: Endpoints, tmp_path_factory: pytest.TempPathFactory
@@ -271,9 +332,11 @@ def nessie_lake(
 
 def nessie_login(oauth: OAuthServer, **more: Any) -> CatalogLogin:
     return CatalogLogin(
-        client_id="engine",
-        client_secret=SecretStr("engine-client-secret"),
-        token_uri=oauth.token_uri,
+        oauth=OAuthSettings(
+            client_id="engine",
+            client_secret=SecretStr("engine-client-secret"),
+            token_uri=oauth.token_uri,
+        ),
         warehouse="warehouse",
         delegation="vended-credentials",
         **more,

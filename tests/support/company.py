@@ -29,16 +29,16 @@ class Site:
     @property
     def base(self) -> dict[str, str]:
         """Settings without the login to Kafka."""
-        client = {"CLIENT_ID": "engine", "CLIENT_SECRET": "engine-client-secret"}
-        client["TOKEN_URI"] = self.oauth.token_uri
+        client = {"client_id": "engine", "client_secret": "engine-client-secret"}
+        client["token_uri"] = self.oauth.token_uri
         return {
             "DEPLOYMENT": "cloud",
             "TABLEFLOW": "topicberg",
             "CLUSTER_ID": "company",
             "SCHEMA_REGISTRY_URL": self.registry.url,
-            **{f"SCHEMA_REGISTRY_{name}": value for name, value in client.items()},
+            **{f"SCHEMA_REGISTRY_OAUTH__{n.upper()}": value for n, value in client.items()},
             "ICEBERG_REST_URI": self.catalog.url,
-            **{f"ICEBERG_REST_{name}": value for name, value in client.items()},
+            **{f"ICEBERG_REST_OAUTH__{n.upper()}": value for n, value in client.items()},
             "ICEBERG_REST_HEADERS": '{"Polaris-Realm": "topicberg"}',
             "ICEBERG_REST_DELEGATION": "vended-credentials",
             "SPARK_REMOTE": self.spark or self.stack.spark_connect,
@@ -55,10 +55,10 @@ class Site:
             "oidc": {
                 "KAFKA_BOOTSTRAP": self.broker.oidc,
                 "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-                "KAFKA_CLIENT_ID": "engine",
-                "KAFKA_CLIENT_SECRET": "engine-client-secret",
-                "KAFKA_TOKEN_URI": self.oauth.token_uri,
-                "KAFKA_SCOPE": "kafka",
+                "KAFKA_OAUTH__CLIENT_ID": "engine",
+                "KAFKA_OAUTH__CLIENT_SECRET": "engine-client-secret",
+                "KAFKA_OAUTH__TOKEN_URI": self.oauth.token_uri,
+                "KAFKA_OAUTH__SCOPE": "kafka",
             },
             "scram": {
                 "KAFKA_BOOTSTRAP": self.broker.scram,

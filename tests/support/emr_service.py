@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from botocore.model import OperationModel
 
 from topicberg.settings import Settings
+from topicberg.settings.compute import NewEmrSettings
 from topicberg_deploy.aws import emr
 from topicberg_deploy.resource import Live
 from topicberg_local.emulators.aws.shapes import check, routes, service
@@ -177,11 +178,11 @@ def deployed(config: Settings, code: str | None = None) -> dict[str, str]:
         live=live,
         need=live.__getitem__,
         aws=SimpleNamespace(compute_bucket=config.bucket),
-        config=config.model_copy(update={"emr_image": "image"}),
+        config=config.model_copy(update={"emr": NewEmrSettings.model_construct(image="image")}),
     )
     found = emr.runtime_settings(cast(Any, context))
     assert found
-    return {f"TOPICBERG_EMR_{name.upper()}": text for name, text in found.items()}
+    return {f"TOPICBERG_EMR_JOBS__{name.upper()}": text for name, text in found.items()}
 
 
 def in_image(request: dict[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:

@@ -137,17 +137,16 @@ class Vendors:
 
     def open(self, *topics: str, **changes: Any) -> tuple[DeployContext, list[Resource]]:
         """A deployment of these topics, as a new process sees it."""
-        given: dict[str, Any] = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE}
+        given: dict[str, Any] = {"deployment": "cloud", "prefix": "demo"}
         given |= {"snowflake_linked_database": False}
+        given["emr"] = {"image": IMAGE} | changes.pop("emr", {})
         config = Settings.model_validate(given | changes)
         deploy = DeploySettings.model_validate(
             {
                 "confluent_api_key": "LOCALKEY",
                 "confluent_api_secret": SecretStr("local-secret"),
                 "confluent_url": self.confluent.account.url,
-                "snowflake_host": "127.0.0.1",
-                "snowflake_port": self.snowflake_port,
-                "snowflake_protocol": "http",
+                "snowflake_url": f"http://127.0.0.1:{self.snowflake_port}",
                 "admin_user_secrets_root_path": ADMIN_SECRET,
             }
         )

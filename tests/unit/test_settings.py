@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from topicberg.alerts.settings import alert_settings
+from topicberg.alerts.settings import alert_environment, alert_settings
 from topicberg.endpoints.cloud import connect
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
 from topicberg.logins.kafka import KafkaSettings
 from topicberg.settings import Settings
 from topicberg.settings.emr import emr_settings
+from topicberg_local import python_services
 
 
 @pytest.mark.parametrize(
@@ -30,7 +36,8 @@ def test_settings_name_the_invalid_variable(
     monkeypatch.setenv(f"TOPICBERG_{name}", value)
     with pytest.raises(TopicbergError) as caught:
         Settings()
-    assert caught.value.message.startswith(f"invalid setting: TOPICBERG_{name}: {expected}")
+    assert caught.value.message.startswith(f"invalid setting: TOPICBERG_{name}")
+    assert f": {expected}" in caught.value.message
     assert f"(found '{'x' if '{' in value else value}')".replace("'9092'", "9092") in str(
         caught.value
     )
@@ -52,17 +59,45 @@ def test_settings_name_each_invalid_variable(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
-def test_other_settings_name_the_variable_and_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOPICBERG_ALERT_SMTP_PORT", "s3cret")
-    monkeypatch.setenv("TOPICBERG_KAFKA_EXTENSIONS", "s3cret")
-    monkeypatch.setenv("TOPICBERG_S3_ENDPOINT", "s3cret")
-    monkeypatch.setenv("TOPICBERG_EMR_APPLICATION_ID", "S3CRET")
-    for read, variable in (
-        (alert_settings, "TOPICBERG_ALERT_SMTP_PORT"),
-        (lambda: from_environment(KafkaSettings, "Kafka", "docs"), "TOPICBERG_KAFKA_EXTENSIONS"),
-        (lambda: connect(Settings(deployment="cloud")), "TOPICBERG_S3_ENDPOINT"),
-        (emr_settings, "TOPICBERG_EMR_APPLICATION_ID"),
-    ):
-        with pytest.raises(TopicbergError, match=variable) as caught:
-            read()
-        assert "s3cret" not in str(caught.value).lower()
+@pytest.mark.parametrize(
+    ("read", "variable"),
+    [
+        (alert_settings, "ALERT_SMTP__PORT"),
+        (lambda: from_environment(KafkaSettings, "Kafka", "docs"), "KAFKA_EXTENSIONS"),
+        (lambda: from_environment(KafkaSettings, "Kafka", "docs"), "KAFKA_OAUTH__TOKEN_URI"),
+        (lambda: connect(Settings(deployment="cloud")), "S3_ENDPOINT"),
+        (lambda: connect(Settings(deployment="cloud")), "CATALOG__URI"),
+        (emr_settings, "EMR_JOBS__APPLICATION_ID"),
+    ],
+)
+def test_other_settings_name_the_variable_and_no_value(
+    read: Callable[[], object], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"TOPICBERG_{variable}", "S3CRET")
+    with pytest.raises(TopicbergError, match=f"TOPICBERG_{variable}") as caught:
+        read()
+    assert "s3cret" not in str(caught.value).lower()
+
+
+def test_group_is_read_from_its_fields_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_ALERT_SMTP__HOST", "mail")
+    monkeypatch.setenv("TOPICBERG_ALERT_SMTP__PASSWORD", "s3cret")
+    fields = alert_settings()
+    assert (fields.smtp.host, fields.smtp.port) == ("mail", 587)
+    passed_on = alert_environment()["TOPICBERG_ALERT_SMTP"]
+    assert json.loads(passed_on) == {"host": "mail", "password": "s3cret"}
+    for name in ("HOST", "PASSWORD"):
+        monkeypatch.delenv(f"TOPICBERG_ALERT_SMTP__{name}")
+    monkeypatch.setenv("TOPICBERG_ALERT_SMTP", passed_on)
+    assert alert_settings().smtp == fields.smtp
+
+
+def test_services_of_the_stack_have_the_settings_of_who_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"tags": {"team": "data"}, "emr": {"max_vcpu": 8}, "engine_group": "a"}
+    config = Settings.model_validate(given)
+    context: Any = SimpleNamespace(config=config)
+    for name, value in python_services._settings(context).items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == config

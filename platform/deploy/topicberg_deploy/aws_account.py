@@ -106,7 +106,7 @@ class AwsAccount:
 
     def role_arn(self, name: str) -> str:
         """Return the ARN of a role of topicberg; that of an existing role is one already."""
-        created = f"arn:aws:iam::{self.account}:role{self._config.iam_path}{name}"
+        created = f"arn:aws:iam::{self.account}:role{self._config.iam.path}{name}"
         return name if name.startswith("arn:") else created
 
     @cached_property

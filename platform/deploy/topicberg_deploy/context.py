@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import code_of
 from topicberg.clients.secrets import Secrets
+from topicberg.errors.meaning import means
+from topicberg.errors.table import BROKEN, DENIED
 from topicberg.naming import Names
 from topicberg.settings import Settings, with_choices
 from topicberg.topics import TopicSpec, load_topics
@@ -24,7 +25,6 @@ from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
 from topicberg_deploy.record import CreationRecord, Pages
 from topicberg_deploy.resource import Live, MissingError
 from topicberg_deploy.settings import DeploySettings, check_specs, load
-from topicberg_deploy.transient import DENIED, broken
 
 if TYPE_CHECKING:
     from topicberg_deploy.lock import Lease
@@ -151,7 +151,7 @@ class DeployContext:
 
     @cached_property
     def secrets(self) -> Secrets:
-        key = self.config.secrets_kms_key_arn
+        key = self.config.kms.secrets_key_arn
         return Secrets(self.aws.client("secretsmanager"), self.aws.tags, key)
 
     def read_secret(self, name: str, version: str | None = None) -> dict[str, str] | None:
@@ -161,7 +161,7 @@ class DeployContext:
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
-            if self.only_plans and code_of(error) in DENIED:
+            if self.only_plans and means(error, DENIED):
                 return None
             raise
 
@@ -176,6 +176,6 @@ class DeployContext:
             try:
                 yield self._session
             except Exception as error:
-                if broken(error):
+                if means(error, BROKEN):
                     self._session = None
                 raise

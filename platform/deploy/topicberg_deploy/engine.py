@@ -15,17 +15,14 @@ from enum import Enum
 from graphlib import TopologicalSorter
 from queue import SimpleQueue
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_exponential,
-)
+from tenacity import wait_exponential
 
-from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.errors import TopicbergError
+from topicberg.errors.aws import is_expired, login_hint, was_repeated
+from topicberg.errors.meaning import means
+from topicberg.errors.retry import retry
+from topicberg.errors.table import EVENTUAL, EXISTS, MISSING, UNACCEPTED, UNANSWERED
 from topicberg_deploy.context import WORKERS, DeployContext
 from topicberg_deploy.polling import DeadlineExceededError, poll, report_progress
 from topicberg_deploy.record import BEGUN, identity, may_own, owns
@@ -41,20 +38,15 @@ from topicberg_deploy.resource import (
     WaitingError,
     compare,
 )
-from topicberg_deploy.transient import (
-    exists,
-    gone,
-    is_refusal,
-    is_retryable,
-    unanswered,
-    was_repeated,
-)
 
 logger = logging.getLogger(__name__)
 
 Report = Callable[[Resource, str], None]
 """Receives what happens to a resource."""
 
+PASSES = (EVENTUAL, UNANSWERED)
+"""Failures after which the state is read again, and the request repeated. The vendors' clients have
+repeated what is safe to repeat."""
 GONE_SECONDS = 30 * 60.0
 TRIES = 8
 CONFLICT_TRIES = 24
@@ -235,7 +227,7 @@ def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
             _restore(resource, context, before)
         raise
     except Exception as error:
-        if not unanswered(error):
+        if not means(error, UNANSWERED):
             with suppress(Exception):  # the error that made it fail is reported
                 if look(resource, context) is None:
                     context.record.drop(resource.key)
@@ -273,8 +265,8 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
             resource.create(context)
             return _Made.WHOLE if resource.is_created_whole else _Made.PART
         except Exception as error:
-            made = exists(error)
-            if attempt == TRIES or not (made or is_retryable(error)):
+            made = means(error, EXISTS)
+            if attempt == TRIES or not (made or means(error, *PASSES)):
                 raise
             is_begun = is_begun or not made or was_repeated(error)
             outcome = _Made.PART if is_begun or was_begun else _Made.ADOPTED
@@ -324,21 +316,23 @@ def _correct(
 def _update(resource: Resource, context: DeployContext, live: Live, changes: Changes) -> None:
     """Change a resource; before a retry, read what it is now and what is still different."""
 
-    def look_again(state: RetryCallState) -> None:
-        nonlocal live, changes
-        if state.attempt_number > 1:
+    is_repeated = False
+
+    def update() -> None:
+        nonlocal live, changes, is_repeated
+        if is_repeated:
             live = look(resource, context) or live
             changes = difference(resource, context, live)
+        is_repeated = True
+        resource.update(context, live, changes)
 
-    retrying = Retrying(
-        retry=retry_if_exception(lambda error: exists(error) or is_retryable(error)),
-        stop=stop_after_attempt(TRIES),
+    retry(
+        update,
+        TRIES,
+        on=lambda error: means(error, EXISTS, *PASSES),
         wait=wait_exponential(multiplier=2, max=30),
         sleep=context.sleep,
-        before=look_again,
-        reraise=True,
     )
-    retrying(lambda: resource.update(context, live, changes))
 
 
 def create(resources: Iterable[Resource], context: DeployContext, report: Report) -> None:
@@ -423,8 +417,8 @@ def ensure(resource: Resource, context: DeployContext, report: Report) -> Live:
         try:
             return converge(resource, context, report)
         except Exception as error:
-            refused = is_refusal(error) and resource.key in context.fresh
-            if not (refused or is_retryable(error)):
+            refused = means(error, UNACCEPTED) and resource.key in context.fresh
+            if not (refused or means(error, *PASSES)):
                 raise
             logger.info("%s: %s; next attempt in %.0f s", resource.title, error, pause)
             if refused:
@@ -549,7 +543,7 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
         try:
             return look(resource, context) is None
         except Exception as error:
-            if not unanswered(error):
+            if not means(error, UNANSWERED):
                 raise
             return False
 
@@ -560,12 +554,12 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
         except Exception as error:
             # A conflict: something that used it still exists somewhere.
             conflict = isinstance(error, ConflictError)
-            if not (conflict or is_retryable(error) or gone(error)):
+            if not (conflict or means(error, MISSING, *PASSES)):
                 if was_repeated(error) and is_gone():  # the first request deleted it
                     return
                 raise
             if attempt >= (CONFLICT_TRIES if conflict else TRIES):
-                if gone(error):
+                if means(error, MISSING):
                     break
                 raise
             context.sleep(min(30.0, 2.0 ** (attempt - 1)))

@@ -45,7 +45,7 @@ class ClientLogin:
         if not self.secret.get_secret_value():
             raise TopicbergError(
                 f"the secret of client {self.id} is missing",
-                hint="set TOPICBERG_CATALOG_CLIENT_SECRET or TOPICBERG_UNITY_CLIENT_SECRET",
+                hint="set TOPICBERG_CATALOG__CLIENT_SECRET or TOPICBERG_UNITY__CLIENT_SECRET",
             )
 
     @property
@@ -57,7 +57,7 @@ class ClientLogin:
 
 def catalog_client(context: DeployContext) -> ClientLogin:
     """Return the client of the REST catalog, for Snowflake and for Confluent's Tableflow."""
-    return ClientLogin.of(context.deploy.catalog_client_id, context.deploy.catalog_client_secret)
+    return ClientLogin.of(context.deploy.catalog.client_id, context.deploy.catalog.client_secret)
 
 
 def state(context: DeployContext, key: str, login: ClientLogin) -> str:

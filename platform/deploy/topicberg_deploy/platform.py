@@ -193,16 +193,16 @@ def _aws(names: Names, config: Settings) -> Iterator[Resource]:
         "aws/policy/tableflow",
         names.tableflow_policy,
         (CLUSTER, "aws/bucket"),
-        wanted=config.tableflow_role_arn is None,
+        wanted=config.iam.tableflow_role_arn is None,
         grants=tableflow_policy,
     )
     yield Role(
         "aws/role/tableflow",
-        _role(config.tableflow_role_arn, names.tableflow_role),
+        _role(config.iam.tableflow_role_arn, names.tableflow_role),
         ("aws/policy/tableflow", PROVIDER_INTEGRATION),
         trust=confluent_trust,
         policy="aws/policy/tableflow",
-        given=config.tableflow_role_arn,
+        given=config.iam.tableflow_role_arn,
     )
     consumer = {**CONSUMER, "auto.offset.reset": config.auto_offset_reset}
     for client, values in (("consumer", consumer), ("producer", PRODUCER)):
@@ -217,24 +217,24 @@ def _compute(names: Names, config: Settings) -> Iterator[Resource]:
     yield ComputeBucket(bucket, "of code, logs and query results", wanted=in_cloud)
     yield Workgroup("aws/athena_workgroup", names.athena_workgroup, (bucket,), wanted=config.athena)
     wanted = config.on_emr
-    uploads = wanted and in_cloud and config.emr_image is None
+    uploads = wanted and in_cloud and config.emr.image is None
     yield emr.UploadedCode(emr.CODE_KEY, "of this project", (bucket,), (bucket,), uploads)
     yield emr.Application(emr.APPLICATION, names.emr_application, (bucket,), wanted=wanted)
     yield Policy(
         emr.POLICY,
         names.emr_policy,
         (CLUSTER, "aws/bucket", "aws/derived_bucket", bucket),
-        wanted=wanted and config.emr_role_arn is None,
+        wanted=wanted and config.iam.emr_role_arn is None,
         grants=emr.emr_policy,
     )
     yield Role(
         emr.ROLE,
-        _role(config.emr_role_arn, names.emr_role),
+        _role(config.iam.emr_role_arn, names.emr_role),
         (emr.POLICY, emr.APPLICATION),
         wanted=wanted,
         trust=emr.emr_trust,
         policy=emr.POLICY,
-        given=config.emr_role_arn,
+        given=config.iam.emr_role_arn,
     )
 
 
@@ -252,7 +252,7 @@ def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:
 
 
 def _integrations(names: Names, config: Settings, specs: list[TopicSpec]) -> Iterator[Resource]:
-    role, name = config.tableflow_role_arn or names.tableflow_role, names.provider_integration
+    role, name = config.iam.tableflow_role_arn or names.tableflow_role, names.provider_integration
     yield ProviderIntegration(PROVIDER_INTEGRATION, name, (ENVIRONMENT,), (ENVIRONMENT,), role=role)
     yield _binding("provider_integration", "app_manager", "ResourceOwner", PROVIDER_INTEGRATION)
     yield CatalogIntegration(
@@ -278,7 +278,7 @@ def _integrations(names: Names, config: Settings, specs: list[TopicSpec]) -> Ite
         names.unity_integration,
         (CLUSTER, "key/tableflow", *tables),
         (CLUSTER,),
-        wanted=config.unity_workspace_url is not None,
+        wanted=config.unity.workspace_url is not None,
         catalog=UNITY,
     )
 
@@ -456,17 +456,17 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     follows, within = (LINKED_INTEGRATION, "snowflake/volume", IAM_ROLE), (LINKED_INTEGRATION,)
     yield LinkedDatabase(LINKED_DATABASE, called.linked_database, follows, within, linked)
     key, reads = "aws/policy/snowflake", (CLUSTER, "aws/bucket", "aws/derived_bucket")
-    creates_role = config.snowflake_role_arn is None
+    creates_role = config.iam.snowflake_role_arn is None
     yield Policy(key, names.snowflake_policy, reads, wanted=creates_role, grants=snowflake_policy)
     by_glue = linked and not rest
     yield ReadingRole(
         IAM_ROLE,
-        _role(config.snowflake_role_arn, names.snowflake_role),
+        _role(config.iam.snowflake_role_arn, names.snowflake_role),
         # Snowflake verifies that it reads the database.
         (key, *used, "aws/glue_database", *((LINKED_INTEGRATION,) if by_glue else ())),
         trust=snowflake_trust,
         policy=key,
-        given=config.snowflake_role_arn,
+        given=config.iam.snowflake_role_arn,
         volumes=(called.volume, called.derived_volume),
         integrations=(
             *((called.integration,) if config.snowflake_catalog == "glue_rest" else ()),

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from topicberg.clients.aws import login_hint
 from topicberg.errors import TopicbergError
+from topicberg.errors.aws import login_hint
 from topicberg_deploy.aws.lake_formation import check_deployer
 from topicberg_deploy.aws.simulate import check_permissions
 from topicberg_deploy.confluent.organization import check_given, organization
@@ -49,14 +49,14 @@ def check_catalog(context: DeployContext) -> None:
 
     https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-snowflake-horizon-catalog.html
     """
-    catalog, uri = context.config.snowflake_catalog, context.deploy.catalog_uri
+    catalog, uri = context.config.snowflake_catalog, context.deploy.catalog.uri
     if catalog not in ("open_catalog", "iceberg_rest") or uri is None:
         return
     host = (urlsplit(uri).hostname or "").removesuffix(".snowflakecomputing.com")
     own = account(context).lower().replace("_", "-")
     if own and host.removesuffix(".privatelink") == own:
         raise TopicbergError(
-            f"TOPICBERG_CATALOG_URI: {uri} is Snowflake Horizon, the catalog of this account, "
+            f"TOPICBERG_CATALOG__URI: {uri} is Snowflake Horizon, the catalog of this account, "
             "to which Tableflow publishes no tables",
             hint="set the address of an Open Catalog account, or let Snowflake read the catalog of "
             'Tableflow: see "Snowflake Horizon" in docs/cloud.md',

@@ -15,6 +15,7 @@ from topicberg.clients.confluent import GoneError
 from topicberg.endpoints import LakeEndpoints, load_endpoints
 from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import is_of_vendor
 from topicberg.settings import Settings, settings
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.tableflow.service.confluent import TOPICS
@@ -28,7 +29,6 @@ from topicberg_deploy.confluent_apis import READER
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.polling import poll
 from topicberg_deploy.snowflake.session import SqlObject, admin, run
-from topicberg_deploy.transient import of_vendor
 
 OWNER = "ACCOUNTADMIN"
 ROLE_ARN = "arn:aws:iam::123456789012:role/probe"
@@ -142,7 +142,7 @@ def _observe(what: str, look: Callable[[], str]) -> ProbeResult:
     except TopicbergError as error:  # it names what the answer has
         return ProbeResult(what, error.message)
     except Exception as error:
-        if not of_vendor(error):
+        if not is_of_vendor(error):
             raise
         return ProbeResult(what, str(error))
 

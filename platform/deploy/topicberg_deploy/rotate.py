@@ -17,10 +17,10 @@ from datetime import UTC, datetime, timedelta
 
 from topicberg.clients import rsa
 from topicberg.clients.answers import AnswerError
-from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import UncertainError
 from topicberg.clients.secrets import ApiKey, Version, active_slot
 from topicberg.errors import TopicbergError
+from topicberg.errors.aws import is_expired, login_hint
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.engine import TRIES, ensure, look, plan, with_needs

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
+from topicberg.logins.catalog import TOPICS_PREFIX, RestCatalog
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
-from topicberg.settings.environment import EnvironmentSettings
+from topicberg.settings.environment import EnvironmentSettings, FromJson
 from topicberg.topics import TopicSpec
 
 FIRST_RELEASE = (8, 1)
@@ -61,32 +62,6 @@ class DeploySettings(Addresses):
     """The only role that the session takes, e.g. one that only reads, for ``plan``; by default the
     role that owns each object."""
 
-    catalog_uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
-    """Of the REST catalog; Open Catalog's ends in ``/polaris/api/catalog``."""
-    catalog_name: str | None = None
-    """The catalog in it, which some call its warehouse."""
-    catalog_derived_name: str | None = None
-    """Open Catalog's internal catalog for the derived tables; by default they are in AWS Glue."""
-    catalog_client_id: str | None = None
-    catalog_client_secret: SecretStr | None = None
-    catalog_scope: str | None = None
-    """E.g. ``PRINCIPAL_ROLE:ALL``."""
-    catalog_token_uri: str | None = Field(default=None, pattern=r"^https?://.+$")
-    """By default the catalog's own."""
-    catalog_iam_user_arn: str | None = Field(
-        default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(user|role|root)[!-~]*$"
-    )
-    """Who reads the bucket for Open Catalog, as its catalog's details show it."""
-    catalog_external_id: str | None = Field(default=None, min_length=2, max_length=1224)
-    """Of the same catalog."""
-
-    unity_catalog: str | None = None
-    """The catalog in Databricks Unity Catalog."""
-    unity_client_id: str | None = None
-    """The service principal as which Tableflow logs in to it."""
-    unity_client_secret: SecretStr | None = None
-    """The OAuth secret of that service principal."""
-
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
     number_of_api_keys_to_retain: int = Field(default=2, ge=2)
@@ -115,8 +90,8 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
                 f"{name}: {'missing' if is_missing else detail['msg']}"
             )
     stated = deploy or _Stated(**given)
-    problems += _catalog_problems(stated, config)
-    problems += _unity_problems(stated, config)
+    problems += _catalog_problems(stated.catalog, config)
+    problems += _unity_problems(config)
     problems += _emr_problems(config)
     problems += _private_problems(config)
     problems += _existing_problems(config)
@@ -135,50 +110,44 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     return deploy
 
 
-def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:
+def _catalog_problems(catalog: RestCatalog, config: Settings) -> list[str]:
     """What Snowflake needs to log in to a REST catalog."""
     needed = {
         "open_catalog": ("uri", "name", "client_id", "scope"),
         "iceberg_rest": ("uri", "client_id", "scope"),
     }.get(config.snowflake_catalog, ())
     problems = []
-    if config.has_topics_catalog and config.on_emr and not config.emr_subnet_ids:
+    if config.has_topics_catalog and config.on_emr and not config.emr.subnet_ids:
         problems.append(
             "TOPICBERG_SPARK_REMOTE: missing; TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, which "
             "job runs of EMR Serverless do not reach: they have no network but to AWS, unless "
-            "TOPICBERG_EMR_SUBNET_IDS gives them one. Without a Spark, set TOPICBERG_COMPUTE=none"
+            "TOPICBERG_EMR__SUBNET_IDS gives them one. Without a Spark, set TOPICBERG_COMPUTE=none"
         )
-    if bool(known.catalog_iam_user_arn) != bool(known.catalog_external_id):
+    if bool(catalog.iam_user_arn) != bool(catalog.external_id):
         problems.append(
-            "TOPICBERG_CATALOG_IAM_USER_ARN, TOPICBERG_CATALOG_EXTERNAL_ID: set both or none"
+            f"{TOPICS_PREFIX}__IAM_USER_ARN, {TOPICS_PREFIX}__EXTERNAL_ID: set both or none"
         )
     return problems + [
-        f"TOPICBERG_CATALOG_{name.upper()}: missing; TOPICBERG_SNOWFLAKE_CATALOG is "
-        f"{config.snowflake_catalog}"
-        for name in needed
-        if not getattr(known, f"catalog_{name}")
+        f"{name}: missing; TOPICBERG_SNOWFLAKE_CATALOG is {config.snowflake_catalog}"
+        for name in catalog.absent(*needed)
     ]
 
 
-def _unity_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:
+def _unity_problems(config: Settings) -> list[str]:
     """Return what is missing to log in to Unity Catalog, and what contradicts it."""
-    given = {
-        "WORKSPACE_URL": config.unity_workspace_url,
-        "CATALOG": known.unity_catalog,
-        "CLIENT_ID": known.unity_client_id,
-    }
-    first = next((name for name, value in given.items() if value), None)
+    needed = ("workspace_url", "catalog", "client_id")
+    first = next((name for name in needed if getattr(config.unity, name)), None)
     if first is None:
         return []
     problems = [
-        f"TOPICBERG_UNITY_{name}: missing; TOPICBERG_UNITY_{first} is set"
-        for name, value in given.items()
-        if not value
+        f"TOPICBERG_UNITY__{name.upper()}: missing; TOPICBERG_UNITY__{first.upper()} is set"
+        for name in needed
+        if not getattr(config.unity, name)
     ]
     if config.tableflow == "topicberg":
         problems.append(
-            f"TOPICBERG_UNITY_{first}: only Confluent's Tableflow publishes to Unity Catalog, and "
-            "TOPICBERG_TABLEFLOW is topicberg"
+            f"TOPICBERG_UNITY__{first.upper()}: only Confluent's Tableflow publishes to Unity "
+            "Catalog, and TOPICBERG_TABLEFLOW is topicberg"
         )
     return problems
 
@@ -187,10 +156,11 @@ def check_secrets(config: Settings, deploy: DeploySettings) -> None:
     """:raises TopicbergError: the secret of a client is missing, which only `create` sends"""
     in_rest_catalog = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
     needed = {
-        "CATALOG_CLIENT_SECRET": in_rest_catalog and not deploy.catalog_client_secret,
-        "UNITY_CLIENT_SECRET": config.unity_workspace_url and not deploy.unity_client_secret,
+        f"{TOPICS_PREFIX}__CLIENT_SECRET": in_rest_catalog and not deploy.catalog.client_secret,
+        "TOPICBERG_UNITY__CLIENT_SECRET": config.unity.workspace_url
+        and not config.unity.client_secret,
     }
-    if missing := [f"TOPICBERG_{name}" for name, is_missing in needed.items() if is_missing]:
+    if missing := [name for name, is_missing in needed.items() if is_missing]:
         raise TopicbergError(
             f"missing: {', '.join(missing)}", hint="set them in the environment or in .env"
         )
@@ -202,14 +172,14 @@ def check_specs(config: Settings, specs: Sequence[TopicSpec]) -> None:
     https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
     """
     is_empty = not any(spec.tableflow.enabled for spec in specs)
-    if config.unity_workspace_url is None or is_empty:
+    if config.unity.workspace_url is None or is_empty:
         return
     if not any(spec.has_delta_table for spec in specs):
         raise TopicbergError(
-            "TOPICBERG_UNITY_WORKSPACE_URL: Tableflow publishes only Delta tables to Unity "
+            "TOPICBERG_UNITY__WORKSPACE_URL: Tableflow publishes only Delta tables to Unity "
             "Catalog, and no topic has DELTA in tableflow.table_formats",
             hint="set `tableflow: {table_formats: [ICEBERG, DELTA]}` in the spec of a topic, or "
-            "unset TOPICBERG_UNITY_WORKSPACE_URL",
+            "unset TOPICBERG_UNITY__WORKSPACE_URL",
         )
 
 
@@ -236,14 +206,14 @@ def _emr_problems(config: Settings) -> list[str]:
 
     https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/release-versions.html
     """
-    series, _, number = config.emr_release.rpartition("-spark-")
+    series, _, number = config.emr.release.rpartition("-spark-")
     is_new = bool(series) and tuple(map(int, re.findall(r"\d+", number)[:2])) >= FIRST_RELEASE
     if not config.on_emr or is_new:
         return []
     first = f"emr-spark-{'.'.join(map(str, FIRST_RELEASE))}.0"
     return [
-        f"TOPICBERG_EMR_RELEASE: {config.emr_release} has no Spark 4.1; the first release that has "
-        f"it is {first}"
+        f"TOPICBERG_EMR__RELEASE: {config.emr.release} has no Spark 4.1; the first release that "
+        f"has it is {first}"
     ]
 
 
@@ -253,9 +223,9 @@ def _private_problems(config: Settings) -> list[str]:
     https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-private
     """
     problems = []
-    if bool(config.emr_subnet_ids) != bool(config.emr_security_group_ids):
+    if bool(config.emr.subnet_ids) != bool(config.emr.security_group_ids):
         problems.append(
-            "TOPICBERG_EMR_SUBNET_IDS, TOPICBERG_EMR_SECURITY_GROUP_IDS: set both or none"
+            "TOPICBERG_EMR__SUBNET_IDS, TOPICBERG_EMR__SECURITY_GROUP_IDS: set both or none"
         )
     if config.snowflake_privatelink and config.snowflake_catalog == "glue":
         problems.append(
@@ -321,12 +291,5 @@ class _Stated(HoldsSecrets, EnvironmentSettings):
     confluent_api_key: str | None = None
     confluent_api_secret: SecretStr | None = None
     admin_user_secrets_root_path: str | None = None
-    catalog_uri: str | None = None
-    catalog_name: str | None = None
-    catalog_client_id: str | None = None
-    catalog_scope: str | None = None
-    catalog_iam_user_arn: str | None = None
-    catalog_external_id: str | None = None
-    unity_catalog: str | None = None
-    unity_client_id: str | None = None
+    catalog: Annotated[RestCatalog, *FromJson] = RestCatalog()
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")

@@ -19,17 +19,17 @@ def manual_steps(context: DeployContext) -> list[str]:
     """Return the steps with their values; empty: Tableflow has published a table, so they are
     done.
     """
-    live, deploy = context.live.get(INTEGRATION), context.deploy
+    live, unity = context.live.get(INTEGRATION), context.config.unity
     if live is not None and live.facts["phase"] == "CONNECTED":
         return []
-    client, catalog = deploy.unity_client_id, deploy.unity_catalog
+    client, catalog = unity.client_id, unity.catalog
     bucket = f"s3://{context.aws.bucket}/"
     return [
         "enable external data access in the details of the metastore",
         f"create a storage credential and an external location for {bucket}, with an IAM role that "
         "Databricks may assume and that reads the bucket",
         f"create the catalog {catalog}, and a service principal with an OAuth secret: "
-        f"TOPICBERG_UNITY_CLIENT_ID ({client}) and TOPICBERG_UNITY_CLIENT_SECRET",
+        f"TOPICBERG_UNITY__CLIENT_ID ({client}) and TOPICBERG_UNITY__CLIENT_SECRET",
         "GRANT USE CATALOG, USE SCHEMA, CREATE SCHEMA, CREATE TABLE, EXTERNAL USE SCHEMA "
         f"ON CATALOG `{catalog}` TO `{client}`",
         "GRANT CREATE EXTERNAL TABLE, EXTERNAL USE LOCATION ON EXTERNAL LOCATION "

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from filelock import FileLock
 from pydantic import BaseModel
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from topicberg.errors import StackError
+from topicberg.errors.retry import retry
 from topicberg.files import replace_file
 from topicberg_local.progress import OnBytes, Report
 
@@ -217,9 +217,8 @@ def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> Non
             path.unlink(missing_ok=True)
             raise
 
-    lost = retry_if_exception_type((requests.RequestException, OSError))
     try:
-        Retrying(retry=lost, stop=stop_after_attempt(ATTEMPTS), reraise=True)(download)
+        retry(download, ATTEMPTS, on=OSError)
     except (RuntimeError, requests.RequestException, OSError) as error:
         raise StackError(
             f"cannot download {path.name}: {_reason(error)}",

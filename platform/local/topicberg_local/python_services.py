@@ -10,7 +10,7 @@ import requests
 from topicberg.alerts.settings import alert_environment
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
-from topicberg.settings.environment import as_environment
+from topicberg.settings.environment import as_environment, as_text
 from topicberg_local.service import SNOWFLAKE_USER, Context, Service
 
 
@@ -101,7 +101,7 @@ def _settings(context: Context) -> dict[str, str]:
     return {
         "TOPICBERG_ENV_FILE": os.devnull,
         **{
-            f"TOPICBERG_{name.upper()}": "" if value is None else str(value)
+            f"TOPICBERG_{name.upper()}": "" if value is None else as_text(value)
             for name, value in values.items()
         },
         "TOPICBERG_DEPLOYMENT": "local",

@@ -259,11 +259,11 @@ def _post_as(url: SecretStr, body: Callable[[Notice], object], name: str, notice
 def _mail(chosen: AlertSettings, to: str, name: str, notice: Notice) -> None:
     message = mail(chosen, to, notice)
     try:
-        with smtplib.SMTP(chosen.smtp_host, chosen.smtp_port, timeout=TIMEOUT_SECONDS) as server:
-            if chosen.smtp_tls:
+        with smtplib.SMTP(chosen.smtp.host, chosen.smtp.port, timeout=TIMEOUT_SECONDS) as server:
+            if chosen.smtp.tls:
                 server.starttls(context=ssl.create_default_context())
-            if chosen.smtp_user and chosen.smtp_password:
-                server.login(chosen.smtp_user, chosen.smtp_password.get_secret_value())
+            if chosen.smtp.user and chosen.smtp.password:
+                server.login(chosen.smtp.user, chosen.smtp.password.get_secret_value())
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
         raise _undelivered(name, type(error).__name__) from None

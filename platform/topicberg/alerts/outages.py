@@ -13,7 +13,7 @@ from datetime import timedelta
 from topicberg.alerts.alert import Alert, AlertState, Outage
 from topicberg.alerts.observation import CHECKED_WITHIN, Observation
 from topicberg.checks.topic import FRESHNESS_CHECK, LAG_CHECK
-from topicberg.connections import SERVICES
+from topicberg.errors.connections import SERVICES
 from topicberg.wording import count
 
 SERVICE, DISK = "service ", "service disk"

@@ -113,7 +113,7 @@ def mail(chosen: AlertSettings, to: str, notice: Notice) -> EmailMessage:
     """Return a notice as an e-mail, which is plain text."""
     message = EmailMessage()
     message["Subject"] = notice.subject
-    message["From"], message["To"] = chosen.email_from, to
+    message["From"], message["To"] = chosen.smtp.sender, to
     message.set_content(notice.text)
     return message
 

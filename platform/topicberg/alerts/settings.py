@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
@@ -14,6 +14,8 @@ from topicberg.security.models import HoldsSecrets
 from topicberg.settings.environment import (
     Concern,
     EnvironmentSettings,
+    FromJson,
+    Group,
     as_environment,
     read_settings,
 )
@@ -36,6 +38,19 @@ class AlertAddresses(HoldsSecrets):
     """Addresses, with commas between them."""
 
 
+class MailServer(Group):
+    """The server that sends the e-mails."""
+
+    host: str = "localhost"
+    port: int = 587
+    tls: bool = True
+    """Whether the connection is encrypted (STARTTLS)."""
+    user: str | None = None
+    password: SecretStr | None = None
+    sender: str = "topicberg@localhost"
+    """Who sends the e-mails."""
+
+
 class AlertSettings(AlertAddresses, EnvironmentSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
@@ -53,18 +68,8 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     owners are sent there, and all others to the addresses of these settings."""
     pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
     """PagerDuty's Events API; in the EU ``https://events.eu.pagerduty.com/v2/enqueue``."""
-    email_from: str = "topicberg@localhost"
-    """Who sends the e-mails."""
-    smtp_host: str = "localhost"
-    """The mail server."""
-    smtp_port: int = 587
-    """Of the mail server."""
-    smtp_user: str | None = None
-    """The login to the mail server, if it wants one."""
-    smtp_password: SecretStr | None = None
-    """Of that login."""
-    smtp_tls: bool = True
-    """Whether the connection is encrypted (STARTTLS)."""
+    smtp: Annotated[MailServer, *FromJson] = Field(default=MailServer(), repr=False)
+    """The mail server: ``host``, ``port``, ``tls``, ``user``, ``password``, ``sender``."""
 
 
 def alert_environment() -> dict[str, str]:

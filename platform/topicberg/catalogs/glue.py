@@ -18,7 +18,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.types import DecimalType, FixedType, IcebergType, ListType, MapType, StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.retry import retry_conflicts
+from topicberg.errors.retry import retry
 from topicberg.security.text import one_line
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
         return True
 
     exhausted = CommitConflictError(f"{label}: other writers kept changing it")
-    return retry_conflicts(move, ATTEMPTS, exhausted=exhausted)
+    return retry(move, ATTEMPTS, exhausted=exhausted)
 
 
 def _may_be_of(table: Table, metadata_file: str) -> bool:

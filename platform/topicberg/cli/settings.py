@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 HIDDEN = "(hidden)"
 _PASSWORD = re.compile(r"(?<=://)[^/@]*@")
 _MARKUP = re.compile(r":[a-z]+:`~?\.?(?:\w+\.)*(\w+)`|`{1,2}")
-
-
 _BY_BEGIN = {
     "CONFLUENT": "CONFLUENT",
     "KAFKA": "KAFKA",
@@ -137,7 +135,7 @@ def _concern(model: type[BaseSettings], name: str, variable: str) -> Concern:
         if "concern" in vars(candidate):
             return Concern(vars(candidate)["concern"])
     own = variable.removeprefix(PREFIX)
-    begins = (concern for begin, concern in _BY_BEGIN.items() if own.startswith(f"{begin}_"))
+    begins = (concern for begin, concern in _BY_BEGIN.items() if f"{own}_".startswith(f"{begin}_"))
     return Concern[next(begins, "DEPLOY")]
 
 
@@ -149,10 +147,13 @@ def _setting(
     sources: Mapping[str, Mapping[str, str]],
 ) -> Setting:
     is_secret = "Secret" in str(field.annotation) or not field.repr
+    from topicberg.settings.environment import NESTED
+
     text = " ".join(_MARKUP.sub(r"\1", field.description or described).split())
     for origin, given in sources.items():
         for variable in variables:
-            if value := given.get(variable):
+            inner = sorted(name for name in given if name.startswith(f"{variable}{NESTED}"))
+            if value := given.get(variable) or ", ".join(inner):
                 shown = HIDDEN if is_secret else redact(_PASSWORD.sub(f"{HIDDEN}@", value))
                 return Setting(concern, variables[0], shown, origin, text)
     default = None if field.is_required() or field.default_factory else field.get_default()

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from topicberg.extensions import extensions
 
@@ -58,14 +58,17 @@ def variables_of(model: type[BaseSettings], name: str) -> list[str]:
 
 
 def known() -> set[str]:
-    """Return the variable of every setting."""
-    variables = {
-        variable
-        for model in models()
-        for name in model.model_fields
-        for variable in variables_of(model, name)
-    }
-    return {name for name in variables | _OTHERS if name.startswith(PREFIX)}
+    """Return the variable of every setting, and of every field of a group."""
+    from topicberg.settings.environment import NESTED, Group
+
+    variables = {*_OTHERS}
+    for model in models():
+        for name, field in model.model_fields.items():
+            variables.update(names := variables_of(model, name))
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if isinstance(kind, type) and issubclass(kind, Group):
+                    variables |= {f"{names[0]}{NESTED}{part.upper()}" for part in kind.model_fields}
+    return {name for name in variables if name.startswith(PREFIX)}
 
 
 def problems(given: Iterable[str]) -> list[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import TopicbergError, UnreachableError, raised_in
 
 HINT = (
     "check the address: another service, a proxy or a login page may have responded; run "
@@ -107,12 +106,3 @@ def answered(operation: str, expected: str, library: str) -> Iterator[None]:
         if not raised_in(error.__traceback__, library):
             raise
         raise unusable(operation, expected) from error
-
-
-def raised_in(trace: TracebackType | None, library: str) -> bool:
-    """Return whether a package's code took part in raising an error."""
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).startswith(library):
-            return True
-        trace = trace.tb_next
-    return False

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ClientError, SSOError, TokenRetrievalError
-
-from topicberg.clients.answers import MISREAD, checked, raised_in, unusable
+from topicberg.clients.answers import MISREAD, checked, unusable
+from topicberg.errors import raised_in
 
 if TYPE_CHECKING:
     import boto3
     from botocore.model import OperationModel
-
-
-BUSY = re.compile("Throttl|TooManyRequests|RequestLimitExceeded|SlowDown")
-"""AWS's codes for too many requests."""
 
 
 class _CheckedClient:
@@ -78,41 +72,6 @@ def every(client: Any, operation: str, field: str, **parameters: Any) -> Iterato
     """Yield the elements of a list in the responses to an operation, over all of its pages."""
     for page in client.get_paginator(operation).paginate(**parameters):
         yield from page[field]
-
-
-def refusal_of(error: BaseException) -> tuple[str, str, int]:
-    """Return AWS's code, its message and the HTTP status of an error; empty: it is not AWS's."""
-    response: Any = error.response if isinstance(error, ClientError) else {}
-    details, status = response.get("Error", {}), response.get("ResponseMetadata", {})
-    code, message = (str(details.get(name, "")) for name in ("Code", "Message"))
-    return code, message, status.get("HTTPStatusCode", 0)
-
-
-def code_of(error: BaseException) -> str:
-    """Return AWS's code of an error; empty: it is not an error of AWS."""
-    return refusal_of(error)[0]
-
-
-def is_expired(error: BaseException) -> bool:
-    """Return whether a login to AWS has expired: no further request with it succeeds."""
-    expired = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
-    return isinstance(error, SSOError | TokenRetrievalError) or code_of(error) in expired
-
-
-def login_hint(error: BaseException, profile: str | None) -> str | None:
-    """Return how to renew a login that expired; None: the error is about something else.
-
-    :param profile: of AWS; None: that of the environment
-    """
-    if not is_expired(error):
-        return None
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        return (
-            "start the job again: it resumes where it stopped; `role-duration-seconds` and the "
-            "role's MaxSessionDuration say how long a session lasts"
-        )
-    name = profile or os.environ.get("AWS_PROFILE")
-    return f"run `aws sso login{f' --profile {name}' if name else ''}`"
 
 
 def _extend(base_classes: list[type], **_: Any) -> None:

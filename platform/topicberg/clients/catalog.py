@@ -277,7 +277,7 @@ def _refusal(
         verb = "read" if method in ("GET", "HEAD") else "write"
         return CatalogRefusalError(
             f"the catalog refuses to {verb}: {uri}, {method} {path}: {reason} (403)",
-            hint=f"grant the principal of {prefix}_CLIENT_ID, _TOKEN or _ROLE_ARN the right to "
+            hint=f"grant the principal of {prefix}_OAUTH, _TOKEN or _ROLE_ARN the right to "
             f"{verb} it; the engine must be allowed to create and commit tables",
         )
     ahead = skew(response)
@@ -287,7 +287,7 @@ def _refusal(
             reason += f"; its clock is {apart:+.0f} s from the OAuth server's"
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         reason += f"; its clock is {ahead:+.0f} s from this machine's"
-    which = "_SCOPE and _AUDIENCE" if client else "_AUTH, _TOKEN or AWS's credentials"
+    which = "_OAUTH (scope and audience)" if client else "_AUTH, _TOKEN or AWS's credentials"
     return CatalogRefusalError(
         f"the catalog refuses the login: {uri}, {method} {path}: {reason} ({status})",
         hint=(

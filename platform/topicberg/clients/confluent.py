@@ -26,11 +26,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import requests
 from pydantic import SecretStr
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import RetryCallState
 
 from topicberg.clients import trace
 from topicberg.clients.answers import AnswerError, checked, unusable
 from topicberg.errors import TopicbergError
+from topicberg.errors.retry import retry
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -186,16 +187,8 @@ class Api:
                     raise UncertainError(error.message, status=error.status) from None
                 raise
 
-        retrying = Retrying(
-            retry=retry_if_exception_type(_TransientError),
-            stop=stop_after_attempt(self.attempts),
-            wait=_wait,
-            sleep=self.sleep,
-            before_sleep=_log,
-            reraise=True,
-        )
         try:
-            return retrying(attempt)
+            return retry(attempt, self.attempts, on=_TransientError, wait=_wait, sleep=self.sleep)
         except _TransientError as failure:
             raise failure.error from None
 
@@ -349,9 +342,3 @@ def _wait(state: RetryCallState) -> float:
         return min(requested, MAX_WAIT_SECONDS)
     step: float = min(30.0, 2.0 ** (state.attempt_number - 1))
     return step * random.uniform(0.5, 1.0)  # noqa: S311  so that several clients spread out
-
-
-def _log(state: RetryCallState) -> None:
-    failure = state.outcome.exception() if state.outcome else None
-    wait = state.next_action.sleep if state.next_action else 0.0
-    logger.info("%s; trying again in %.1f s", failure, wait)

@@ -51,9 +51,8 @@ class LineageSettings(HoldsSecrets, EnvironmentSettings):
     concern = Concern.LINEAGE
 
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
-    """The receiver of OpenLineage events, such as Marquez; without it, none are sent."""
-    endpoint: str = "api/v1/lineage"
-    """Its path below the address."""
+    """The receiver of OpenLineage events, such as Marquez; without it, none are sent. A path of it
+    replaces ``/api/v1/lineage``."""
     api_key: SecretStr | None = None
     """The bearer token of the receiver, if it wants one."""
     namespace: str | None = None
@@ -273,9 +272,10 @@ def client() -> OpenLineageClient | None:
     auth = TokenProvider({})
     if chosen.api_key is not None:
         auth = ApiKeyTokenProvider({"apiKey": chosen.api_key.get_secret_value()})
+    address = urlsplit(chosen.url)
     transport = HttpConfig(
-        url=chosen.url,
-        endpoint=chosen.endpoint,
+        url=f"{address.scheme}://{address.netloc}",
+        endpoint=address.path.strip("/") or "api/v1/lineage",
         timeout=TIMEOUT_SECONDS,
         auth=auth,
         retry={"total": 0},

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from topicberg.clients.answers import answered
-from topicberg.connections import connection_error
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors.connections import connection_error
+from topicberg.errors.hints import see_whether_it_runs
 from topicberg.logins.registry import PREFIX
-from topicberg.settings import see_whether_it_runs
 
 REGISTRY = "the schema registry"
 NOT_FOUND, CONFLICT, THROTTLED, INTERNAL_ERROR = 404, 409, 429, 500
@@ -50,7 +50,7 @@ def registry_errors(subject: str) -> Iterator[None]:
         if status in (401, 403):
             raise LoginError(
                 f"the schema registry refuses the login ({subject}): {reason}",
-                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
+                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _OAUTH or _CERTIFICATE_FILE, "
                 "whichever you use, and what it may do",
             ) from error
         if status == THROTTLED:

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from topicberg.errors.retry import retry
 from topicberg.security.redaction import remember, remember_values
 
 CURRENT = "AWSCURRENT"
@@ -167,8 +167,7 @@ class Secrets:
                 where["RemoveFromVersionId"] = held_by
             self.client.update_secret_version_stage(SecretId=name, VersionStage=stage, **where)
 
-        refused = retry_if_exception_type(self.client.exceptions.InvalidParameterException)
-        Retrying(retry=refused, stop=stop_after_attempt(MOVES), reraise=True)(move)
+        retry(move, MOVES, on=self.client.exceptions.InvalidParameterException)
 
     def delete(self, name: str, *, purge: bool) -> None:
         """:param purge: delete immediately and for ever, instead of after AWS's 30 days"""

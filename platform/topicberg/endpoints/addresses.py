@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from topicberg.logins.catalog import RestCatalog
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings.environment import EnvironmentSettings
+from topicberg.settings.environment import EnvironmentSettings, FromJson
 
 
 class Addresses(HoldsSecrets, EnvironmentSettings):
@@ -18,9 +22,17 @@ class Addresses(HoldsSecrets, EnvironmentSettings):
     """Of Confluent Cloud's API."""
     schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """Default: the Schema Registry's address that Confluent returns."""
-    snowflake_host: str | None = None
-    """Default: derived from the account's name, as are port and protocol."""
-    snowflake_port: int | None = Field(default=None, ge=1, le=65535)
-    """Of an address that is not Snowflake's usual one."""
-    snowflake_protocol: str | None = Field(default=None, pattern="^https?$")
-    """Of an address that is not Snowflake's usual one."""
+    snowflake_url: str | None = Field(default=None, pattern=r"^https?://[^/:]+(:\d{1,5})?$")
+    """Default: derived from the account's name."""
+    catalog: Annotated[RestCatalog, *FromJson] = Field(default=RestCatalog(), repr=False)
+    """An Iceberg REST catalog of the topics' tables, such as Open Catalog: ``uri``, ``name``,
+    ``derived_name``, ``client_id``, ``client_secret``, ``scope``, ``token_uri``,
+    ``iam_user_arn``, ``external_id``."""
+
+    def snowflake_address(self) -> dict[str, Any]:
+        """Return what the connector is told of the address; nothing: it is the usual one."""
+        if self.snowflake_url is None:
+            return {}
+        parts = urlsplit(self.snowflake_url)
+        port = parts.port or {"https": 443, "http": 80}[parts.scheme]
+        return {"host": parts.hostname, "port": port, "protocol": parts.scheme}

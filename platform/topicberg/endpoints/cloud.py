@@ -6,6 +6,7 @@ key stays valid for a whole period, so secrets need not be read again for every 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 
@@ -16,12 +17,7 @@ from topicberg.endpoints.addresses import Addresses
 from topicberg.endpoints.model import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
-from topicberg.logins.catalog import (
-    CatalogLogin,
-    CatalogSettings,
-    TopicsCatalogLogin,
-    TopicsCatalogSettings,
-)
+from topicberg.logins.catalog import CatalogLogin, CatalogSettings, RestCatalog, TopicsCatalogLogin
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
 from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
@@ -78,7 +74,7 @@ def connect(config: Settings) -> Endpoints:
         )
     bootstrap, reader, writer = _kafka(cloud, config)
     registry, registry_login = _registry(cloud, config)
-    topics, topics_login, derived_login = _topics_catalog(config)
+    topics, topics_login, derived_login = _topics_catalog(cloud.catalog, config)
     own = None if cloud.iceberg_rest_uri else derived_login
     return Endpoints(
         s3=cloud.s3_endpoint,
@@ -115,7 +111,7 @@ def _catalog(cloud: CloudSettings) -> CatalogLogin:
 
 
 def _topics_catalog(
-    config: Settings,
+    stated: RestCatalog, config: Settings
 ) -> tuple[str | None, TopicsCatalogLogin | None, TopicsCatalogLogin | None]:
     """Return the catalog of the topics' tables, if Tableflow publishes them to another one than the
     derived tables are in: its address, its login, and the login to the derived tables' catalog of
@@ -125,9 +121,6 @@ def _topics_catalog(
     """
     if not config.has_topics_catalog:
         return None, None, None
-    stated: TopicsCatalogSettings = from_environment(
-        TopicsCatalogSettings, "the topics' Iceberg catalog", "docs/cloud.md"
-    )
     login = stated.login(stated.name, vends=config.snowflake_vended_credentials)
     derived = stated.login(stated.derived_name, vends=True) if stated.derived_name else None
     return stated.uri, login, derived
@@ -140,8 +133,8 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
     manages the cluster; Dagster by itself reads with one account and publishes with another.
     """
     login: KafkaLogin = from_environment(KafkaSettings, "Kafka", "docs/kafka.md")
-    if "region" not in login.model_fields_set:
-        login = login.model_copy(update={"region": config.aws_region})
+    of_msk = re.search(r"\.kafka\.([a-z0-9-]+)\.amazonaws\.com", cloud.kafka_bootstrap or "")
+    login = login.in_region(of_msk[1] if of_msk else config.aws_region)
     if not login.has_user:
         if cloud.kafka_bootstrap is None:
             raise TopicbergError(
@@ -207,11 +200,7 @@ def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogi
 
 
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
-    address = {
-        "host": cloud.snowflake_host,
-        "port": cloud.snowflake_port,
-        "protocol": cloud.snowflake_protocol,
-    }
+    address = cloud.snowflake_address()
     account, user, password = (
         cloud.snowflake_account,
         cloud.snowflake_user,
@@ -264,8 +253,9 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import aws_session, login_hint
+    from topicberg.clients.aws import aws_session
     from topicberg.clients.secrets import Secrets
+    from topicberg.errors.meaning import explain
 
     read_at, values = _read.get(path, (0.0, {}))
     if values and time.monotonic() - read_at < SECRETS_SECONDS:
@@ -274,12 +264,8 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
         client = aws_session(region_name=config.aws_region).client("secretsmanager")
         secret = Secrets(client).read(path)
     except (BotoCoreError, ClientError) as error:
-        raise TopicbergError(
-            f"{_of_secret(path, config)}: {error}",
-            hint=login_hint(error, None)
-            or "grant secretsmanager:GetSecretValue on it to the user of this process, or run "
-            "`topicberg deploy create` to create it",
-        ) from None
+        rights = "grant secretsmanager:GetSecretValue on it to the user of this process"
+        raise explain(_of_secret(path, config), error, rights=rights) from None
     if not secret:
         return None
     _read[path] = (time.monotonic(), secret)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
-from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
 
@@ -46,7 +45,8 @@ def client_parameters(config: Settings, client: Client) -> dict[str, str]:
 def _parameters(path: str, config: Settings) -> dict[str, str]:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import aws_session, every, login_hint
+    from topicberg.clients.aws import aws_session, every
+    from topicberg.errors.meaning import explain
 
     ssm: Any = aws_session(region_name=config.aws_region).client("ssm")
     try:
@@ -56,8 +56,8 @@ def _parameters(path: str, config: Settings) -> dict[str, str]:
             for parameter in parameters
         }
     except (BotoCoreError, ClientError) as error:
-        raise TopicbergError(
-            f"the parameters under {path} in SSM Parameter Store in {config.aws_region}: {error}",
-            hint=login_hint(error, None)
-            or "grant ssm:GetParametersByPath on them to the user of this process",
+        raise explain(
+            f"the parameters under {path} in SSM Parameter Store in {config.aws_region}",
+            error,
+            rights="grant ssm:GetParametersByPath on them to the user of this process",
         ) from None

@@ -21,17 +21,19 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.clients.answers import unusable
-from topicberg.clients.aws import code_of, every
-from topicberg.clients.glue_schemas import MISSING, NAME, glue_errors
+from topicberg.clients.aws import every
 from topicberg.errors import TableflowError, UnreachableError
+from topicberg.errors.meaning import explain, means
+from topicberg.errors.table import MISSING
 from topicberg.formats.subjects import (
     MAX_SCHEMA_BYTES,
     RegisteredSchema,
@@ -41,6 +43,10 @@ from topicberg.formats.subjects import (
 )
 from topicberg.formats.table import BY_SCHEMA_TYPE
 
+NAME = "AWS Glue Schema Registry"
+RIGHTS = "glue:ListSchemaVersions on the registry and its schemas, and glue:GetSchemaVersion on *"
+"""What the reader of schemas needs; a version is looked up by its UUID, whose schema is not known
+before: AWS's "IAM examples for deserializers"."""
 FIRST_OTHER = 100_001
 """AWS's greatest number of a version is 100,000."""
 FRESH_SECONDS = 15.0
@@ -200,7 +206,7 @@ class GlueReader:
         if uuid in self._versions:
             self._versions.move_to_end(uuid)
             return self._versions[uuid]
-        with glue_errors(f"schema version {uuid}"):
+        with _glue_errors(f"schema version {uuid}"):
             answer = _if_found(self._client.get_schema_version, SchemaVersionId=str(uuid))
         if answer is None:
             return None
@@ -232,7 +238,7 @@ class GlueReader:
             "SchemaId": {"SchemaName": name, "RegistryName": self._registry},
             "PaginationConfig": {"PageSize": _PAGE},
         }
-        with glue_errors(f"schema {name} of registry {self._registry}"):
+        with _glue_errors(f"schema {name} of registry {self._registry}"):
             summaries = _if_found(
                 lambda: [*every(self._client, "list_schema_versions", "Schemas", **called)]
             )
@@ -292,6 +298,19 @@ def _if_found(call: Callable[..., Any], **parameters: Any) -> Any:
     try:
         return call(**parameters)
     except ClientError as error:
-        if code_of(error) != MISSING:
+        if not means(error, MISSING):
             raise
         return None
+
+
+@contextmanager
+def _glue_errors(resource: str) -> Iterator[None]:
+    """Turn errors of boto3's client into one clear error that names ``resource``.
+
+    :raises TopicbergError: AWS does not answer, or refuses
+    """
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        rights = f"grant {RIGHTS} to the user of this process"
+        raise explain(f"{NAME} ({resource})", error, rights=rights) from error

@@ -14,8 +14,8 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from topicberg.errors.retry import conflicts
 from topicberg.iceberg.summaries import MAIN
-from topicberg.retry import conflicts
 
 
 def property_updates(

@@ -24,9 +24,9 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate, SetSnapshotRefUpdate
 from tenacity import wait_random_exponential
 
 from topicberg.errors import CommitConflictError
+from topicberg.errors.retry import retry
 from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.commits import commit_update, set_ref
-from topicberg.retry import retry_conflicts
 
 logger = logging.getLogger(__name__)
 
@@ -108,4 +108,4 @@ def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
 def _commit(table: Table, update: TableUpdate) -> None:
     """Commit, and retry if another commit came first."""
     wait = wait_random_exponential(multiplier=0.2, max=5)
-    retry_conflicts(lambda: commit_update(table, update), _ATTEMPTS, wait=wait)
+    retry(lambda: commit_update(table, update), _ATTEMPTS, wait=wait)

@@ -10,8 +10,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 
 from topicberg.errors import TableFormatError
+from topicberg.errors.retry import retry
 from topicberg.iceberg.commits import commit_update
-from topicberg.retry import retry_conflicts
 
 WRITTEN = (2, 3)
 NEWEST = max(WRITTEN)
@@ -54,5 +54,5 @@ def upgrade_table(table: Table) -> None:
         if table.format_version < NEWEST:
             commit_update(table, UpgradeFormatVersionUpdate(format_version=NEWEST))
 
-    retry_conflicts(attempt, _ATTEMPTS)
+    retry(attempt, _ATTEMPTS)
     table.refresh()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -38,19 +38,27 @@ from confluent_kafka.admin import (
     ResourceType,
     TopicDescription,
 )
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import stop_after_delay, wait_fixed
 
-from topicberg.connections import CertificateError, connection_error
 from topicberg.endpoints import Endpoints
-from topicberg.errors import LoginError, TopicbergError, UnreachableError, first_line
+from topicberg.errors import (
+    CertificateError,
+    LoginError,
+    TopicbergError,
+    UnreachableError,
+    first_line,
+)
+from topicberg.errors.connections import connection_error
+from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors.retry import retry
 from topicberg.kafka.schemas import register_schema
-from topicberg.settings import Settings, see_whether_it_runs, settings
+from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0
-LEADER_SECONDS = 10.0
+_soon = partial(retry, stop=stop_after_delay(10.0), wait=wait_fixed(0.1))
 _GRACE_SECONDS = 5.0
 FAILING_SECONDS = 4.0
 """After which a request is given up whose client cannot resolve the broker or log in: librdkafka
@@ -377,12 +385,12 @@ def _login_error(endpoints: Endpoints, text: str, action: str) -> TopicbergError
     message = f"the login to Kafka at {address} failed"
     if _NO_TOKEN.search(reason):
         return UnreachableError(
-            f"{message} ({login.auth}, {action}): the OAuth server {login.token_uri} does not "
-            f"answer: {reason}",
+            f"{message} ({login.auth}, {action}): the OAuth server {login.oauth.token_uri} does "
+            f"not answer: {reason}",
             hint=login.settings_hint(),
         )
     if _REFUSED_BY_SERVER in reason:
-        reason = f"the OAuth server {login.token_uri}: {reason}"
+        reason = f"the OAuth server {login.oauth.token_uri}: {reason}"
     return LoginError(f"{message} ({login.auth}, {action}): {reason}", hint=login.settings_hint())
 
 
@@ -426,7 +434,7 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
 
     def silent() -> UnreachableError:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
-        server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
+        server = endpoints.kafka_login.oauth.token_uri
         return UnreachableError(
             f"Kafka at {endpoints.kafka_listener()[0]} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")
@@ -515,18 +523,12 @@ def _create(endpoints: Endpoints, topic: str, partitions: int, config: dict[str,
     return True
 
 
-@retry(
-    retry=retry_if_exception_type(NoSuchTopicError),
-    stop=stop_after_delay(LEADER_SECONDS),
-    wait=wait_fixed(0.1),
-    reraise=True,
-)
 def await_topic(endpoints: Endpoints, topic: str) -> int:
     """Wait until a topic that was just created, here or elsewhere, can be described.
 
     :returns: the number of its partitions
     """
-    return partition_count(endpoints, topic)
+    return _soon(partial(partition_count, endpoints, topic), on=NoSuchTopicError)
 
 
 def partition_drift(
@@ -648,12 +650,6 @@ def _offsets(listed: Mapping[int, ListOffsetsResultInfo]) -> dict[int, int]:
     return {partition: of_partition.offset for partition, of_partition in listed.items()}
 
 
-@retry(
-    retry=retry_if_exception_type(NoLeaderError),
-    stop=stop_after_delay(LEADER_SECONDS),
-    wait=wait_fixed(0.25),
-    reraise=True,
-)
 def _listed(
     endpoints: Endpoints,
     topic: str,
@@ -661,13 +657,16 @@ def _listed(
     described: TopicDescription | None = None,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, ListOffsetsResultInfo]:
-    partitions = (described or _describe(endpoints, topic)).partitions
-    futures = admin_client(endpoints).list_offsets(
-        {TopicPartition(topic, partition.id): which for partition in partitions},
-        isolation_level=level,
-        request_timeout=TIMEOUT_SECONDS,
-    )
-    return {
-        place.partition: result_of(future, endpoints, f"list the offsets of {topic}")
-        for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
-    }
+    def attempt() -> dict[int, ListOffsetsResultInfo]:
+        partitions = (described or _describe(endpoints, topic)).partitions
+        futures = admin_client(endpoints).list_offsets(
+            {TopicPartition(topic, partition.id): which for partition in partitions},
+            isolation_level=level,
+            request_timeout=TIMEOUT_SECONDS,
+        )
+        return {
+            place.partition: result_of(future, endpoints, f"list the offsets of {topic}")
+            for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
+        }
+
+    return _soon(attempt, on=NoLeaderError)

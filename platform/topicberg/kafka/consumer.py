@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors.hints import see_whether_it_runs
 from topicberg.kafka import NO_ANSWER
-from topicberg.settings import see_whether_it_runs
 
 READ_SECONDS = 60.0
 """A read that gets no record for this time fails."""

@@ -18,9 +18,10 @@ from topicberg.clients.registry import if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import glue_reader
 from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
+from topicberg.errors.hints import see_whether_it_runs
 from topicberg.files import update_file
 from topicberg.formats.table import BY_SCHEMA_TYPE
-from topicberg.settings import Settings, see_whether_it_runs
+from topicberg.settings import Settings
 from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,

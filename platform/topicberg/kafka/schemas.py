@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.topics.refusals import refusal
+from topicberg.errors.incompatible import refusal
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:

@@ -8,12 +8,14 @@ process.
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings.environment import Model, read_settings
+from topicberg.settings.environment import NESTED, Group, Model, read_settings
 
 
 def from_environment(model: type[Model], where: str, docs: str) -> Model:
@@ -47,34 +49,36 @@ class TlsFields(HoldsSecrets):
                 raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
-OAUTH_CLIENT = ("client_id", "client_secret", "token_uri")
+OAUTH_CLIENT = ("oauth__client_id", "oauth__client_secret", "oauth__token_uri")
 """The settings that a client of an OAuth server requires."""
 
 
-class OAuthFields(HoldsSecrets):
+class OAuthFields(Group):
     """The settings of a login by a client of an OAuth 2 server."""
 
     client_id: str | None = None
-    """The id of the OAuth 2 client."""
     client_secret: SecretStr | None = None
-    """The secret of the OAuth 2 client."""
     token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     """Where the client requests tokens."""
     scope: str | None = None
     """What the token is requested for."""
 
     @property
-    def has_client(self) -> bool:
+    def is_given(self) -> bool:
         """Whether settings of the client are given, some or all."""
-        return any(getattr(self, name) for name in OAUTH_CLIENT)
+        return bool(self.client_id or self.client_secret or self.token_uri)
 
 
-def missing(prefix: str, kind: str, login: BaseModel, *required: str) -> None:
+def missing(prefix: str, kind: str, login: Any, *required: str) -> None:
     """Refuse a login that lacks settings.
 
     :param kind: the value of the setting ``<prefix>_AUTH``
     :raises ValueError: names the required ones without a value
     """
-    absent = [f"{prefix}_{name.upper()}" for name in required if not getattr(login, name)]
+    absent = [
+        f"{prefix}_{name.upper()}"
+        for name in required
+        if not reduce(getattr, name.split(NESTED), login)
+    ]
     if absent:
         raise ValueError(f"{prefix}_AUTH is {kind}, which requires {', '.join(absent)}")

@@ -12,15 +12,16 @@ from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import explain
 from topicberg.logins import OAUTH_CLIENT, missing
-from topicberg.logins.oauth import OAuthClient, OAuthLogin
+from topicberg.logins.oauth import OAuthClient, OAuthSettings
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
+from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson, Group
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
 TOPICS_PREFIX = "TOPICBERG_CATALOG"
@@ -37,27 +38,30 @@ LOCATIONS = "topicberg.locations"
 SETTINGS = "topicberg.settings"
 """The same: what the names of its settings begin with, for messages."""
 ROLE_SECONDS = 3600
-_SECRETS = ("token", "client_secret")
+_SCOPE = "catalog"
+"""Iceberg's clients send this one if there is no other."""
 _SECRET_HEADER = re.compile(r"auth|key|token|secret|password", re.IGNORECASE)
 _clients: dict[str, OAuthClient] = {}
 
 
-class CatalogLogin(OAuthLogin):
+class CatalogLogin(HoldsSecrets):
     """How to log in to an Iceberg REST catalog, and who has the keys of the object store."""
 
     settings_prefix: ClassVar[str] = PREFIX
     """Of the names of its settings, for messages."""
+    secret_variable: ClassVar[str] = "OAUTH__CLIENT_SECRET"  # noqa: S105  a name
+    """The end of the name of its secret."""
 
     auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
     """None: by the settings that are given."""
     token: SecretStr | None = None
     """A token that the catalog accepts as it is."""
-    scope: str = "catalog"
-    """Iceberg's clients send this one if there is no other."""
-    signing_name: str = Field(default="glue", pattern=r"^[a-z0-9-]+$")
-    """AWS's name of the service: glue, s3tables, execute-api."""
-    signing_region: str | None = Field(default=None, pattern=r"^[a-z0-9-]+$")
-    """Default: the deployment's region."""
+    oauth: Annotated[OAuthSettings, *FromJson] = Field(default=OAuthSettings(), repr=False)
+    """The OAuth 2 client: ``client_id``, ``client_secret``, ``token_uri``, ``scope`` (catalog),
+    ``audience``, ``client_auth`` (form or basic)."""
+    signing: str = Field(default="glue", pattern=r"^[a-z0-9-]+(/[a-z0-9-]+)?$")
+    """AWS's name of the service: glue, s3tables, execute-api; of another region than the
+    deployment's with it, s3tables/eu-west-1."""
     role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")
     """The role whose keys sign the requests; default: the process's own credentials."""
     warehouse: str | None = None
@@ -74,12 +78,12 @@ class CatalogLogin(OAuthLogin):
         """:raises ValueError: settings are missing or contradict each other"""
         remember(value for name, value in self.headers.items() if _SECRET_HEADER.search(name))
         if self.auth is None:
-            if self.client_id and self.token:
+            if self.oauth.client_id and self.token:
                 raise ValueError(
-                    f"{PREFIX}_TOKEN and {PREFIX}_CLIENT_ID are both set: set {PREFIX}_AUTH to "
-                    "token or oauth2"
+                    f"{PREFIX}_TOKEN and {PREFIX}_OAUTH__CLIENT_ID are both set: set {PREFIX}_AUTH "
+                    "to token or oauth2"
                 )
-            self.auth = "token" if self.token else "oauth2" if self.has_client else None
+            self.auth = "token" if self.token else "oauth2" if self.oauth.is_given else None
         required = {"oauth2": OAUTH_CLIENT, "token": ("token",)}.get(str(self.auth), ())
         missing(self.settings_prefix, str(self.auth), self, *required)
         if self.role_arn and self.auth != "sigv4":
@@ -101,19 +105,23 @@ class CatalogLogin(OAuthLogin):
         """Whether each Spark session has to state it, so that the server needs no key."""
         return self.auth in ("oauth2", "token", "sigv4") or self.vends or bool(self.headers)
 
-    def oauth(self) -> OAuthClient | None:
+    def oauth_client(self) -> OAuthClient | None:
         """Return the client that requests tokens, if it logs in by OAuth 2."""
-        return self.oauth_client(self.settings_prefix, tuple(self.headers.items()))
+        if self.auth != "oauth2":
+            return None
+        client = self.oauth.model_copy(update={"scope": self.oauth.scope or _SCOPE})
+        return client.client(self.settings_prefix, tuple(self.headers.items()))
 
     def bearer(self) -> str | None:
         """Return a valid token, if the catalog requires one."""
-        if client := self.oauth():
+        if client := self.oauth_client():
             return client.token()
         return self.token.get_secret_value() if self.auth == "token" and self.token else None
 
     def public(self) -> dict[str, Any]:
         """Return it without its secrets, for a process that has them in its environment."""
-        found = self.model_dump(mode="json", exclude_none=True, exclude={"headers", *_SECRETS})
+        hidden = {"headers": True, "token": True, "oauth": {"client_secret"}}
+        found = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
         return found | {"headers": sorted(self.headers)}
 
     @classmethod
@@ -122,32 +130,30 @@ class CatalogLogin(OAuthLogin):
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
-        given = dict(public)
-        for name in _SECRETS:
-            given[name] = os.environ.get(f"{cls.settings_prefix}_{name.upper()}") or None
+        given, names = dict(public), {"oauth2": cls.secret_variable, "token": "TOKEN"}
+        variable = f"{cls.settings_prefix}_{names.get(given.get('auth', ''), '')}"
+        secret = os.environ.get(variable) or None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
-        absent = set(given.pop("headers", ())) - set(headers)
-        try:
-            if absent:
-                listed = ", ".join(sorted(absent))
-                raise ValueError(f"{cls.settings_prefix}_HEADERS lacks {listed}")
-            return cls(**given, headers=headers)
-        except ValueError as error:
-            text = str(error)
-            if isinstance(error, ValidationError):
-                text = error.errors(include_input=False)[0]["msg"]
+        absent = [] if secret or given.get("auth") not in names else [variable]
+        if unknown := set(given.pop("headers", ())) - set(headers):
+            absent.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
+        if absent:
             raise TopicbergError(
-                f"the job's environment lacks a secret of the Iceberg catalog: {text}",
+                f"the job's environment lacks a secret of the Iceberg catalog: {', '.join(absent)}",
                 hint="add --conf spark.emr-serverless.driverEnv.<name>=<value> to "
-                "TOPICBERG_EMR_SPARK_SUBMIT_PARAMETERS; see docs/production.md",
-            ) from None
+                "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
+            )
+        if given.get("auth") == "token":
+            return cls(**given, token=secret, headers=headers)
+        oauth = {**given.pop("oauth", {}), "client_secret": secret}
+        return cls(**given, oauth=oauth, headers=headers)
 
     def pyiceberg(self, region: str) -> dict[str, str]:
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
         understands those that begin with ``topicberg.``
         """
         properties = {**self.spark_common(region), SETTINGS: self.settings_prefix}
-        if client := self.oauth():
+        if client := self.oauth_client():
             properties[OAUTH] = _register(client)
         elif token := self.bearer():
             properties["token"] = token
@@ -155,7 +161,7 @@ class CatalogLogin(OAuthLogin):
             properties[ROLE] = self.role_arn
         if self.vends:
             properties[IS_VENDED] = "true"
-        in_s3_tables = self.auth == "sigv4" and self.signing_name == "s3tables"
+        in_s3_tables = self.auth == "sigv4" and self.signing.startswith("s3tables")
         if self.locations == "catalog" or (self.locations is None and in_s3_tables):
             properties[LOCATIONS] = "catalog"
         return properties
@@ -166,19 +172,20 @@ class CatalogLogin(OAuthLogin):
         """
         properties: dict[str, str] = self.spark_common(region)
         renew_at: float | None = None
-        if self.auth == "oauth2" and self.client_auth == "form" and self.client_secret:
+        oauth = self.oauth
+        if self.auth == "oauth2" and oauth.client_auth == "form" and oauth.client_secret:
             properties |= {
                 "rest.auth.type": "oauth2",
-                "credential": f"{self.client_id}:{self.client_secret.get_secret_value()}",
-                "oauth2-server-uri": str(self.token_uri),
-                "scope": self.scope,
+                "credential": f"{oauth.client_id}:{oauth.client_secret.get_secret_value()}",
+                "oauth2-server-uri": str(oauth.token_uri),
+                "scope": oauth.scope or _SCOPE,
                 # It would exchange an expired token, which only few servers can: it requests one.
                 "token-exchange-enabled": "false",
                 "token-refresh-enabled": "true",  # whatever Spark's own configuration states
             }
-            if self.audience:
-                properties["audience"] = self.audience
-        elif client := self.oauth():
+            if oauth.audience:
+                properties["audience"] = oauth.audience
+        elif client := self.oauth_client():
             # Iceberg's client in Java cannot send the client's id as Basic: a token of ours.
             token, renew_at = client.token_until()
             properties |= {"token": token, "token-refresh-enabled": "false"}
@@ -222,8 +229,8 @@ class CatalogLogin(OAuthLogin):
         if self.auth == "sigv4":
             properties |= {
                 "rest.sigv4-enabled": "true",
-                "rest.signing-name": self.signing_name,
-                "rest.signing-region": self.signing_region or region,
+                "rest.signing-name": self.signing.partition("/")[0],
+                "rest.signing-region": self.signing.partition("/")[2] or region,
             }
         return properties
 
@@ -241,24 +248,35 @@ class TopicsCatalogLogin(CatalogLogin):
     """
 
     settings_prefix: ClassVar[str] = TOPICS_PREFIX
+    secret_variable: ClassVar[str] = "_CLIENT_SECRET"  # noqa: S105  a name
 
 
-class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
-    """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
-
-    model_config = SettingsConfigDict(env_prefix=f"{TOPICS_PREFIX}_")
-    concern = Concern.CATALOGS
+class RestCatalog(Group):
+    """An Iceberg REST catalog of the topics' tables, such as Open Catalog: `topicberg deploy` lets
+    Tableflow publish them to it, and Dagster reads them there.
+    """
 
     uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
+    """Open Catalog's ends in ``/polaris/api/catalog``."""
     name: str | None = None
+    """The catalog in it, which some call its warehouse."""
     derived_name: str | None = None
     """The catalog of the same server in which derived tables are; default: AWS Glue."""
     client_id: str | None = None
-    """The id of the OAuth client that reads and writes the tables."""
     client_secret: SecretStr | None = None
-    """The secret of that client."""
-    scope: str = "PRINCIPAL_ROLE:ALL"
+    scope: str | None = None
+    """E.g. ``PRINCIPAL_ROLE:ALL``."""
     token_uri: str | None = Field(default=None, pattern=r"^https?://.+$")
+    """By default the catalog's own."""
+    iam_user_arn: str | None = Field(
+        default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(user|role|root)[!-~]*$"
+    )
+    """Who reads the bucket for Open Catalog, as its catalog's details show it."""
+    external_id: str | None = Field(default=None, min_length=2, max_length=1224)
+
+    def absent(self, *required: str) -> list[str]:
+        """Return the variables of the fields without a value."""
+        return [f"{TOPICS_PREFIX}__{name.upper()}" for name in required if not getattr(self, name)]
 
     def login(self, warehouse: str | None, *, vends: bool) -> TopicsCatalogLogin:
         """Return the login to a catalog of the server.
@@ -266,22 +284,21 @@ class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
         :param vends: the catalog gives out the keys of the object store
         :raises TopicbergError: settings are missing
         """
-        stated = self.model_copy(update={"name": warehouse})
-        try:
-            missing(TOPICS_PREFIX, "oauth2", stated, "uri", "client_id", "client_secret", "name")
-        except ValueError as error:
+        if absent := self.absent("uri", "client_id", "client_secret", "name"):
             raise TopicbergError(
-                f"TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
-                f"{error}",
+                "TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
+                f"it requires {', '.join(absent)}",
                 hint="set in Dagster's environment what `topicberg deploy` was given; see "
                 "docs/cloud.md",
-            ) from None
+            )
         return TopicsCatalogLogin(
             auth="oauth2",
-            client_id=self.client_id,
-            client_secret=self.client_secret,
-            token_uri=self.token_uri or f"{self.uri}/v1/oauth/tokens",
-            scope=self.scope,
+            oauth=OAuthSettings(
+                client_id=self.client_id,
+                client_secret=self.client_secret,
+                token_uri=self.token_uri or f"{self.uri}/v1/oauth/tokens",
+                scope=self.scope or "PRINCIPAL_ROLE:ALL",
+            ),
             warehouse=warehouse,
             delegation=VENDED if vends else None,
         )
@@ -314,28 +331,17 @@ def role_errors(role_arn: str) -> Iterator[None]:
 
     :raises TopicbergError: AWS does not give out keys of the role
     """
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError
 
-    failure = f"AWS does not give out keys of the role {role_arn}"
     try:
         yield
-    except ClientError as error:
-        details = error.response["Error"]
-        if "Throttl" in details["Code"]:
-            raise ThrottledError(f"{failure}: {details['Message']}") from None
-        raise LoginError(
-            f"{failure}: {details['Code']}: {details['Message']}",
-            hint=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
+    except (BotoCoreError, ClientError) as error:
+        raise explain(
+            f"AWS does not give out keys of the role {role_arn}",
+            error,
+            rights=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
             "process, and name that user in the role's trust policy",
         ) from None
-    except NoCredentialsError:
-        raise LoginError(
-            f"{failure}: this process has no credentials of its own",
-            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of a user that "
-            "may assume the role",
-        ) from None
-    except BotoCoreError as error:
-        raise UnreachableError(f"{failure}: {error}", hint="check the network to AWS STS") from None
 
 
 @lru_cache(maxsize=8)

@@ -20,28 +20,29 @@ from topicberg.settings.environment import Concern, EnvironmentSettings, FromJso
 
 PREFIX = "TOPICBERG_KAFKA"
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-_SASL = ("plain", "scram", "oidc", "msk_iam")
+_MECHANISMS = {"plain": "PLAIN", "scram": "SCRAM-SHA-512", "scram_256": "SCRAM-SHA-256"}
+"""Kafka's names of the logins by user and password."""
+_SASL = (*_MECHANISMS, "oidc", "msk_iam")
 
 
-class KafkaLogin(OAuthFields, TlsFields):
+class KafkaLogin(TlsFields):
     """How to log in to Kafka, and how to check that it is Kafka."""
 
-    auth: Literal["none", "plain", "scram", "oidc", "mtls", "msk_iam"] | None = None
-    """None: by the settings that are given."""
+    auth: Literal["none", "plain", "scram", "scram_256", "oidc", "mtls", "msk_iam"] | None = None
+    """None: by the settings that are given; scram: SCRAM-SHA-512."""
     security_protocol: SecurityProtocol | None = None
     """Default: with TLS."""
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    """Of the login by user and password; default: PLAIN."""
     api_key: str | None = None
     """The user of PLAIN and SCRAM."""
     api_secret: SecretStr | None = None
     """The password of PLAIN and SCRAM."""
+    oauth: Annotated[OAuthFields, *FromJson] = Field(default=OAuthFields(), repr=False)
+    """The OAuth 2 client of OIDC: ``client_id``, ``client_secret``, ``token_uri``, ``scope``."""
     extensions: Annotated[dict[str, str], *FromJson] = Field(default_factory=dict)
     """SASL extensions of OIDC: Confluent Cloud wants logicalCluster and identityPoolId."""
     role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")
     """The role that logs in to MSK; default: the process's own credentials."""
-    region: str = "us-east-1"
-    """Of MSK."""
+    _region: str = "us-east-1"
 
     @model_validator(mode="after")
     def _check(self) -> KafkaLogin:
@@ -59,39 +60,36 @@ class KafkaLogin(OAuthFields, TlsFields):
             )
         required = {"oidc": OAUTH_CLIENT, "mtls": ("certificate_file", "key_file")}
         missing(PREFIX, self.auth, self, *required.get(self.auth, ()))
-        if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
-            raise ValueError(
-                f"{PREFIX}_AUTH is plain, {PREFIX}_SASL_MECHANISM is {self.sasl_mechanism}"
-            )
-        if self.auth == "scram" and self.sasl_mechanism == "PLAIN":
-            raise ValueError(f"{PREFIX}_AUTH is scram, {PREFIX}_SASL_MECHANISM is PLAIN")
         self.check_files(PREFIX)
         return self
 
-    def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:
+    def _given(self) -> Literal["none", "plain", "oidc", "mtls"]:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if self.has_client:
+        if self.oauth.is_given:
             return "oidc"
         has_certificate = self.certificate_file or self.key_file
         if self.security_protocol and not self.security_protocol.startswith("SASL"):
             return "mtls" if has_certificate else "none"
         if self.security_protocol is None and has_certificate and not self.api_key:
             return "mtls"
-        return "scram" if (self.sasl_mechanism or "PLAIN").startswith("SCRAM") else "plain"
+        return "plain"
 
     @property
     def mechanism(self) -> str:
         """Return Kafka's name of the mechanism; empty without SASL."""
         if self.auth in ("oidc", "msk_iam"):
             return "OAUTHBEARER"
-        if self.auth not in _SASL:
-            return ""
-        return self.sasl_mechanism or ("SCRAM-SHA-512" if self.auth == "scram" else "PLAIN")
+        return _MECHANISMS.get(str(self.auth), "")
 
     @property
     def has_user(self) -> bool:
         """Whether it logs in with a user and a password."""
-        return self.auth in ("plain", "scram")
+        return self.auth in _MECHANISMS
+
+    def in_region(self, region: str) -> KafkaLogin:
+        """Return the same login, to MSK in a region."""
+        self._region = region
+        return self
 
     def as_user(self, user: str, password: str) -> KafkaLogin:
         """Return the login of another user."""
@@ -111,18 +109,18 @@ class KafkaLogin(OAuthFields, TlsFields):
         if self.auth == "oidc":
             properties |= {
                 "sasl.oauthbearer.method": "oidc",
-                "sasl.oauthbearer.client.id": str(self.client_id),
-                "sasl.oauthbearer.client.secret": _open(self.client_secret),
-                "sasl.oauthbearer.token.endpoint.url": str(self.token_uri),
+                "sasl.oauthbearer.client.id": str(self.oauth.client_id),
+                "sasl.oauthbearer.client.secret": _open(self.oauth.client_secret),
+                "sasl.oauthbearer.token.endpoint.url": str(self.oauth.token_uri),
             }
-            if self.scope:
-                properties["sasl.oauthbearer.scope"] = self.scope
+            if self.oauth.scope:
+                properties["sasl.oauthbearer.scope"] = self.oauth.scope
             if self.extensions:
                 listed = ",".join(f"{name}={value}" for name, value in self.extensions.items())
                 properties["sasl.oauthbearer.extensions"] = listed
         if self.auth == "msk_iam":
             _signer()
-            properties["oauth_cb"] = MskToken(self.region, self.role_arn)
+            properties["oauth_cb"] = MskToken(self._region, self.role_arn)
         if self.ca_file:
             properties["ssl.ca.pem"] = _read(self.ca_file, "ca_file")
         if self.certificate_file and self.key_file:
@@ -156,8 +154,8 @@ class KafkaLogin(OAuthFields, TlsFields):
         """Return what to check if Kafka refuses this login."""
         settings = {
             "plain": ("API_KEY", "API_SECRET"),
-            "scram": ("API_KEY", "API_SECRET", "SASL_MECHANISM"),
-            "oidc": ("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URI", "SCOPE"),
+            **dict.fromkeys(("scram", "scram_256"), ("API_KEY", "API_SECRET", "AUTH")),
+            "oidc": ("OAUTH__CLIENT_ID", "OAUTH__CLIENT_SECRET", "OAUTH__TOKEN_URI"),
             "mtls": ("CERTIFICATE_FILE", "KEY_FILE", "CA_FILE"),
             "msk_iam": ("ROLE_ARN",),
         }.get(str(self.auth), ("AUTH", "SECURITY_PROTOCOL"))

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import requests
 from pydantic import ConfigDict, SecretStr
 
-from topicberg.connections import connection_error
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors.connections import connection_error
 from topicberg.logins import OAuthFields
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -37,7 +37,7 @@ _SCOPE = {"invalid_scope", "invalid_target", "invalid_resource"}
 class OAuthClient(HoldsSecrets):
     """A client of an OAuth 2 server.
 
-    :param prefix: of the names of its settings, as ``TOPICBERG_ICEBERG_REST``
+    :param prefix: of the names of its settings, as ``TOPICBERG_ICEBERG_REST_OAUTH_``
     :param client_auth: how the server wants id and secret: in the form, or as HTTP Basic
     """
 
@@ -75,30 +75,25 @@ class OAuthClient(HoldsSecrets):
         return _held(self).skew
 
 
-class OAuthLogin(OAuthFields):
-    """The settings of a login that may be by OAuth 2, with topicberg as the client."""
+class OAuthSettings(OAuthFields):
+    """The settings of a login by OAuth 2, with topicberg as the client."""
 
-    auth: str | None = None
     audience: str | None = None
     """For whom the token is, for servers that want to know."""
     client_auth: Literal["form", "basic"] = "form"
     """How the server wants id and secret: in the form, or as HTTP Basic."""
 
-    def oauth_client(
-        self, prefix: str, headers: tuple[tuple[str, str], ...] = ()
-    ) -> OAuthClient | None:
-        """Return the client that requests tokens, if it logs in by OAuth 2."""
-        if self.auth != "oauth2" or self.client_secret is None:
-            return None
+    def client(self, prefix: str, headers: tuple[tuple[str, str], ...] = ()) -> OAuthClient:
+        """Return the client that requests tokens; the settings are complete."""
         return OAuthClient(
             client_id=str(self.client_id),
-            client_secret=self.client_secret,
+            client_secret=self.client_secret or SecretStr(""),
             token_uri=str(self.token_uri),
             scope=self.scope,
             audience=self.audience,
             client_auth=self.client_auth,
             headers=headers,
-            prefix=prefix,
+            prefix=f"{prefix}_OAUTH_",
         )
 
 
@@ -216,8 +211,8 @@ def _refusal(
     if status in (404, 405) or "realm" in f"{code} {text}".lower() or not code:
         return LoginError(
             who,
-            hint=f"check {client.prefix}_TOKEN_URI, with the realm or tenant in it, and the "
-            f"realm in {client.prefix}_HEADERS if the server reads one there",
+            hint=f"check {client.prefix}_TOKEN_URI, with the realm or tenant in it, and the realm "
+            f"in {client.prefix.removesuffix('_OAUTH_')}_HEADERS if the server reads one there",
         )
     if status == 401 or code in _CLIENT:
         other = "basic" if client.client_auth == "form" else "form"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.logins import OAUTH_CLIENT, TlsFields, missing
-from topicberg.logins.oauth import OAuthLogin
+from topicberg.logins.oauth import OAuthSettings
 from topicberg.security.redaction import remember
-from topicberg.settings.environment import Concern, EnvironmentSettings
+from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
 
-class RegistryLogin(OAuthLogin, TlsFields):
+class RegistryLogin(TlsFields):
     """How to log in to a schema registry, and how to check that it is that one."""
 
     auth: Literal["none", "basic", "bearer", "oauth2", "mtls"] | None = None
@@ -27,10 +27,11 @@ class RegistryLogin(OAuthLogin, TlsFields):
     """The password of HTTP Basic."""
     token: SecretStr | None = None
     """A bearer token that does not expire."""
-    logical_cluster: str = ""
-    """Confluent Cloud's lsrc-…, for bearer and oauth2."""
-    identity_pool: str | None = None
-    """Confluent Cloud's pool-…, for bearer and oauth2."""
+    oauth: Annotated[OAuthSettings, *FromJson] = Field(default=OAuthSettings(), repr=False)
+    """The OAuth 2 client: ``client_id``, ``client_secret``, ``token_uri``, ``scope``, ``audience``,
+    ``client_auth`` (form or basic)."""
+    extensions: Annotated[dict[str, str], *FromJson] = Field(default_factory=dict)
+    """Of bearer and oauth2: Confluent Cloud wants logicalCluster (lsrc-…) and identityPoolId."""
 
     @model_validator(mode="after")
     def _check(self) -> RegistryLogin:
@@ -49,7 +50,7 @@ class RegistryLogin(OAuthLogin, TlsFields):
 
     def _given(self) -> Literal["basic", "bearer", "oauth2", "mtls"] | None:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if self.has_client:
+        if self.oauth.is_given:
             return "oauth2"
         if self.token:
             return "bearer"
@@ -93,11 +94,13 @@ class RegistryLogin(OAuthLogin, TlsFields):
 
     def _bearer(self, _: dict[str, Any]) -> dict[str, str]:
         """Return what the client sends with a request; it calls this for each of them."""
-        client = self.oauth_client(PREFIX)
-        token = client.token() if client else self.token.get_secret_value() if self.token else ""
-        options = {"bearer.auth.token": token, "bearer.auth.logical.cluster": self.logical_cluster}
-        if self.identity_pool:
-            options["bearer.auth.identity.pool.id"] = self.identity_pool
+        token = self.token.get_secret_value() if self.token else ""
+        if self.auth == "oauth2":
+            token = self.oauth.client(PREFIX).token()
+        cluster = self.extensions.get("logicalCluster", "")
+        options = {"bearer.auth.token": token, "bearer.auth.logical.cluster": cluster}
+        if pool := self.extensions.get("identityPoolId"):
+            options["bearer.auth.identity.pool.id"] = pool
         return options
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.errors.hints import see_whether_it_runs
 from topicberg.extras import of_extra
 from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.readers import ATHENA, DUCKDB, READ_ALL_FILES, SNOWFLAKE, SPARK, TableReader
@@ -29,7 +30,7 @@ from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
 from topicberg.query.namespaces import own_namespaces, own_tables
-from topicberg.settings import Settings, see_whether_it_runs, settings
+from topicberg.settings import Settings, settings
 from topicberg.topics.spec import asset_name
 
 if TYPE_CHECKING:
@@ -138,10 +139,10 @@ def _catalog_refusal(error: Exception, engine: Engine, endpoints: Endpoints) -> 
     verb = "the login" if status == "401" else "to read"
     return QueryError(
         f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason} ({status})",
-        hint="check TOPICBERG_ICEBERG_REST_SCOPE, _AUDIENCE and _TOKEN, and that the catalog "
+        hint="check TOPICBERG_ICEBERG_REST_OAUTH and _TOKEN, and that the catalog "
         "trusts who issued the token"
         if status == "401"
-        else "grant the principal of TOPICBERG_ICEBERG_REST_CLIENT_ID, _TOKEN or _ROLE_ARN the "
+        else "grant the principal of TOPICBERG_ICEBERG_REST_OAUTH, _TOKEN or _ROLE_ARN the "
         "right to read the table",
     )
 

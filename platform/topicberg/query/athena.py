@@ -36,7 +36,7 @@ def ask(
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import login_hint, refusal_of
+    from topicberg.errors.aws import login_hint, refusal_of
 
     if config.deployment == "local":
         raise AthenaError(

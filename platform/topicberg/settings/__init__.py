@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import PrivateAttr, ValidationError
 
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, hints
 from topicberg.project import env_file
 from topicberg.settings.aws import AwsSettings
 from topicberg.settings.compute import ComputeSettings
@@ -131,14 +131,4 @@ def with_choices(config: Settings, profile: str | None, endpoint: str | None) ->
     return config.model_copy(update={name: names[name] for name in choices & names.keys()})
 
 
-def see_whether_it_runs(service: str, *, starts: bool = False) -> str:
-    """Return the hint about a service that does not answer.
-
-    Only the local stack knows its services: `topicberg status` says nothing of another deployment.
-
-    :param starts: also say how to start it
-    """
-    if settings().deployment == "local":
-        start = ", `topicberg up` to start it" if starts else ""
-        return f"run `topicberg status` to see whether {service} runs{start}"
-    return f"check that {service} runs, and that this machine reaches it: network, DNS and firewall"
+hints.is_local = lambda: settings().deployment == "local"

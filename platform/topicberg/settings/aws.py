@@ -7,16 +7,54 @@ from typing import Annotated
 from pydantic import Field
 
 from topicberg.settings.deployment import DeploymentSettings
-from topicberg.settings.environment import Concern, FromJson
+from topicberg.settings.environment import Concern, FromJson, Group
 
 _KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+$"
-ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
+_ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
 TAG = r"^[\w .:/=+@-]{1,128}$"
 
 
 def derived_from(bucket: str) -> str:
     """Return the default name of the derived bucket; S3's names have at most 63 characters."""
     return f"{bucket[:55]}-derived"
+
+
+class KmsSettings(Group):
+    """Keys of AWS KMS."""
+
+    bucket_key_arn: str | None = Field(
+        default=None,
+        pattern=_KMS_KEY,
+        description="`topicberg deploy` encrypts the buckets with it",
+    )
+    secrets_key_arn: str | None = Field(
+        default=None,
+        pattern=_KMS_KEY,
+        description="`topicberg deploy` encrypts the secrets that it creates with it",
+    )
+    glue_key_arn: str | None = Field(
+        default=None,
+        pattern=_KMS_KEY,
+        description="the key with which the account encrypts Glue's catalog",
+    )
+
+
+class IamSettings(Group):
+    """The IAM roles that ``topicberg deploy`` creates, and those that exist, which it checks."""
+
+    path: str = Field(
+        default="/",
+        pattern=r"^/([A-Za-z0-9._+=,@-]+/)*$",
+        description="of roles and policies; choose it before the first `create`",
+    )
+    permissions_boundary_arn: str | None = Field(
+        default=None, pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$"
+    )
+    tableflow_role_arn: str | None = Field(default=None, pattern=_ROLE_ARN)
+    snowflake_role_arn: str | None = Field(default=None, pattern=_ROLE_ARN)
+    emr_role_arn: str | None = Field(
+        default=None, pattern=_ROLE_ARN, description="for the job runs of EMR Serverless"
+    )
 
 
 class AwsSettings(DeploymentSettings):
@@ -59,39 +97,16 @@ class AwsSettings(DeploymentSettings):
         description="`topicberg deploy` keeps the versions of deleted and overwritten objects for "
         "30 days",
     )
-    bucket_kms_key_arn: str | None = Field(
-        default=None,
-        pattern=_KMS_KEY,
-        description="a key of AWS KMS: `topicberg deploy` encrypts the buckets with it, and "
-        "permits its use to the roles that it creates",
+    kms: Annotated[KmsSettings, *FromJson] = Field(
+        default=KmsSettings(),
+        description="keys of AWS KMS, whose use `topicberg deploy` permits to the roles that it "
+        "creates: bucket_key_arn, secrets_key_arn, glue_key_arn",
     )
-    glue_kms_key_arn: str | None = Field(
-        default=None,
-        pattern=_KMS_KEY,
-        description="the key of AWS KMS with which the account encrypts Glue's catalog: `topicberg "
-        "deploy` permits its use to the roles that it creates",
-    )
-    secrets_kms_key_arn: str | None = Field(
-        default=None,
-        pattern=_KMS_KEY,
-        description="a key of AWS KMS: `topicberg deploy` encrypts the secrets that it creates "
-        "with it",
-    )
-    tableflow_role_arn: str | None = Field(
-        default=None,
-        pattern=ROLE_ARN,
-        description="an existing IAM role for Tableflow, which `topicberg deploy` only checks",
-    )
-    iam_path: str = Field(
-        default="/",
-        pattern=r"^/([A-Za-z0-9._+=,@-]+/)*$",
-        description="path of the IAM roles and policies that `topicberg deploy` creates; choose it "
-        "before the first `create`",
-    )
-    iam_permissions_boundary_arn: str | None = Field(
-        default=None,
-        pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$",
-        description="the permissions boundary of these roles",
+    iam: Annotated[IamSettings, *FromJson] = Field(
+        default=IamSettings(),
+        description="the IAM roles that `topicberg deploy` creates: path, "
+        "permissions_boundary_arn; those that exist: tableflow_role_arn, snowflake_role_arn, "
+        "emr_role_arn",
     )
     tags: Annotated[
         dict[Annotated[str, Field(pattern=TAG)], Annotated[str, Field(max_length=256)]], *FromJson

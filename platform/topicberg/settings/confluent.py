@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from topicberg.settings.deployment import DeploymentSettings
-from topicberg.settings.environment import Concern
+from topicberg.settings.environment import Concern, FromJson, Group
+
+
+class UnitySettings(Group):
+    """A Databricks Unity Catalog."""
+
+    workspace_url: str | None = Field(
+        default=None,
+        pattern=r"^https://[^/\s]+$",
+        description="address of the Databricks workspace",
+    )
+    catalog: str | None = None
+    client_id: str | None = None
+    """The service principal as which Tableflow logs in to it."""
+    client_secret: SecretStr | None = None
+    """The OAuth secret of that service principal."""
 
 
 class ConfluentSettings(DeploymentSettings):
@@ -44,12 +59,12 @@ class ConfluentSettings(DeploymentSettings):
         description="id of a Kafka cluster in that environment, of any type: `topicberg deploy` "
         "neither changes nor deletes it",
     )
-    unity_workspace_url: str | None = Field(
-        default=None,
-        pattern=r"^https://[^/\s]+$",
-        description="address of a Databricks workspace: Confluent's Tableflow also publishes the "
-        "topics' Delta tables to its Unity Catalog; needs TOPICBERG_UNITY_CATALOG, "
-        "TOPICBERG_UNITY_CLIENT_ID and TOPICBERG_UNITY_CLIENT_SECRET",
+    unity: Annotated[UnitySettings, *FromJson] = Field(
+        default=UnitySettings(),
+        exclude=True,
+        repr=False,
+        description="a Unity Catalog to which Confluent's Tableflow also publishes the topics' "
+        "Delta tables: workspace_url, catalog, client_id, client_secret",
     )
     auto_offset_reset: Literal["earliest", "latest"] = Field(
         default="latest",

@@ -6,13 +6,17 @@ import json
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BeforeValidator, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file
+from topicberg.security.models import HoldsSecrets
 
 Model = TypeVar("Model", bound=BaseSettings)
+NESTED = "__"
+"""Between the name of a group and that of a field: ``TOPICBERG_ALERT_SMTP__HOST``. The group is one
+setting, which may be stated in JSON as well."""
 
 
 class Concern(StrEnum):
@@ -38,7 +42,7 @@ class EnvironmentSettings(BaseSettings):
     """Settings of the environment and of the file of settings, which is looked up each time."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_", extra="ignore", env_ignore_empty=True
+        env_prefix="TOPICBERG_", env_nested_delimiter=NESTED, extra="ignore", env_ignore_empty=True
     )
 
     concern: ClassVar[Concern] = Concern.DEPLOY
@@ -55,6 +59,12 @@ def _from_json(value: object) -> object:
         return json.loads(value)
     except ValueError as error:
         raise ValueError(f"Input should be a JSON object: {error}") from None
+
+
+class Group(HoldsSecrets):
+    """Settings that go together: one setting, see :data:`NESTED`."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, frozen=True)
 
 
 FromJson = (NoDecode, BeforeValidator(_from_json))
@@ -76,16 +86,17 @@ def problems(
         if not each["loc"]:  # of a validator, which names the variables
             lines.append(each["msg"].removeprefix("Value error, "))
             continue
-        name = str(each["loc"][0])
+        name, *inner = map(str, each["loc"])
         field = model.model_fields.get(name)
         if name.isupper():  # the alias of a field is the variable itself
             variable = name
         else:
             variable = f"{model.model_config.get('env_prefix', '')}{name.upper()}"
+        variable = NESTED.join((variable, *map(str.upper, inner)))
         if each["type"] == "missing":
             lines.append(f"{variable}: missing")
             continue
-        is_shown = show_values and field and "SecretStr" not in str(field.annotation)
+        is_shown = show_values and field and field.repr and "SecretStr" not in str(field.annotation)
         value = f" (found {each['input']!r})" if is_shown else ""
         description = f"; {field.description}" if field and field.description else ""
         lines.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{description}")
@@ -117,19 +128,25 @@ def as_environment(chosen: BaseSettings) -> dict[str, str]:
     """Return the settings that are set as variables, secrets included."""
     prefix = chosen.model_config.get("env_prefix") or ""
     return {
-        f"{prefix}{name.upper()}": _as_text(value)
+        f"{prefix}{name.upper()}": as_text(value)
         for name in chosen.model_fields_set
         if (value := getattr(chosen, name)) is not None
     }
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value as a variable states it."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in value.model_fields_set}
     if not isinstance(value, dict):
         return str(value)
-    models = {
-        key: {name: _as_text(one) for name, one in model if one is not None}
-        for key, model in value.items()
-    }
-    return json.dumps(models)
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has no type for: the fields of a group, and secrets."""
+    if isinstance(value, BaseModel):
+        return {name: one for name, one in value if one is not None}
+    return as_text(value)

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from topicberg.settings.aws import ROLE_ARN
 from topicberg.settings.confluent import ConfluentSettings
 from topicberg.settings.environment import Concern, FromJson
 
@@ -72,9 +71,6 @@ class SnowflakeSettings(ConfluentSettings):
         ),
         description="that database reads S3 with credentials that the catalog vends, not by an "
         "external volume; Glue vends those of AWS Lake Formation only",
-    )
-    snowflake_role_arn: str | None = Field(
-        default=None, pattern=ROLE_ARN, description="the same for Snowflake"
     )
 
     @property

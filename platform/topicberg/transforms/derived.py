@@ -33,20 +33,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError, first_line
+from topicberg.errors.meaning import classify, is_refused, to_report
+from topicberg.errors.retry import conflicts, retry
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.iceberg.tables import find_table
 from topicberg.project_code import OF_DRIVER
-from topicberg.retry import (
-    classify,
-    conflicts,
-    is_refused,
-    retry_conflicts,
-    with_service,
-    without_jvm,
-)
 from topicberg.spark import missing_module, quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing
@@ -117,7 +111,7 @@ class FailedPartitionsError(TopicbergError):
         :param is_all: all others were tried
         """
         windows, (first, *_) = zip(*failed, strict=True)
-        cause = with_service(without_jvm(first))
+        cause = to_report(first)
         known = cause if isinstance(cause, TopicbergError) else None
         error = cls(
             f"table {derivation.name}: {count(len(windows), 'partition')} cannot be computed "
@@ -308,7 +302,7 @@ def _write(
         f"{described_windows(windows)}",
         hint="materialize the partitions again when the other run has ended",
     )
-    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+    return retry(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _written(

@@ -7,7 +7,6 @@ Both sides communicate through Dagster Pipes (:mod:`.emr.client` starts a run,
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from topicberg.endpoints import LakeEndpoints
-from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors import ThrottledError, TopicbergError
+from topicberg.errors.meaning import classify
+from topicberg.errors.table import CONFLICT, NO_CAPACITY, THROTTLED, UNREACHABLE, UNRESOLVED
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
-from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, UNRESOLVED, classify
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
 from topicberg.spark import missing_module
@@ -27,18 +27,7 @@ from topicberg.transforms.windows import Window
 NAME_LENGTH = 256
 _LOCAL_ONLY = {"project_root", "state_dir", "ports", "spark_master"}
 """Settings that are only valid on this machine."""
-_NO_ROOM = re.compile(
-    r"MaxCapacityExceeded|exceeded maximumCapacity|concurrent vCPU|ServiceQuotaExceeded|"
-    r"Throttling|Rate exceeded",
-    re.IGNORECASE,
-)
-"""AWS has one state for every failure and does not list its texts; these are known ones."""
-_RETRYABLE: dict[str, type[TopicbergError]] = {
-    CONFLICT.name: CommitConflictError,
-    UNREACHABLE.name: UnreachableError,
-    UNRESOLVED.name: UnreachableError,
-    THROTTLED.name: ThrottledError,
-}
+_RETRYABLE = {kind.name: kind.raises for kind in (CONFLICT, UNREACHABLE, UNRESOLVED, THROTTLED)}
 
 
 class JobRequest(BaseModel):
@@ -105,7 +94,7 @@ class Failure(BaseModel):
 
     message: str
     kind: str | None
-    """The name of its kind, if a retry may resolve it: see :mod:`topicberg.retry`."""
+    """The name of its kind, if a retry may resolve it: see :mod:`topicberg.errors.table`."""
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
@@ -192,6 +181,6 @@ def failed(
     if state == "FAILED" and (module := missing_module(details)):
         return module_missing(module, f"{subject} failed")
     message = f"{subject} ended as {state}: {details or 'EMR Serverless gives no reason'}"
-    if state == "FAILED" and _NO_ROOM.search(details):
+    if state == "FAILED" and NO_CAPACITY.search(details):
         return ThrottledError(message, hint="give the application more capacity, or a queue")
     return TopicbergError(message, hint=hint)

@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from topicberg.errors import CommitConflictError
+from topicberg.errors.retry import conflicts, retry
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since
 from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, operation_of, summary
 from topicberg.iceberg.tables import find_table
-from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.derived import ATTEMPTS
@@ -102,7 +102,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
         f"table {view.name}: {ATTEMPTS} attempts conflicted with another writer",
         hint="materialize it again when the other run has ended",
     )
-    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+    return retry(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def merged(target: Table, source: tuple[str, ...]) -> int | None:

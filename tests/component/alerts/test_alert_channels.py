@@ -262,9 +262,7 @@ def every_channel(vendors: Vendors, mail_server: MailServer, **more: Any) -> Ale
         pagerduty_key=KEY,
         pagerduty_url=f"{vendors.url}/v2/enqueue",
         email_to="team@example.org, boss@example.org",
-        smtp_host="127.0.0.1",
-        smtp_port=mail_server.server_address[1],
-        smtp_tls=False,
+        smtp={"host": "127.0.0.1", "port": mail_server.server_address[1], "tls": False},
         **more,
     )
 

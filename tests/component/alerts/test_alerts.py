@@ -937,8 +937,8 @@ def test_warnings_stay_in_the_file_if_least_is_error(tmp_path: Path, hook: Hook)
 
 def test_channel_error_has_no_address(tmp_path: Path) -> None:
     chosen = AlertSettings(
-        webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com", smtp_host="127.0.0.1",
-        smtp_port=9, smtp_user="u", smtp_password=SECRET,
+        webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com",
+        smtp={"host": "127.0.0.1", "port": 9, "user": "u", "password": SECRET},
     )  # fmt: skip
     _, problems = deliver(
         AlertState(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen)

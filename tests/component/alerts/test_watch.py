@@ -275,7 +275,7 @@ def test_settings_of_alerts_reach_a_process_without_the_file(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOPICBERG_ALERT_WEBHOOK_URL", "http://127.0.0.1:1/hook")
-    monkeypatch.setenv("TOPICBERG_ALERT_SMTP_TLS", "false")
+    monkeypatch.setenv("TOPICBERG_ALERT_SMTP__TLS", "false")
     chosen = alert_settings()
     for name, value in as_environment(alert_settings()).items():
         monkeypatch.setenv(name, value)

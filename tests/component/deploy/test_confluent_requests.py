@@ -26,6 +26,7 @@ from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
 from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
+from topicberg.settings.confluent import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy import confluent_apis, engine
 from topicberg_deploy.confluent import keys
@@ -45,17 +46,13 @@ from topicberg_local.emulators.store import Stored
 
 ADMIN = "confluent/role_binding/cluster_admin"
 OPEN_CATALOG = {
-    "catalog_uri": "https://org-open.snowflakecomputing.com/polaris/api/catalog",
-    "catalog_name": "lake",
-    "catalog_client_id": "client",
-    "catalog_client_secret": SecretStr("hush"),
-    "catalog_scope": "PRINCIPAL_ROLE:ALL",
+    "uri": "https://org-open.snowflakecomputing.com/polaris/api/catalog",
+    "name": "lake",
+    "client_id": "client",
+    "client_secret": SecretStr("hush"),
+    "scope": "PRINCIPAL_ROLE:ALL",
 }
-UNITY = {
-    "unity_catalog": "lake",
-    "unity_client_id": "principal",
-    "unity_client_secret": SecretStr("quiet"),
-}
+UNITY = {"catalog": "lake", "client_id": "principal", "client_secret": SecretStr("quiet")}
 WORKSPACE = "https://dbc-1.cloud.databricks.com"
 CATALOG_KEY = "confluent/catalog_integration"
 UNITY_KEY = "confluent/unity_integration"
@@ -116,7 +113,7 @@ def opened(
             "prefix": "demo",
             "snowflake_catalog": "glue" if catalog == "unity" else catalog,
             "compute": "none",  # EMR Serverless takes no request of Confluent's
-            "unity_workspace_url": WORKSPACE if catalog == "unity" else None,
+            "unity": {**UNITY, "workspace_url": WORKSPACE if catalog == "unity" else None},
         }
     )
     deploy = DeploySettings.model_validate(
@@ -124,8 +121,7 @@ def opened(
             "confluent_api_key": "LOCALKEY",
             "confluent_api_secret": SecretStr("local-secret"),
             "confluent_url": server.account.url,
-            **OPEN_CATALOG,
-            **UNITY,
+            "catalog": OPEN_CATALOG,
         }
     )
     specs = [one for one in load_topics() if one.name == "stock_trades"]
@@ -338,7 +334,7 @@ def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
     posted = [one.path for one in server.asked if one.method == "POST" and "tableflow" in one.path]
     assert posted[-2:] == ["/tableflow/v1/tableflow-topics", "/tableflow/v1/catalog-integrations"]
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
-    without = context.config.model_copy(update={"unity_workspace_url": None})
+    without = context.config.model_copy(update={"unity": UnitySettings()})
     keys = {one.key for one in graph}
     rest = [one for one in resources(without, specs) if one.key in keys]
     steps = {one.resource.key: one.action for one in engine.plan(rest, context)}

@@ -72,8 +72,9 @@ def opened(
     """A deployment as a new process sees it, and its resources of EMR Serverless."""
 
     def opened(**changes: Any) -> tuple[DeployContext, list[Resource]]:
-        given = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE, "state_dir": tmp_path}
-        config = Settings.model_validate(given | changes)
+        given = {"deployment": "cloud", "prefix": "demo", "state_dir": tmp_path}
+        new = {"emr": {"image": IMAGE} | changes.pop("emr", {})}
+        config = Settings.model_validate(given | new | changes)
         deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
         specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
         context = DeployContext(
@@ -153,7 +154,7 @@ def test_capacity_and_release_change_in_place(service: Any, opened: Any) -> None
     context = created(opened)
     identity = context.need(emr.APPLICATION).id
     context.aws.client("emr-serverless").start_application(applicationId=identity)
-    changes = {"emr_max_vcpu": 32, "emr_release": "emr-spark-8.2.0"}
+    changes = {"emr": {"max_vcpu": 32, "release": "emr-spark-8.2.0"}}
     step = planned(opened, **changes)[emr.APPLICATION]
     assert (step.action, set(step.changes)) == ("change", {"maximum_capacity", "release"})
     created(opened, **changes)
@@ -166,7 +167,7 @@ def test_an_application_with_job_runs_is_not_changed(service: Any, opened: Any) 
     (application,) = service.applications.values()
     application.jobs["00job"] = "RUNNING"
     with pytest.raises(TopicbergError, match="cannot be changed while it has 1 job runs: 00job"):
-        created(opened, emr_max_vcpu=32)
+        created(opened, emr={"max_vcpu": 32})
 
 
 def test_delete_cancels_stops_and_leaves_nothing(service: Any, opened: Any) -> None:
@@ -277,7 +278,7 @@ def test_policy_of_the_role_lacks_no_action_and_has_none_too_many(
 
 def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_path: Path) -> None:
     root = small_project(tmp_path / "clone")
-    changes = {"emr_image": None, "project_root": root}
+    changes = {"emr": {"image": None}, "project_root": root}
     archive.version.cache_clear()
     context = created(opened, **changes)
     assert planned(opened, **changes) == {}
@@ -470,7 +471,7 @@ def test_dependencies_that_are_missing_are_reported(tmp_path: Path) -> None:
         archive.built(root),
     ):
         patch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
-    assert "TOPICBERG_EMR_IMAGE" in (caught.value.hint or "")
+    assert "TOPICBERG_EMR__IMAGE" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -123,12 +123,13 @@ def test_denial_that_depends_on_what_is_not_known_is_a_warning(
 def test_roles_without_the_demanded_boundary_are_reported(account: Account) -> None:
     boundary = f"arn:aws:iam::{ACCOUNT}:policy/limits"
     condition = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
-    context = account.context(ROLE, iam_permissions_boundary_arn=boundary)
+    context = account.context(ROLE, iam={"permissions_boundary_arn": boundary})
     found = without(statements(context), "iam:CreateRole")
     create = {"Effect": "Allow", "Action": "iam:CreateRole", "Resource": "*"}
     account.allow(ROLE, *found, {**create, "Condition": condition})
-    assert lacking(account, iam_permissions_boundary_arn=boundary) == ""
-    assert "iam:CreateRole on " in lacking(account, iam_permissions_boundary_arn=f"{boundary}2")
+    assert lacking(account, iam={"permissions_boundary_arn": boundary}) == ""
+    other = {"permissions_boundary_arn": f"{boundary}2"}
+    assert "iam:CreateRole on " in lacking(account, iam=other)
 
 
 def test_what_cannot_be_simulated_is_a_warning(

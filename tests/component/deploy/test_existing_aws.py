@@ -186,12 +186,10 @@ def test_existing_bucket_elsewhere_is_refused(context: DeployContext) -> None:
 
 def test_given_roles_take_the_place_of_our_roles_and_policies() -> None:
     begin = f"arn:aws:iam::{ACCOUNT}:role/data"
-    config = Settings(
-        deployment="cloud",
-        tableflow_role_arn=f"{begin}/tableflow",
-        snowflake_role_arn=f"{begin}/snowflake",
-        emr_role_arn=f"{begin}/emr",
-        existing_buckets=True,
+    names = ("tableflow", "snowflake", "emr")
+    roles = {f"{name}_role_arn": f"{begin}/{name}" for name in names}
+    config = Settings.model_validate(
+        {"deployment": "cloud", "iam": roles, "existing_buckets": True}
     )
     found = {one.key: one for one in resources(config, load_topics(config))}
     for name in ("tableflow", "snowflake", "emr"):

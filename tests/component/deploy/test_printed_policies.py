@@ -243,11 +243,9 @@ def cloud(folder: Path, **changes: str) -> Iterator[Cloud]:
             "TOPICBERG_CONFLUENT_API_KEY": "LOCALKEY",
             "TOPICBERG_CONFLUENT_API_SECRET": "local-secret",
             "TOPICBERG_CONFLUENT_URL": vendors.confluent.account.url,
-            "TOPICBERG_SNOWFLAKE_HOST": "127.0.0.1",
-            "TOPICBERG_SNOWFLAKE_PORT": str(vendors.snowflake_port),
-            "TOPICBERG_SNOWFLAKE_PROTOCOL": "http",
+            "TOPICBERG_SNOWFLAKE_URL": f"http://127.0.0.1:{vendors.snowflake_port}",
             "TOPICBERG_ADMIN_USER_SECRETS_ROOT_PATH": ADMIN_SECRET,
-            "TOPICBERG_EMR_IMAGE": IMAGE,
+            "TOPICBERG_EMR__IMAGE": IMAGE,
             **{f"TOPICBERG_{name.upper()}": text for name, text in changes.items()},
         }
         found = Cloud(vendors, gateway, write_project(folder / "project"), settings, failures)
@@ -313,7 +311,7 @@ def busy(aws: Cloud) -> None:
 def test_new_platform(tmp_path: Path) -> None:
     write_project(tmp_path / "project")
     (tmp_path / "project" / LOCK).touch()  # no dependencies: nothing is downloaded
-    with cloud(tmp_path, emr_image="", bucket_versioning="true") as aws:
+    with cloud(tmp_path, emr__image="", bucket_versioning="true") as aws:
         aws.run("plan", "plan", code=1)
         output = aws.run("deploy", "create")
         assert "computed and registered in Snowflake: labels" in output
@@ -334,7 +332,7 @@ def test_existing_cluster_with_buckets_and_a_role(tmp_path: Path) -> None:
     trust: dict[str, Any] = {"Effect": "Allow", "Action": "sts:AssumeRole"}
     trust |= {"Principal": {"Service": "emr-serverless.amazonaws.com"}}
     arn = f"arn:aws:iam::{ACCOUNT}:role/their-jobs"
-    with cloud(tmp_path, existing_buckets="true", bucket="theirs", emr_role_arn=arn) as aws:
+    with cloud(tmp_path, existing_buckets="true", bucket="theirs", iam__emr_role_arn=arn) as aws:
         document = json.dumps(as_document(trust))
         boto3.client("iam").create_role(RoleName="their-jobs", AssumeRolePolicyDocument=document)
         for bucket in ("theirs", "theirs-derived"):
@@ -361,7 +359,7 @@ def their_cluster(vendors: Vendors) -> dict[str, str]:
 
 def test_roles_with_a_boundary(tmp_path: Path) -> None:
     limits = {"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"}
-    with cloud(tmp_path, iam_permissions_boundary_arn=BOUNDARY) as aws:
+    with cloud(tmp_path, iam__permissions_boundary_arn=BOUNDARY) as aws:
         iam = boto3.client("iam")
         iam.create_policy(PolicyName="limits", PolicyDocument=json.dumps(as_document(limits)))
         aws.failures.append("the job ran out of memory")

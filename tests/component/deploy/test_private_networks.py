@@ -19,8 +19,10 @@ from topicberg_deploy.snowflake import integrations
 PRIVATE: dict[str, Any] = {
     "snowflake_catalog": "glue_rest",
     "snowflake_privatelink": True,
-    "emr_subnet_ids": "subnet-0b1c2d3e4f5a6b7c8,subnet-0a1b2c3d4e5f6a7b8",
-    "emr_security_group_ids": "sg-0123456789abcdef0",
+    "emr": {
+        "subnet_ids": "subnet-0b1c2d3e4f5a6b7c8,subnet-0a1b2c3d4e5f6a7b8",
+        "security_group_ids": "sg-0123456789abcdef0",
+    },
 }
 KEY = "key/kafka_app_consumer"
 BOOTSTRAP = "lkc-1-2.eu.private.example:9092"
@@ -46,8 +48,8 @@ def test_private_deployment_is_created_once_its_endpoints_exist(
         assert vendors.plan("stock_trades", **given) == {}
         (application,) = vendors.emr.applications.values()
         assert application.configuration["networkConfiguration"] == {
-            "subnetIds": sorted(PRIVATE["emr_subnet_ids"].split(",")),
-            "securityGroupIds": [PRIVATE["emr_security_group_ids"]],
+            "subnetIds": sorted(PRIVATE["emr"]["subnet_ids"].split(",")),
+            "securityGroupIds": [PRIVATE["emr"]["security_group_ids"]],
         }
         public = vendors.plan("stock_trades", **given | {"snowflake_privatelink": False})
         changed = {key for key, step in public.items() if step.action == "replace"}
@@ -80,7 +82,7 @@ def test_consumers_get_the_private_addresses(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"emr_subnet_ids": "subnet-12345678"}, "SECURITY_GROUP_IDS: set both or none"),
+        ({"emr": {"subnet_ids": "subnet-12345678"}}, "SECURITY_GROUP_IDS: set both or none"),
         ({"snowflake_privatelink": True}, "set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest"),
         (
             {**PRIVATE, "snowflake_vended_credentials": True},
@@ -99,8 +101,8 @@ def test_settings_that_contradict_private_networks_are_named(
 
 @pytest.mark.parametrize("given", ["subnet-1", "subnet-12345678,", "vpc-12345678", "a,b"])
 def test_subnets_are_ids(given: str) -> None:
-    with pytest.raises(TopicbergError, match="TOPICBERG_EMR_SUBNET_IDS"):
-        Settings.model_validate({"emr_subnet_ids": given})
+    with pytest.raises(TopicbergError, match="TOPICBERG_EMR__SUBNET_IDS"):
+        Settings.model_validate({"emr": {"subnet_ids": given}})
 
 
 @pytest.mark.parametrize(("given", "expected"), [(PRIVATE, 1), ({}, 0)])

@@ -228,7 +228,7 @@ GROUP = '''
             return Live(group["Arn"])
 
         def create(self, context):
-            iam, path = context.aws.client("iam"), context.config.iam_path
+            iam, path = context.aws.client("iam"), context.config.iam.path
             iam.create_group(GroupName=self.name, Path=path)
 
         def delete(self, context, live):

@@ -37,12 +37,13 @@ from pyspark.sql import SparkSession
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.logins.catalog import TopicsCatalogSettings
+from topicberg.errors.meaning import classify
+from topicberg.errors.table import CONFLICT, THROTTLED
+from topicberg.logins.catalog import RestCatalog
 from topicberg.orchestration.assets.derived import code_version
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.emr import client, job
 from topicberg.orchestration.emr.client import write_window_on_emr
-from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
@@ -85,7 +86,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(**given: str) -> None:
         for name, text in given.items():
-            monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
+            monkeypatch.setenv(f"TOPICBERG_EMR_JOBS__{name}", text)
 
     return put
 
@@ -113,7 +114,7 @@ def test_half_set_settings_name_what_is_missing(setting: Callable[..., None], gi
     with pytest.raises(TopicbergError) as caught:
         emr_settings()
     for name in COMPLETE:
-        assert (f"TOPICBERG_EMR_{name}: missing" in str(caught.value)) == (name != given)
+        assert (f"TOPICBERG_EMR_JOBS__{name}: missing" in str(caught.value)) == (name != given)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_half_set_settings_name_what_is_missing(setting: Callable[..., None], gi
 )
 def test_wrong_settings_are_named(setting: Callable[..., None], name: str, text: str) -> None:
     setting(**COMPLETE | {name: text})
-    with pytest.raises(TopicbergError, match=f"TOPICBERG_EMR_{name}: String should match"):
+    with pytest.raises(TopicbergError, match=f"TOPICBERG_EMR_JOBS__{name}: String should match"):
         emr_settings()
 
 
@@ -414,8 +415,8 @@ def test_login_to_the_topics_catalog_is_of_the_jobs_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In an application of the user's, which reaches more than AWS."""
-    login = TopicsCatalogSettings.model_validate(
-        {"uri": "https://open/api", "client_id": "c", "client_secret": "not-shown"}
+    login = RestCatalog.model_validate(
+        {"uri": "https://open/api", "client_id": "c", "client_secret": "not-shown", "name": "t"}
     ).login("tableflow", vends=True)
     lake = GLUE.model_copy(update={"topics_rest": "https://open/api", "topics_login": login})
     sent = JobRequest.of("t", [WINDOW], CONFIG, lake).model_dump(mode="json")
@@ -423,5 +424,5 @@ def test_login_to_the_topics_catalog_is_of_the_jobs_environment(
     back = JobRequest.model_validate(sent)
     with pytest.raises(TopicbergError, match="TOPICBERG_CATALOG"):
         back.endpoints()
-    monkeypatch.setenv("TOPICBERG_CATALOG_CLIENT_SECRET", "not-shown")
+    monkeypatch.setenv("TOPICBERG_CATALOG__CLIENT_SECRET", "not-shown")
     assert back.endpoints().topics_login == login

@@ -19,10 +19,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from specs import Project, minimal
 
-from topicberg import retry
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, good
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors.table import UNREACHABLE
 from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.orchestration.assets.registry import TopicTable
@@ -187,7 +187,7 @@ def test_shared_step_retries_what_a_retry_resolves(shop: Shop) -> None:
     (error,) = failures(result).values()
     assert "iceberg/orders: ValueError: and then it is damaged" in error
     assert "iceberg/clicks: the catalog does not answer" in error
-    assert len(shop.catalog.broken["clicks"]) == 20 - retry.UNREACHABLE.retries - 1
+    assert len(shop.catalog.broken["clicks"]) == 20 - UNREACHABLE.retries - 1
 
 
 def test_check_run_of_shared_steps_isolates_tables(shop: Shop) -> None:

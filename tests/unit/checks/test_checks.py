@@ -42,7 +42,6 @@ from pyiceberg.types import (
 )
 from typer.testing import CliRunner
 
-from topicberg import retry
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, SnowflakeTable
@@ -82,6 +81,7 @@ from topicberg.checks.topic import (
 )
 from topicberg.cli import app
 from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
+from topicberg.errors.table import Kind
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, FIRST_OFFSETS, ROWS_SKIPPED, TOPIC_ID
@@ -854,7 +854,7 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And those of the same table that were evaluated before keep their verdicts."""
-    monkeypatch.setattr(retry, "UNREACHABLE", retry.FailureKind("silence", 3, 0.01))
+    monkeypatch.setattr(Kind, "wait", lambda *_: 0.01)
     tried: list[str] = []
 
     def silent(_: Probe) -> Finding:

@@ -21,10 +21,10 @@ from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors.meaning import classify, means
+from topicberg.errors.table import UNANSWERED, UNREACHABLE
 from topicberg.formats.subjects import SubjectReader
-from topicberg.retry import UNREACHABLE, classify
 from topicberg.settings import Settings
-from topicberg_deploy.transient import unanswered
 
 LIES = {
     "other JSON": b'{"here": "is", "nothing": ["of", "use"]}',
@@ -127,7 +127,7 @@ def refused(work: Callable[[], Any], *names: str) -> AnswerError:
 def test_glue(liar: Liar) -> None:
     client = liar.endpoints.boto3("glue", Settings())
     error = refused(lambda: glue.get_table(client, "lake", "orders"), "Glue GetTable")
-    assert unanswered(error)
+    assert means(error, UNANSWERED)
     pages = client.get_paginator("get_tables")
     refused(lambda: list(pages.paginate(DatabaseName="lake")), "Glue GetTables")
 
@@ -218,7 +218,7 @@ def test_confluent(liar: Liar) -> None:
     refused(lambda: api.post("/iam/v2/api-keys", {})["id"], "POST")
     with pytest.raises(UnreachableError) as caught:
         api.post("/iam/v2/api-keys", {})["id"]
-    assert unanswered(caught.value)
+    assert means(caught.value, UNANSWERED)
     assert "s3cret" not in str(caught.value)
 
 

@@ -19,12 +19,11 @@ from topicberg.clients.catalog import CatalogRefusalError, MissingMetadataError
 from topicberg.clients.file_io import VendedFileIO
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import LoginError
+from topicberg.errors.meaning import classify, explained
 from topicberg.iceberg.tables import find_table
 from topicberg.logins.catalog import CatalogLogin, role_session
 from topicberg.logins.oauth import OAuthClient
-from topicberg.retry import classify
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.failures import explained
 
 SECRET = "correct-horse-battery"
 
@@ -89,7 +88,8 @@ def test_table_whose_metadata_file_is_missing_was_not_dropped(server: Server) ->
     assert find_table(server.catalog(), ("shop", "orders")) is None
 
 
-OAUTH = {"client_id": "engine", "client_secret": SECRET, "token_uri": "http://idp.example/token"}
+CLIENT = {"client_id": "engine", "client_secret": SECRET, "token_uri": "http://idp.example/token"}
+OAUTH = {"oauth": CLIENT}
 
 
 def test_token_refused_by_catalog_is_replaced_once(
@@ -108,7 +108,7 @@ def test_token_refused_by_catalog_is_replaced_once(
     assert "the catalog refuses the login" in refused.value.message
     assert server.url in refused.value.message
     assert "the token is not valid (401)" in refused.value.message
-    assert "TOPICBERG_ICEBERG_REST_SCOPE" in str(refused.value.hint)
+    assert "TOPICBERG_ICEBERG_REST_OAUTH (scope" in str(refused.value.hint)
     assert classify(refused.value) is None
 
 
@@ -167,7 +167,7 @@ def test_vended_keys_are_renewed_before_they_expire() -> None:
 
 def test_oauth_secret_is_not_a_property_of_the_catalog(server: Server) -> None:
     """PyIceberg copies the properties of a catalog into those of each table's files."""
-    client = OAuthClient(**{**OAUTH, "client_secret": SecretStr(SECRET)})
+    client = OAuthClient(**{**CLIENT, "client_secret": SecretStr(SECRET)})
     assert SECRET not in str(CatalogLogin(**OAUTH).pyiceberg("eu-west-1"))
     assert SECRET not in repr(client)
 
@@ -178,7 +178,7 @@ def test_role_signs_the_requests(server: Server, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     role_session.cache_clear()
     role = "arn:aws:iam::123456789012:role/lake"
-    login = CatalogLogin(auth="sigv4", signing_name="s3tables", role_arn=role)
+    login = CatalogLogin(auth="sigv4", signing="s3tables", role_arn=role)
     lake = LakeEndpoints(iceberg_rest=server.url, iceberg_login=login)
     catalog = lake.catalog(Settings(aws_region="eu-west-1"))
     with pytest.raises(CatalogRefusalError):

@@ -152,7 +152,7 @@ def test_receiver_that_refuses_or_is_down_fails_no_run(
 
 def test_token_is_sent_and_hidden(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICBERG_LINEAGE_API_KEY", SECRET)
-    monkeypatch.setenv("TOPICBERG_LINEAGE_ENDPOINT", "lineage/v2")
+    monkeypatch.setenv("TOPICBERG_LINEAGE_URL", f"{receiver.url}/lineage/v2")
     lineage.client.cache_clear()
     with reported(JobRun("j", run_id("a"))):
         pass

@@ -12,7 +12,7 @@ from botocore.exceptions import (
 )
 
 from topicberg.clients import trace
-from topicberg.clients.aws import login_hint
+from topicberg.errors.aws import login_hint
 
 
 @pytest.mark.parametrize(

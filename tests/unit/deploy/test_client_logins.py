@@ -24,11 +24,11 @@ from topicberg_deploy.snowflake.integrations import RestIntegration
 KEY = "snowflake/rest_integration"
 URI = "https://org-open.snowflakecomputing.com/polaris/api/catalog"
 LOGIN = {
-    "catalog_uri": URI,
-    "catalog_name": "lake",
-    "catalog_client_id": "client",
-    "catalog_client_secret": SecretStr("hush"),
-    "catalog_scope": "PRINCIPAL_ROLE:ALL",
+    "uri": URI,
+    "name": "lake",
+    "client_id": "client",
+    "client_secret": SecretStr("hush"),
+    "scope": "PRINCIPAL_ROLE:ALL",
 }
 
 
@@ -38,13 +38,14 @@ class Context:
     def __init__(self, **given: Any) -> None:
         self.config = Settings(deployment="cloud", prefix="demo", snowflake_catalog="open_catalog")
         keys = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s")}
-        self.deploy = DeploySettings.model_validate({**keys, **LOGIN, **given})
+        self.deploy = DeploySettings.model_validate({**keys, "catalog": {**LOGIN, **given}})
         self.pages = InMemory()
         self.record = CreationRecord(self.pages)
         self.seen = self.config.model_copy(update={"cluster_id": "lkc-1"})
 
     def set(self, **given: Any) -> None:
-        self.deploy = self.deploy.model_copy(update=given)
+        catalog = self.deploy.catalog.model_copy(update=given)
+        self.deploy = self.deploy.model_copy(update={"catalog": catalog})
 
 
 def opened(**given: Any) -> tuple[Context, DeployContext]:
@@ -96,7 +97,7 @@ def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -
     live = integration.find(context)
     assert live is not None
     assert compare(live.fields, integration.desired(context)) == {}
-    fake.set(catalog_client_secret=SecretStr("new"))
+    fake.set(client_secret=SecretStr("new"))
     live = integration.find(context)
     assert live is not None
     changes = compare(live.fields, integration.desired(context))
@@ -125,7 +126,7 @@ def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -
 def test_horizon_is_refused_as_a_catalog_of_tableflow(
     monkeypatch: pytest.MonkeyPatch, catalog: str, uri: str, is_refused: bool
 ) -> None:
-    fake, context = opened(catalog_uri=uri)
+    fake, context = opened(uri=uri)
     fake.config = Settings.model_validate({"deployment": "cloud", "snowflake_catalog": catalog})
     monkeypatch.setattr("topicberg_deploy.preflight.account", lambda _: "ORG-MY_ACCOUNT")
     if not is_refused:

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg.settings.aws import IamSettings, KmsSettings
 from topicberg.settings.deployed import read_deployment
 from topicberg.topics import load_topic, load_topics
 from topicberg_deploy import engine, preflight
@@ -148,7 +149,7 @@ def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
     make(context, BUCKET)
     name, s3 = context.aws.bucket, context.aws.client("s3")
     context.config = context.config.model_copy(
-        update={"bucket_kms_key_arn": key, "bucket_versioning": True}
+        update={"kms": KmsSettings(bucket_key_arn=key), "bucket_versioning": True}
     )
     (step,) = engine.plan([BUCKET], context)
     assert set(step.changes) == {"encryption", "versioning", "version_days"}
@@ -178,7 +179,7 @@ def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
             "StringEquals": {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
         }
     context.config = context.config.model_copy(
-        update={"bucket_kms_key_arn": None, "bucket_versioning": False}
+        update={"kms": KmsSettings(), "bucket_versioning": False}
     )
     (step,) = engine.plan([BUCKET], context)
     assert set(step.changes) == {"versioning"}
@@ -190,7 +191,7 @@ def test_keys_of_the_catalog_and_of_secrets_are_used_by_way_of_their_services(
     context: DeployContext,
 ) -> None:
     key = context.aws.client("kms").create_key()["KeyMetadata"]["Arn"]
-    found = {"glue_kms_key_arn": key, "secrets_kms_key_arn": key}
+    found = {"kms": KmsSettings(glue_key_arn=key, secrets_key_arn=key)}
     keyed = replace(context, config=context.config.model_copy(update=found))
     for policy, actions in (
         (iam.tableflow_policy(keyed), {"kms:Decrypt", "kms:GenerateDataKey", "kms:Encrypt"}),
@@ -299,8 +300,7 @@ def test_role_has_the_path_the_boundary_and_the_tags_of_the_settings(
 ) -> None:
     config = context.config.model_copy(
         update={
-            "iam_path": "/data/lake/",
-            "iam_permissions_boundary_arn": BOUNDARY,
+            "iam": IamSettings(path="/data/lake/", permissions_boundary_arn=BOUNDARY),
             "tags": {"team": "data"},
         }
     )
@@ -348,8 +348,8 @@ def test_every_resource_that_can_have_tags_has_those_of_the_settings(
 
 @pytest.mark.parametrize("path", ["data/", "/data", "//", "/a b/"])
 def test_path_that_iam_refuses_is_refused_early(path: str) -> None:
-    with pytest.raises(TopicbergError, match="TOPICBERG_IAM_PATH"):
-        Settings.model_validate({"iam_path": path})
+    with pytest.raises(TopicbergError, match="TOPICBERG_IAM__PATH"):
+        Settings.model_validate({"iam": {"path": path}})
 
 
 def test_account_of_another_partition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

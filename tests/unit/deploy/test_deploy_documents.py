@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from topicberg.clients.secrets import ApiKey
 from topicberg.errors import TopicbergError
+from topicberg.logins.catalog import RestCatalog
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
@@ -71,32 +72,28 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     """In the role, so that no later `create` takes the statement away."""
     context = cast(Any, Facts())
     context.config = Settings(deployment="cloud", prefix="demo", snowflake_catalog="open_catalog")
-    given = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s"), "catalog_name": "c"}
+    given = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s")}
     context.deploy = DeploySettings.model_validate(given)
     before = iam.snowflake_trust(context)["Statement"]
     read_only = iam.snowflake_policy(context)["Statement"]
-    context.deploy = context.deploy.model_copy(update={"catalog_derived_name": "derived"})
+    context.deploy = context.deploy.model_copy(
+        update={"catalog": RestCatalog(derived_name="derived")}
+    )
     written = [one for one in iam.snowflake_policy(context)["Statement"] if one not in read_only]
     assert [(one["Action"], one["Resource"]) for one in written] == [
         (["s3:PutObject", "s3:DeleteObject"], "arn:aws:s3:::demo-bucket-derived/*")
     ]
-    user = "arn:aws:iam::3:user/open"
+    user = "arn:aws:iam::333333333333:user/open"
     context.deploy = context.deploy.model_copy(
-        update={"catalog_iam_user_arn": user, "catalog_external_id": "ext-o"}
+        update={"catalog": RestCatalog(iam_user_arn=user, external_id="ext-o")}
     )
     assert iam.snowflake_trust(context)["Statement"] == [*before, iam.trusted_by(user, "ext-o")]
 
 
 def test_unity_steps_are_listed_until_it_is_connected() -> None:
     context = cast(Any, Facts())
-    given = {
-        "confluent_api_key": "k",
-        "confluent_api_secret": SecretStr("s"),
-        "unity_catalog": "lake",
-        "unity_client_id": "principal",
-        "unity_client_secret": "quiet",
-    }
-    context.deploy = DeploySettings.model_validate(given)
+    unity = {"catalog": "lake", "client_id": "principal", "client_secret": "quiet"}
+    context.config = Settings.model_validate({"unity": unity})
     context.live = {}
     steps = unity_catalog.manual_steps(context)
     assert any("s3://demo-bucket/" in step for step in steps)

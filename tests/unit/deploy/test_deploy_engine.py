@@ -15,7 +15,6 @@ from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_pages import InMemory
-from snowflake.connector.errors import ProgrammingError
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
 from topicberg.errors import TopicbergError
@@ -32,7 +31,6 @@ from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
 from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg_deploy.snowflake.principals import Grant
 from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
-from topicberg_deploy.transient import exists
 
 CONFIG = Settings(prefix="demo")
 
@@ -590,19 +588,6 @@ def test_what_appears_late_after_an_unclear_request_is_ours(context: DeployConte
         engine.create(graph, context, quiet)
     cast(Any, context).is_visible = True
     assert deleted(context, graph) == set()
-
-
-@pytest.mark.parametrize(
-    ("error", "is_there"),
-    [
-        (ApiError("400 Topic 'orders' already exists. (40002)", status=400), True),
-        (ApiError("400 Invalid replication factor (40002)", status=400), False),
-        (ProgrammingError(msg="Object 'A' already exists.", errno=2002, sqlstate="42710"), True),
-        (ProgrammingError(msg="Database 'A' does not exist", errno=2003, sqlstate="02000"), False),
-    ],
-)
-def test_exists_knows_each_vendors_words(error: Exception, is_there: bool) -> None:
-    assert exists(error) == is_there
 
 
 @pytest.mark.parametrize("kind", [Thing, TwoParts])

@@ -13,6 +13,7 @@ from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import Settings
+from topicberg.settings.confluent import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy.platform import ACCOUNTS
 from topicberg_deploy.settings import DeploySettings, check_secrets, check_specs, load
@@ -141,47 +142,47 @@ def test_open_catalog_is_out_of_reach_of_emr(given: dict[str, Any], is_refused: 
 
 
 UNITY = {
-    "unity_workspace_url": "https://dbc-1.cloud.databricks.com",
-    "unity_catalog": "lake",
-    "unity_client_id": "principal",
-    "unity_client_secret": "quiet",
+    "workspace_url": "https://dbc-1.cloud.databricks.com",
+    "catalog": "lake",
+    "client_id": "principal",
+    "client_secret": "quiet",
 }
+
+
+def with_unity(**given: str) -> Settings:
+    return CLOUD.model_copy(update={"unity": UnitySettings.model_validate(given)})
 
 
 @pytest.mark.usefixtures("aws")
 @pytest.mark.parametrize("missing", [name for name in UNITY if "secret" not in name])
 def test_unity_login_that_is_incomplete_names_what_is_missing(missing: str) -> None:
     given = {name: value for name, value in UNITY.items() if name != missing}
-    config = CLOUD.model_copy(
-        update={"unity_workspace_url": given.pop("unity_workspace_url", None)}
-    )
     with pytest.raises(TopicbergError) as caught:
-        load({**RIGHT, **given}, config)
+        load(RIGHT, with_unity(**given))
     (line,) = caught.value.message.splitlines()[1:]
-    assert line.strip().startswith(f"TOPICBERG_{missing.upper()}: missing; TOPICBERG_UNITY_")
+    assert line.strip().startswith(f"TOPICBERG_UNITY__{missing.upper()}: missing; TOPICBERG_UNITY_")
     assert "quiet" not in line
 
 
 @pytest.mark.parametrize(
-    ("catalog", "url", "missing"),
+    ("catalog", "has_unity", "missing"),
     [
-        ("glue", None, None),
-        ("glue", UNITY["unity_workspace_url"], "TOPICBERG_UNITY_CLIENT_SECRET"),
-        ("iceberg_rest", None, "TOPICBERG_CATALOG_CLIENT_SECRET"),
-        (
-            "open_catalog",
-            UNITY["unity_workspace_url"],
-            "TOPICBERG_CATALOG_CLIENT_SECRET, TOPICBERG_UNITY_CLIENT_SECRET",
-        ),
+        ("glue", False, None),
+        ("glue", True, "TOPICBERG_UNITY__CLIENT_SECRET"),
+        ("iceberg_rest", False, "TOPICBERG_CATALOG__CLIENT_SECRET"),
+        ("open_catalog", True, "TOPICBERG_CATALOG__CLIENT_SECRET, TOPICBERG_UNITY__CLIENT_SECRET"),
     ],
 )
 def test_create_needs_the_secrets_of_clients(
-    catalog: str, url: str | None, missing: str | None
+    catalog: str, has_unity: bool, missing: str | None
 ) -> None:
-    config = Settings.model_validate({"snowflake_catalog": catalog, "unity_workspace_url": url})
-    complete = {"catalog_client_secret": "hush", "unity_client_secret": "quiet"}
+    unity = UNITY if has_unity else {}
+    config = Settings.model_validate({"snowflake_catalog": catalog, "unity": unity})
+    complete = {"catalog": {"client_secret": "hush"}}
     check_secrets(config, DeploySettings.model_validate({**RIGHT, **complete}))
     deploy = DeploySettings.model_validate(RIGHT)
+    unity = {name: value for name, value in unity.items() if "secret" not in name}
+    config = Settings.model_validate({"snowflake_catalog": catalog, "unity": unity})
     if missing is None:
         check_secrets(config, deploy)
         return
@@ -191,22 +192,20 @@ def test_create_needs_the_secrets_of_clients(
 
 @pytest.mark.usefixtures("aws")
 def test_unity_catalog_needs_tableflow_of_confluent() -> None:
-    url = UNITY["unity_workspace_url"]
-    login = {name: value for name, value in UNITY.items() if name != "unity_workspace_url"}
-    assert load({**RIGHT, **login}, CLOUD.model_copy(update={"unity_workspace_url": url}))
-    config = Settings(deployment="cloud", tableflow="topicberg", unity_workspace_url=url)
+    assert load(RIGHT, with_unity(**UNITY))
+    given = {"deployment": "cloud", "tableflow": "topicberg", "unity": UNITY}
     with pytest.raises(TopicbergError, match="TOPICBERG_TABLEFLOW is topicberg"):
-        load({**RIGHT, **login}, config)
+        load(RIGHT, Settings.model_validate(given))
 
 
 @pytest.mark.parametrize("url", ["dbc-1.cloud.databricks.com", "http://dbc-1", "https://dbc-1/x"])
 def test_unity_workspace_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(TopicbergError, match="TOPICBERG_UNITY_WORKSPACE_URL"):
-        Settings(unity_workspace_url=url)
+    with pytest.raises(TopicbergError, match="TOPICBERG_UNITY__WORKSPACE_URL"):
+        Settings.model_validate({"unity": {"workspace_url": url}})
 
 
 def test_unity_catalog_needs_a_delta_table() -> None:
-    config = Settings(unity_workspace_url=UNITY["unity_workspace_url"])
+    config = with_unity(**UNITY)
     (spec,) = [one for one in load_topics() if one.name == "stock_trades"]
     check_specs(Settings(), [spec])
     check_specs(config, [])  # those that match a pattern may come
@@ -231,7 +230,7 @@ def test_unity_catalog_needs_a_delta_table() -> None:
 def test_release_of_emr_with_an_earlier_spark_is_refused(
     release: str, given: dict[str, Any], is_refused: bool
 ) -> None:
-    config = Settings.model_validate({"deployment": "cloud", "emr_release": release, **given})
+    config = Settings.model_validate({"deployment": "cloud", "emr": {"release": release}, **given})
     with pytest.raises(TopicbergError) as caught:
         load({}, config)
     assert (f"{release} has no Spark 4.1" in caught.value.message) == is_refused
@@ -240,7 +239,7 @@ def test_release_of_emr_with_an_earlier_spark_is_refused(
 def test_default_release_of_emr_is_accepted() -> None:
     with pytest.raises(TopicbergError) as caught:
         load({}, Settings(deployment="cloud"))
-    assert "EMR_RELEASE" not in caught.value.message
+    assert "EMR__RELEASE" not in caught.value.message
 
 
 def test_plan_says_what_is_not_computed() -> None:

@@ -44,7 +44,7 @@ LIMITED = [
 
 @pytest.mark.parametrize("request_", LIMITED, ids=str)
 def test_deploy_with_a_boundary_changes_only_roles_that_have_it(request_: Request) -> None:
-    boundary = {"iam_permissions_boundary_arn": BOUNDARY}
+    boundary = {"iam": {"permissions_boundary_arn": BOUNDARY}}
     assert is_allowed("deploy", request_, **boundary)
     for changed in (f"{BOUNDARY}2", ADMIN, None):
         context = dict(request_.context)
@@ -92,7 +92,7 @@ ESCALATIONS = [
 @pytest.mark.parametrize("request_", ESCALATIONS, ids=str)
 def test_printed_policy_denies_an_escalation(purpose: Purpose, request_: Request) -> None:
     for boundary in (BOUNDARY, None):
-        assert not is_allowed(purpose, request_, iam_permissions_boundary_arn=boundary)
+        assert not is_allowed(purpose, request_, iam={"permissions_boundary_arn": boundary})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_deploy_may_pass_only_the_job_role_and_only_to_emr() -> None:
 
 def test_another_teams_buckets_and_roles_are_only_read() -> None:
     theirs = f"{IAM}:role/their-jobs"
-    given = {"existing_buckets": True, "bucket": "theirs", "emr_role_arn": theirs}
+    given = {"existing_buckets": True, "bucket": "theirs", "iam": {"emr_role_arn": theirs}}
     for action, resource, allowed in (
         ("s3:ListBucket", "arn:aws:s3:::theirs", True),
         ("s3:PutBucketPolicy", "arn:aws:s3:::theirs", False),

@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from moto import mock_aws
 
-from topicberg.clients.aws import is_expired
+from topicberg.errors.aws import is_expired
 from topicberg_local.emulators.aws.auth import authenticate
 from topicberg_local.emulators.aws.refusal import Refusal
 from topicberg_local.emulators.aws.state import backends

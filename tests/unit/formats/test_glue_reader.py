@@ -224,16 +224,18 @@ def refusing(code: str, status: int = 400) -> GlueReader:
     ("code", "status", "kind", "hint"),
     [
         ("AccessDeniedException", 400, LoginError, "glue:ListSchemaVersions on the registry"),
-        ("UnrecognizedClientException", 400, LoginError, "glue:GetSchemaVersion on *"),
+        ("UnrecognizedClientException", 400, LoginError, "aws sts get-caller-identity"),
         ("ThrottlingException", 400, ThrottledError, ""),
-        ("InternalServiceException", 500, UnreachableError, "is sent again"),
+        ("InternalServiceException", 500, UnreachableError, ""),
         ("InvalidInputException", 400, TopicbergError, ""),
     ],
 )
 def test_refusal_is_one_clear_error(
     code: str, status: int, kind: type[TopicbergError], hint: str
 ) -> None:
-    with pytest.raises(kind, match=rf"\(schema orders of registry default-registry\).*{code}") as e:
+    with pytest.raises(
+        kind, match=r"\(schema orders of registry default-registry\): .*because"
+    ) as e:
         refusing(code, status).read("orders")
     assert not isinstance(e.value, TableflowError)
     assert hint in (e.value.hint or "")
@@ -254,7 +256,7 @@ def test_silent_glue_is_unreachable() -> None:
         lambda: reader.id_of(UUID(int=1), "c"),
     ]
     for call in calls:
-        with pytest.raises(UnreachableError, match="AWS Glue Schema Registry does not answer"):
+        with pytest.raises(UnreachableError, match=r"AWS Glue Schema Registry .* does not answer"):
             call()
 
 

@@ -10,8 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from topicberg import kafka
-from topicberg.connections import CertificateError, NotFoundError
-from topicberg.errors import LoginError
+from topicberg.errors import CertificateError, LoginError, NotFoundError
 from topicberg.logins.kafka import KafkaLogin
 
 

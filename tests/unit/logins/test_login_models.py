@@ -24,7 +24,11 @@ from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.settings import Settings
 
 SECRET = "correct-horse-battery"
-OAUTH = {"CLIENT_ID": "engine", "CLIENT_SECRET": SECRET, "TOKEN_URI": "https://idp.example/token"}
+OAUTH = {
+    "OAUTH__CLIENT_ID": "engine",
+    "OAUTH__CLIENT_SECRET": SECRET,
+    "OAUTH__TOKEN_URI": "https://idp.example/token",
+}
 LAKE = "spark.sql.catalog.lake"
 CONFIG = Settings(aws_region="eu-west-1", aws_account_id="123456789012")
 
@@ -64,13 +68,13 @@ def test_catalog_kind_follows_from_settings(stated: Any, given: Any, auth: str |
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"AUTH": "oauth2"}, "requires TOPICBERG_ICEBERG_REST_CLIENT_ID, TOPICBERG_ICEBERG_REST_C"),
-        ({"CLIENT_ID": "engine"}, "requires TOPICBERG_ICEBERG_REST_CLIENT_SECRET"),
+        ({"AUTH": "oauth2"}, "requires TOPICBERG_ICEBERG_REST_OAUTH__CLIENT_ID, TOPICBE"),
+        ({"OAUTH__CLIENT_ID": "engine"}, "requires TOPICBERG_ICEBERG_REST_OAUTH__CLIENT_SECRET"),
         ({"AUTH": "token"}, "requires TOPICBERG_ICEBERG_REST_TOKEN"),
-        ({"CLIENT_SECRET": SECRET}, "requires TOPICBERG_ICEBERG_REST_CLIENT_ID"),
+        ({"OAUTH__CLIENT_SECRET": SECRET}, "requires TOPICBERG_ICEBERG_REST_OAUTH__CLIENT_ID"),
         ({**OAUTH, "TOKEN": SECRET}, "set TOPICBERG_ICEBERG_REST_AUTH"),
         ({"AUTH": "kerberos"}, "TOPICBERG_ICEBERG_REST_AUTH: Input should be 'none'"),
-        ({**OAUTH, "TOKEN_URI": SECRET}, "TOPICBERG_ICEBERG_REST_TOKEN_URI: String should match"),
+        ({**OAUTH, "OAUTH__TOKEN_URI": SECRET}, "_OAUTH__TOKEN_URI: String should match"),
         ({"ROLE_ARN": "arn:aws:iam::123456789012:role/r"}, "set TOPICBERG_ICEBERG_REST_AUTH=sigv4"),
         ({"DELEGATION": "remote-signing"}, "DuckDB and PyArrow cannot sign"),
     ],
@@ -89,8 +93,8 @@ def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPa
     stated(
         "ICEBERG_REST",
         **OAUTH,
-        SCOPE="PRINCIPAL_ROLE:ALL",
-        AUDIENCE="lake",
+        OAUTH__SCOPE="PRINCIPAL_ROLE:ALL",
+        OAUTH__AUDIENCE="lake",
         WAREHOUSE="main",
         HEADERS='{"Polaris-Realm": "R"}',
         DELEGATION="vended-credentials",
@@ -141,7 +145,7 @@ def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_catalog_basic_gives_spark_a_token(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stated("ICEBERG_REST", **OAUTH, CLIENT_AUTH="basic")
+    stated("ICEBERG_REST", **OAUTH, OAUTH__CLIENT_AUTH="basic")
     until = ("the-token", 7.0)
     monkeypatch.setattr("topicberg.logins.oauth.OAuthClient.token_until", lambda _: until)
     session, renew_at = catalog().spark("eu-west-1")
@@ -153,7 +157,7 @@ def test_catalog_basic_gives_spark_a_token(stated: Any, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("catalogs_are_properties")
 def test_catalog_s3_tables_chooses_locations(stated: Any) -> None:
     arn = "arn:aws:s3tables:eu-west-1:123456789012:bucket/b"
-    stated("ICEBERG_REST", AUTH="sigv4", SIGNING_NAME="s3tables", WAREHOUSE=arn)
+    stated("ICEBERG_REST", AUTH="sigv4", SIGNING="s3tables", WAREHOUSE=arn)
     url = "https://s3tables.eu-west-1.amazonaws.com/iceberg"
     lake = LakeEndpoints(iceberg_rest=url, iceberg_login=catalog())
     found: Any = lake.catalog(CONFIG)
@@ -191,8 +195,8 @@ def test_catalog_public_form_needs_secrets_of_the_job(
     public = login.public()
     assert SECRET not in str(public)
     assert CatalogLogin.from_public(public).model_dump() == login.model_dump()
-    monkeypatch.delenv("TOPICBERG_ICEBERG_REST_CLIENT_SECRET")
-    with pytest.raises(TopicbergError, match="TOPICBERG_ICEBERG_REST_CLIENT_SECRET"):
+    monkeypatch.delenv("TOPICBERG_ICEBERG_REST_OAUTH__CLIENT_SECRET")
+    with pytest.raises(TopicbergError, match="TOPICBERG_ICEBERG_REST_OAUTH__CLIENT_SECRET"):
         CatalogLogin.from_public(public)
     monkeypatch.delenv("TOPICBERG_ICEBERG_REST_HEADERS")
     with pytest.raises(TopicbergError, match="_HEADERS lacks Polaris-Realm"):
@@ -203,7 +207,7 @@ def test_catalog_public_form_needs_secrets_of_the_job(
     ("given", "auth", "protocol"),
     [
         ({}, "plain", "SASL_SSL"),
-        ({"SASL_MECHANISM": "SCRAM-SHA-256"}, "scram", "SASL_SSL"),
+        ({"AUTH": "scram_256"}, "scram_256", "SASL_SSL"),
         ({"SECURITY_PROTOCOL": "PLAINTEXT"}, "none", "PLAINTEXT"),
         ({"SECURITY_PROTOCOL": "SSL"}, "none", "SSL"),
         ({"AUTH": "none"}, "none", "PLAINTEXT"),
@@ -221,12 +225,11 @@ def test_kafka_kind_follows_from_settings(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"AUTH": "oidc"}, "requires TOPICBERG_KAFKA_CLIENT_ID"),
-        ({"CLIENT_SECRET": SECRET}, "requires TOPICBERG_KAFKA_CLIENT_ID"),
+        ({"AUTH": "oidc"}, "requires TOPICBERG_KAFKA_OAUTH__CLIENT_ID"),
+        ({"OAUTH__CLIENT_SECRET": SECRET}, "requires TOPICBERG_KAFKA_OAUTH__CLIENT_ID"),
         ({"KEY_FILE": __file__}, "requires TOPICBERG_KAFKA_CERTIFICATE_FILE"),
         ({"AUTH": "mtls"}, "requires TOPICBERG_KAFKA_CERTIFICATE_FILE"),
         ({"AUTH": "scram", "SECURITY_PROTOCOL": "SSL"}, "does not fit"),
-        ({"AUTH": "scram", "SASL_MECHANISM": "PLAIN"}, "TOPICBERG_KAFKA_SASL_MECHANISM is PLAIN"),
         ({"CA_FILE": "/nowhere.pem"}, "TOPICBERG_KAFKA_CA_FILE: there is no file /nowhere.pem"),
         ({"AUTH": "gssapi"}, "TOPICBERG_KAFKA_AUTH: Input should be"),
     ],
@@ -249,17 +252,17 @@ def test_kafka_scram() -> None:
 
 
 def test_kafka_oidc() -> None:
-    given: Any = {name.lower(): value for name, value in OAUTH.items()}
-    login = KafkaLogin(**given, scope="kafka", extensions={"logicalCluster": "lkc-1"})
+    given: Any = {name.removeprefix("OAUTH__").lower(): value for name, value in OAUTH.items()}
+    login = KafkaLogin(oauth={**given, "scope": "kafka"}, extensions={"logicalCluster": "lkc-1"})
     found = login.librdkafka()
-    assert found["sasl.oauthbearer.token.endpoint.url"] == OAUTH["TOKEN_URI"]
+    assert found["sasl.oauthbearer.token.endpoint.url"] == OAUTH["OAUTH__TOKEN_URI"]
     assert found["sasl.oauthbearer.extensions"] == "logicalCluster=lkc-1"
     assert SECRET not in repr(login)
 
 
 def test_kafka_msk_without_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer.MSKAuthTokenProvider", None)
-    login = KafkaLogin(auth="msk_iam", region="eu-west-1")
+    login = KafkaLogin(auth="msk_iam").in_region("eu-west-1")
     with pytest.raises(LoginError, match="aws-msk-iam-sasl-signer-python"):
         login.librdkafka()
 
@@ -276,7 +279,7 @@ def test_kafka_msk_token_is_shared_for_half_of_its_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token_from_role_arn", generate)
     role = "arn:aws:iam::123456789012:role/reader"
     own, of_role = (
-        KafkaLogin(auth="msk_iam", region="r", role_arn=arn).librdkafka()["oauth_cb"]
+        KafkaLogin(auth="msk_iam", role_arn=arn).in_region("r").librdkafka()["oauth_cb"]
         for arn in (None, role)
     )
     assert own("") == own("") == ("r 0", 1_900)
@@ -292,7 +295,7 @@ def test_kafka_msk_token_is_one_for_librdkafka(monkeypatch: pytest.MonkeyPatch) 
     """AWS's library signs it here, without a request; the client would send it to the broker."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    login = KafkaLogin(auth="msk_iam", region="eu-west-1").librdkafka()
+    login = KafkaLogin(auth="msk_iam").in_region("eu-west-1").librdkafka()
     broker = {"bootstrap.servers": "127.0.0.1:1", "group.id": "reader", "log_level": 0}
     with fetcher(broker | login, "orders", {0: (0, 1)}) as reader:
         assert isinstance(reader, fetch._CompiledFetcher)
@@ -355,6 +358,6 @@ def test_registry_wrong_settings_are_named(stated: Any) -> None:
 
 
 def test_registry_bearer_sends_the_token() -> None:
-    login = RegistryLogin(auth="bearer", token=SECRET, logical_cluster="lsrc-1")
+    login = RegistryLogin(auth="bearer", token=SECRET, extensions={"logicalCluster": "lsrc-1"})
     fields = login.client()["bearer.auth.custom.provider.function"]({})
     assert fields == {"bearer.auth.token": SECRET, "bearer.auth.logical.cluster": "lsrc-1"}

@@ -16,9 +16,10 @@ from clocks import Clock
 from pydantic import SecretStr
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors.meaning import classify
+from topicberg.errors.table import THROTTLED, UNREACHABLE
 from topicberg.logins import oauth
 from topicberg.logins.oauth import OAuthClient
-from topicberg.retry import THROTTLED, UNREACHABLE, classify
 
 SECRET = "correct-horse-battery"
 
@@ -34,7 +35,8 @@ class Server:
 
     def client(self, **more: Any) -> OAuthClient:
         given = {"client_id": "engine", "client_secret": SecretStr(SECRET), **more}
-        return OAuthClient(**{"token_uri": self.url, "prefix": "TOPICBERG_ICEBERG_REST", **given})
+        prefix = "TOPICBERG_ICEBERG_REST_OAUTH_"
+        return OAuthClient(**{"token_uri": self.url, "prefix": prefix, **given})
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def test_refusal_names_server_setting_and_no_secret(
         server.client(scope="catalog").token()
     assert server.url in refused.value.message
     assert said in refused.value.message
-    assert f"TOPICBERG_ICEBERG_REST{hint}" in str(refused.value.hint)
+    assert f"TOPICBERG_ICEBERG_REST_OAUTH_{hint}" in str(refused.value.hint)
     assert SECRET not in str(refused.value)
     assert "\n" not in refused.value.message
     assert classify(refused.value) is None
@@ -181,11 +183,11 @@ def test_server_that_is_down_is_named() -> None:
         client_id="engine",
         client_secret=SecretStr(SECRET),
         token_uri="http://127.0.0.1:9/token",
-        prefix="TOPICBERG_SCHEMA_REGISTRY",
+        prefix="TOPICBERG_SCHEMA_REGISTRY_OAUTH_",
     )
     with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9/token does not") as down:
         client.token()
-    assert "TOPICBERG_SCHEMA_REGISTRY_TOKEN_URI" in str(down.value.hint)
+    assert "TOPICBERG_SCHEMA_REGISTRY_OAUTH__TOKEN_URI" in str(down.value.hint)
     assert "Connection refused" in down.value.message
 
 

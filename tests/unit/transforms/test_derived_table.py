@@ -21,13 +21,13 @@ from topicberg.checks.finding import Finding
 from topicberg.checks.table import check_equality_deletes, check_volume
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors.meaning import classify
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
-from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record
-from topicberg.orchestration.assets.metadata import newest_rows, table_metadata
-from topicberg.retry import classify
+from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
+from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.transforms import derived
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import WrittenWindow

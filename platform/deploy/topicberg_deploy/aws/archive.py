@@ -255,7 +255,7 @@ def _not_in_index(root: Path) -> dict[str, Distribution]:
             raise TopicbergError(
                 f"{name} was installed from {origin.get('url')} and has compiled code, so it "
                 "cannot be packed for EMR Serverless",
-                hint="install it from a package index, or set TOPICBERG_EMR_IMAGE to an image of "
+                hint="install it from a package index, or set TOPICBERG_EMR__IMAGE to an image of "
                 "your own that has it",
             )
         distributions[name] = distribution
@@ -321,7 +321,7 @@ def _install(requirements: Path, target: Path) -> None:
     if find_spec("pip") is None:
         raise TopicbergError(
             "the code for EMR Serverless cannot be packed: this Python has no pip",
-            hint="run `python -m ensurepip`, or set TOPICBERG_EMR_IMAGE to an image of your own",
+            hint="run `python -m ensurepip`, or set TOPICBERG_EMR__IMAGE to an image of your own",
         )
     command = [
         sys.executable,
@@ -357,5 +357,5 @@ def _install(requirements: Path, target: Path) -> None:
             hint += ", use a version that has a wheel"
         raise TopicbergError(
             f"the dependencies of the EMR Serverless jobs cannot be downloaded: {reason}",
-            hint=f"{hint}, or set TOPICBERG_EMR_IMAGE to an image of your own that has them",
+            hint=f"{hint}, or set TOPICBERG_EMR__IMAGE to an image of your own that has them",
         )

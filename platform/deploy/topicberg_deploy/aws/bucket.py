@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import code_of
 from topicberg.errors import TopicbergError
+from topicberg.errors.aws import code_of
 from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg_deploy.confluent.tableflow import writes_to
@@ -95,7 +95,7 @@ class Bucket(Resource):
         if self.is_ours(context):
             for name, read in _SETTINGS.items():
                 fields[name] = _read(partial(read, s3, self.bucket(context)))
-            if fields["encryption"] and not context.config.bucket_kms_key_arn:
+            if fields["encryption"] and not context.config.kms.bucket_key_arn:
                 fields["encryption"] = "AES256"  # a key that an operator chose stays
             enabled = {
                 rule["ID"]: _days(rule)
@@ -117,7 +117,7 @@ class Bucket(Resource):
             return {"region": context.config.aws_region}
         return {
             "region": context.config.aws_region,
-            "encryption": context.config.bucket_kms_key_arn or "AES256",
+            "encryption": context.config.kms.bucket_key_arn or "AES256",
             "public_access": "blocked",
             "policy": "TLS only",
             "versioning": "On" if context.config.bucket_versioning else "Off",
@@ -168,7 +168,7 @@ class Bucket(Resource):
             rule: dict[str, Any] = {
                 "ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}
             }
-            if key := context.config.bucket_kms_key_arn:
+            if key := context.config.kms.bucket_key_arn:
                 kms = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
                 # One data key for many objects: without it, each request calls KMS.
                 rule = {"ApplyServerSideEncryptionByDefault": kms, "BucketKeyEnabled": True}

@@ -94,9 +94,9 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
     if not {APPLICATION, ROLE} <= context.live.keys():
         return None
     code = context.live.get(CODE_KEY)
-    if code is None and context.config.emr_image is None:
+    if code is None and context.config.emr.image is None:
         return None
-    executors = min(WORKERS, context.config.emr_max_vcpu // WORKER_VCPU) - 1
+    executors = min(WORKERS, context.config.emr.max_vcpu // WORKER_VCPU) - 1
     properties = {
         **{f"spark.{kind}.cores": str(WORKER_VCPU) for kind in ("driver", "executor")},
         **{f"spark.{kind}.memory": f"{WORKER_MEMORY}g" for kind in ("driver", "executor")},
@@ -183,13 +183,13 @@ class Application(Resource):
     unique = False
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        run = min(WORKERS * WORKER_VCPU, config.emr_max_vcpu)
+        run = min(WORKERS * WORKER_VCPU, config.emr.max_vcpu)
         hourly = run * PRICES["vcpu"].usd + run * GB_PER_VCPU * PRICES["memory"].usd
         basis = f"an hour of job runs a day at ${hourly:.2f}; nothing while idle"
         return Cost(self, hourly * JOB_HOURS, basis)
 
     def quota_units(self, config: Settings) -> int:
-        return config.emr_max_vcpu
+        return config.emr.max_vcpu
 
     def find(self, context: DeployContext) -> Live | None:
         name, value = context.names.tag
@@ -243,10 +243,10 @@ class Application(Resource):
         ]
 
     def desired(self, context: DeployContext) -> Fields:
-        vcpu, image = context.config.emr_max_vcpu, context.config.emr_image
+        vcpu, image = context.config.emr.max_vcpu, context.config.emr.image
         network = _wanted_network(context.config)
         return {
-            "release": context.config.emr_release,
+            "release": context.config.emr.release,
             "architecture": "X86_64",
             "maximum_capacity": {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"},
             "auto_start": True,
@@ -346,9 +346,9 @@ def _wanted_network(config: Settings) -> dict[str, list[str]]:
 
     https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_NetworkConfiguration.html
     """
-    if not config.emr_subnet_ids:
+    if not config.emr.subnet_ids:
         return {}
-    subnets, groups = config.emr_subnet_ids, config.emr_security_group_ids
+    subnets, groups = config.emr.subnet_ids, config.emr.security_group_ids
     return _network({"subnetIds": subnets.split(","), "securityGroupIds": groups.split(",")})
 
 

@@ -94,7 +94,7 @@ def snowflake_trust(context: DeployContext) -> Document:
         if statement not in statements:
             statements.append(statement)
     if config.snowflake_catalog == "open_catalog":
-        user, external_id = context.deploy.catalog_iam_user_arn, context.deploy.catalog_external_id
+        user, external_id = context.deploy.catalog.iam_user_arn, context.deploy.catalog.external_id
         if user and external_id:
             statements.append(trusted_by(user, external_id))
     return document(*statements)
@@ -117,9 +117,9 @@ def key_use(
     way of its service.
     """
     keys = {
-        "s3": config.bucket_kms_key_arn,
-        "glue": config.glue_kms_key_arn,
-        "secretsmanager": config.secrets_kms_key_arn,
+        "s3": config.kms.bucket_key_arn,
+        "glue": config.kms.glue_key_arn,
+        "secretsmanager": config.kms.secrets_key_arn,
     }
     used = [(service, key) for service in services if (key := keys[service])]
     return [_by_way_of(service, config.aws_region, actions, key) for service, key in used]
@@ -188,7 +188,7 @@ def snowflake_policy(context: DeployContext) -> Document:
     lake = allow(["lakeformation:GetDataAccess"], "*")
     # Open Catalog gives out keys of this role to who writes tables of its internal catalog.
     writes = allow(["s3:PutObject", "s3:DeleteObject"], f"{buckets[1]}/*")
-    in_open_catalog = config.has_topics_catalog and context.deploy.catalog_derived_name
+    in_open_catalog = config.has_topics_catalog and context.deploy.catalog.derived_name
     return document(
         *((lake,) if vends and config.topics_in_glue else ()),
         *((writes,) if in_open_catalog else ()),
@@ -226,7 +226,7 @@ class Policy(Resource):
     quota = QUOTAS["IAM policies"]
 
     def _arn(self, context: DeployContext, number: int) -> str:
-        account, path = context.aws.account, context.config.iam_path
+        account, path = context.aws.account, context.config.iam.path
         return f"arn:aws:iam::{account}:policy{path}{self._name(number)}"
 
     def _name(self, number: int) -> str:
@@ -277,7 +277,7 @@ class Policy(Resource):
     def _create(self, context: DeployContext, number: int, document: Document) -> None:
         context.aws.client("iam").create_policy(
             PolicyName=self._name(number),
-            Path=context.config.iam_path,
+            Path=context.config.iam.path,
             PolicyDocument=_text(document),
             Tags=tags(context),
         )
@@ -403,22 +403,22 @@ class Role(Resource):
     def desired(self, context: DeployContext) -> Fields:
         if self.given is not None:
             return {}
-        boundary = context.config.iam_permissions_boundary_arn
+        boundary = context.config.iam.permissions_boundary_arn
         return {
             "trust": self.trust(context),
             "policies": self._policies(context),
             "inline_policies": [],
             "tags": context.aws.tags,
-            "path": context.config.iam_path,
+            "path": context.config.iam.path,
             # Only an administrator takes one away, so none is not compared.
             **({"boundary": boundary} if boundary else {}),
         }
 
     def create(self, context: DeployContext) -> None:
-        iam, boundary = context.aws.client("iam"), context.config.iam_permissions_boundary_arn
+        iam, boundary = context.aws.client("iam"), context.config.iam.permissions_boundary_arn
         iam.create_role(
             RoleName=self.name,
-            Path=context.config.iam_path,
+            Path=context.config.iam.path,
             AssumeRolePolicyDocument=json.dumps(self.trust(context)),
             Tags=tags(context),
             **({"PermissionsBoundary": boundary} if boundary else {}),

@@ -19,13 +19,13 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import code_of
 from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import means
+from topicberg.errors.table import DENIED
 from topicberg_deploy.aws.glue import pipelines
 from topicberg_deploy.aws.iam import Document, caller
 from topicberg_deploy.confluent_apis import CLUSTER
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.transient import DENIED
 
 logger = logging.getLogger(__name__)
 EVERYONE_BY_IAM = "IAM_ALLOWED_PRINCIPALS"
@@ -91,7 +91,7 @@ def read_data_lake(context: DeployContext) -> DataLake:
         locations = client.list_resources().get("ResourceInfoList", [])
         permissions = tuple(_permissions(client))
     except ClientError as error:
-        if code_of(error) not in DENIED:
+        if not means(error, DENIED):
             raise
         logger.info("the settings of AWS Lake Formation cannot be read: %s", error)
         return DataLake(is_governed=False)
@@ -179,9 +179,9 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
     roles = {
         kind: context.aws.role_arn(given or own)
         for kind, given, own in (
-            ("tableflow", config.tableflow_role_arn, names.tableflow_role),
-            ("snowflake", config.snowflake_role_arn, names.snowflake_role),
-            ("emr", config.emr_role_arn, names.emr_role),
+            ("tableflow", config.iam.tableflow_role_arn, names.tableflow_role),
+            ("snowflake", config.iam.snowflake_role_arn, names.snowflake_role),
+            ("emr", config.iam.emr_role_arn, names.emr_role),
         )
         if f"aws/role/{kind}" in context.live
     }

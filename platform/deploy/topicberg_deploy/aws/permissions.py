@@ -62,7 +62,7 @@ class Deployed:
         return f"arn:aws:{service}:{self.config.aws_region}:{self.account}:{resource}"
 
     def iam(self, kind: str, *names: str) -> list[str]:
-        begin = f"arn:aws:iam::{self.account}:{kind}{self.config.iam_path}"
+        begin = f"arn:aws:iam::{self.account}:{kind}{self.config.iam.path}"
         return [f"{begin}{name}" for name in names]
 
     @property
@@ -96,7 +96,11 @@ class Deployed:
         topics = config.tableflow_namespace or CLUSTER_IDS
         derived = [*map(names.namespace, pipelines(self.specs))]
         roles = (names.tableflow_role, names.snowflake_role, names.emr_role)
-        given = (config.tableflow_role_arn, config.snowflake_role_arn, config.emr_role_arn)
+        given = (
+            config.iam.tableflow_role_arn,
+            config.iam.snowflake_role_arn,
+            config.iam.emr_role_arn,
+        )
         secrets = (names.confluent_secret("*"), names.snowflake_secret)
 
         def ssm(*paths: str) -> list[str]:
@@ -133,7 +137,7 @@ class Deployed:
             "applications": emr("/*"),
             "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
             "any": ["*"],
-            "passed_role": [config.emr_role_arn or self.iam("role", names.emr_role)[0]],
+            "passed_role": [config.iam.emr_role_arn or self.iam("role", names.emr_role)[0]],
         }
 
 
@@ -180,7 +184,7 @@ def _condition(action: str, of: Deployed) -> dict[str, Any] | None:
     limits what is in a policy: only a boundary does.
     https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
     """
-    boundary = of.config.iam_permissions_boundary_arn
+    boundary = of.config.iam.permissions_boundary_arn
     if action == "iam:PassRole":
         return {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
     if action == "iam:PutRolePermissionsBoundary" and not boundary:
@@ -203,7 +207,7 @@ def _of_aws(of: Deployed) -> list[Document]:
     linked = {"StringLike": {"iam:AWSServiceName": _SERVICE_LINKED}}
     called = {"StringEquals": {"aws:CalledViaLast": _SERVICE_LINKED}}
     statements = [{**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked}]
-    if of.config.emr_subnet_ids:
+    if of.config.emr.subnet_ids:
         statements.append({**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called})
     return statements
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.aws import code_of, every
+from topicberg.clients.aws import every
 from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import means
+from topicberg.errors.table import DENIED, MISSING
 from topicberg_deploy.aws.iam import Document, caller, listed
 from topicberg_deploy.aws.permissions import Deployed, policy
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.transient import DENIED
 
 logger = logging.getLogger(__name__)
 _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
@@ -28,8 +29,6 @@ _OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateService
 and may have it already."""
 _OF_EMR = ("emr-serverless:", "iam:PassRole")
 _OF_ATHENA = ("athena:",)
-_UNKNOWN = (*DENIED, "NoSuchEntity")
-"""Codes of an answer that does not tell what the user may do."""
 
 
 def check_permissions(context: DeployContext) -> None:
@@ -41,7 +40,7 @@ def check_permissions(context: DeployContext) -> None:
             return
         denied_actions = list(_denied(context, principal))
     except ClientError as error:
-        if code_of(error) not in _UNKNOWN:
+        if not means(error, DENIED, MISSING):
             raise
         logger.warning(
             "whether %s has all permissions is not checked, because IAM does not simulate them "
@@ -102,7 +101,7 @@ def _entries(context: DeployContext, statement: Document) -> list[dict[str, Any]
         "aws:SecureTransport": "true",
         **{f"aws:RequestTag/{name}": value for name, value in context.aws.tags.items()},
     }
-    if boundary := context.config.iam_permissions_boundary_arn:
+    if boundary := context.config.iam.permissions_boundary_arn:
         known["iam:PermissionsBoundary"] = boundary
     for tests in statement.get("Condition", {}).values():
         known |= {key: _example(listed(value)[0]) for key, value in tests.items()}

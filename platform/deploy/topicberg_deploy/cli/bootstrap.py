@@ -133,9 +133,9 @@ def bootstrap_ci(
     config = settings()
     number = account or str(_client(config, profile, "sts").get_caller_identity()["Account"])
     where = Deployed(config, number, tuple(load_topics(config)), tuple(secrets or ()))
-    if config.iam_permissions_boundary_arn is None:
+    if config.iam.permissions_boundary_arn is None:
         warn(
-            "warning: without TOPICBERG_IAM_PERMISSIONS_BOUNDARY_ARN, the role that deploys is an "
+            "warning: without TOPICBERG_IAM__PERMISSIONS_BOUNDARY_ARN, the role that deploys is an "
             "administrator of the account, since it writes and attaches policies"
         )
     echo_json(ci.identities(of, where))
@@ -157,22 +157,16 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
 
     from topicberg.endpoints.addresses import Addresses
 
-    stated = Addresses()
-    address: dict[str, Any] = {
-        "host": stated.snowflake_host,
-        "port": stated.snowflake_port,
-        "protocol": stated.snowflake_protocol,
-    }
-    if config.deployment == "local":
+    address = Addresses().snowflake_address()
+    if config.deployment == "local" and not address:
         local = load_endpoints(config).snowflake
-        address = {name: value or getattr(local, name) for name, value in address.items()}
+        address = {"host": local.host, "port": local.port, "protocol": local.protocol}
     login: dict[str, Any] = {"authenticator": "externalbrowser"}
     if not browser:
         login = {"password": typer.prompt(f"password of {run_as}", hide_input=True, err=True)}
-    given = {name: value for name, value in address.items() if value is not None}
     try:
         with snowflake.connector.connect(
-            account=admin.account, user=run_as, **login, **given
+            account=admin.account, user=run_as, **login, **address
         ) as connection:
             for statement in admin.statements():
                 connection.cursor().execute(statement)

@@ -148,10 +148,10 @@ def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., Non
             try:
                 function(flags, **given)
             except Exception as error:
-                from topicberg.clients.aws import login_hint
-                from topicberg_deploy.transient import of_vendor
+                from topicberg.errors.aws import login_hint
+                from topicberg.errors.meaning import is_of_vendor
 
-                if not of_vendor(error):
+                if not is_of_vendor(error):
                     raise
                 hint = login_hint(error, flags["profile"])
                 raise TopicbergError(f"{type(error).__name__}: {error}", hint=hint) from error
@@ -422,7 +422,7 @@ def emr_image(
     config = settings()
     write_image_context(config.project_root, folder)
     echo(
-        f"wrote {folder}; build it with AWS's image of {config.emr_release} as BASE:\n"
+        f"wrote {folder}; build it with AWS's image of {config.emr.release} as BASE:\n"
         f"docker build --build-arg BASE=… -t topicberg-emr {folder}"
     )
 

@@ -56,9 +56,9 @@ def compute_in_cloud(context: DeployContext) -> None:
 
     :raises TopicbergError: a table could not be computed; everything else is created
     """
+    from topicberg.errors.meaning import is_of_vendor
     from topicberg.settings import settings
     from topicberg.settings.emr import emr_settings
-    from topicberg_deploy.transient import of_vendor
 
     use_deployment(context)
     later = "Dagster computes them: start its daemon with this deployment's settings"
@@ -76,7 +76,7 @@ def compute_in_cloud(context: DeployContext) -> None:
     try:
         computed = materialize_derived(settings(), load_endpoints(settings()), waiting)
     except Exception as error:
-        if not (isinstance(error, TopicbergError) or of_vendor(error)):
+        if not (isinstance(error, TopicbergError) or is_of_vendor(error)):
             raise
         reason, hint = str(error), None
         if isinstance(error, TopicbergError):

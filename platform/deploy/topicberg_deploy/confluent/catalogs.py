@@ -53,7 +53,7 @@ def _provider_integration(context: DeployContext) -> str:
 
 def _open_catalog_endpoint(context: DeployContext) -> str:
     """Confluent wants the account's address, Snowflake the API's."""
-    return (context.deploy.catalog_uri or "").removesuffix("/polaris/api/catalog")
+    return (context.deploy.catalog.uri or "").removesuffix("/polaris/api/catalog")
 
 
 GLUE = CatalogKind(
@@ -65,8 +65,8 @@ OPEN_CATALOG = CatalogKind(
     "custom_namespace",
     {
         "endpoint": _open_catalog_endpoint,
-        "warehouse": lambda context: context.deploy.catalog_name or "",
-        "allowed_scope": lambda context: context.deploy.catalog_scope or "",
+        "warehouse": lambda context: context.deploy.catalog.name or "",
+        "allowed_scope": lambda context: context.deploy.catalog.scope or "",
     },
     catalog_client,
 )
@@ -75,11 +75,11 @@ UNITY = CatalogKind(
     "Unity",
     "custom_schema",
     {
-        "workspace_endpoint": lambda context: context.config.unity_workspace_url or "",
-        "catalog_name": lambda context: context.deploy.unity_catalog or "",
+        "workspace_endpoint": lambda context: context.config.unity.workspace_url or "",
+        "catalog_name": lambda context: context.config.unity.catalog or "",
     },
     lambda context: ClientLogin.of(
-        context.deploy.unity_client_id, context.deploy.unity_client_secret
+        context.config.unity.client_id, context.config.unity.client_secret
     ),
     unity_catalog.manual_steps,
 )

@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ConflictError, if_found
+from topicberg.errors.incompatible import refusal
 from topicberg.formats.table import FORMATS
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
-from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import QUOTAS

@@ -306,14 +306,14 @@ def _aws_property(properties: VendorAnswer, name: str) -> str:
 
 def rest_login(context: DeployContext) -> RestLogin:
     """The settings have been checked: none that is needed is missing."""
-    deploy = context.deploy
+    catalog = context.deploy.catalog
     return RestLogin(
-        deploy.catalog_uri or "",
-        deploy.catalog_name,
-        deploy.catalog_client_id or "",
-        deploy.catalog_client_secret or SecretStr(""),
-        deploy.catalog_scope or "",
-        deploy.catalog_token_uri,
+        catalog.uri or "",
+        catalog.name,
+        catalog.client_id or "",
+        catalog.client_secret or SecretStr(""),
+        catalog.scope or "",
+        catalog.token_uri,
     )
 
 

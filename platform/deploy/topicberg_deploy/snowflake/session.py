@@ -190,16 +190,10 @@ def _connect(
     context: DeployContext, *, warehouse: str | None = None, **who: Any
 ) -> SnowflakeConnection:
     """:param who: user, login and, if it is not the user's default, role"""
-    deploy = context.deploy
-    address: dict[str, Any] = {
-        "host": deploy.snowflake_host,
-        "port": deploy.snowflake_port,
-        "protocol": deploy.snowflake_protocol,
-    }
-    if context.config.deployment == "local":
-        endpoint = load_endpoints(context.config).snowflake
-        address = {name: value or getattr(endpoint, name) for name, value in address.items()}
-    arguments = {name: value for name, value in address.items() if value is not None}
+    arguments = context.deploy.snowflake_address()
+    if context.config.deployment == "local" and not arguments:
+        local = load_endpoints(context.config).snowflake
+        arguments = {"host": local.host, "port": local.port, "protocol": local.protocol}
     if warehouse:
         arguments["warehouse"] = warehouse
     resource = snowflake_resource()(

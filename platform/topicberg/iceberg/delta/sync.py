@@ -16,13 +16,13 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
+from topicberg.errors.retry import retry
 from topicberg.iceberg.delta.log import CHECKPOINT_EVERY, DeltaLog, DeltaVersion
 from topicberg.iceberg.delta.schema import Action, definition
 from topicberg.iceberg.delta.stats import statistics
 from topicberg.iceberg.files import entries
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.iceberg.summaries import operation_of
-from topicberg.retry import retry_conflicts
 from topicberg.topics.spec import TopicSpec
 
 CATCH_UP = 100
@@ -86,7 +86,7 @@ def _sync(table: Table, retention_ms: int) -> DeltaVersion:
         newest = log.newest()
         return _write(table, log, newest, definition(table.refresh(), retention_ms))
 
-    newest = retry_conflicts(write, CONFLICT_ATTEMPTS, exhausted=exhausted)
+    newest = retry(write, CONFLICT_ATTEMPTS, exhausted=exhausted)
     if newest.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
         log.write_checkpoint()
     return newest

@@ -10,7 +10,7 @@ from tenacity import wait_random_exponential
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError, first_line
-from topicberg.retry import conflicts, retry_conflicts
+from topicberg.errors.retry import conflicts, retry
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
 
@@ -31,7 +31,7 @@ def retried(name: str, work: Callable[[], Result]) -> Result:
     :raises CommitConflictError: every attempt conflicted with another commit
     """
     attempt = conflicts(f"table {name}")(work)
-    return retry_conflicts(attempt, ATTEMPTS, wait=wait_random_exponential(multiplier=0.5, max=15))
+    return retry(attempt, ATTEMPTS, wait=wait_random_exponential(multiplier=0.5, max=15))
 
 
 def spark_sql(

@@ -1,4 +1,4 @@
-"""Steps that are retried, each kind of failure in its own way: see :mod:`topicberg.retry`.
+"""Steps that are retried, each kind of failure in its own way: see :mod:`topicberg.errors.table`.
 
 A retry policy of Dagster would also repeat what can only fail again, a wrong spec for example.
 """
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from topicberg.errors import safe
-from topicberg.retry import classify, with_service, without_jvm
+from topicberg.errors.meaning import classify, to_report
 
 
 @contextmanager
@@ -25,10 +25,10 @@ def retried() -> Iterator[None]:
     except Exception as error:
         kind = classify(error)
         if kind is None:
-            raise safe(without_jvm(with_service(error)))  # noqa: B904  a cause would show what was taken out
+            raise safe(to_report(error))  # noqa: B904  a cause would show what was taken out
         context = dg.OpExecutionContext.get()
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:
             context.log.warning(f"{kind.name}, retrying in {wait:.0f} s: {safe(error)}")
         retry = dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait)
-        raise retry from safe(with_service(error))
+        raise retry from safe(to_report(error))

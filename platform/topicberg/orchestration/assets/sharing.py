@@ -8,7 +8,7 @@ What one operation for each asset would give is done here instead:
 
 - an asset that fails stops no other of its step. The step fails at its end, and names what failed;
 - a failure that a retry may resolve is retried for the assets that have it, see
-  :mod:`topicberg.retry`;
+  :mod:`topicberg.errors.meaning`;
 - an asset whose parent failed in the same run is left out. Between these operations are no
   dependencies, which would leave out all of a step: priorities order them. This needs an executor
   that runs the steps of a run in one process, one after the other.
@@ -31,6 +31,7 @@ import dagster as dg
 
 from topicberg.checks.check import TableCheck
 from topicberg.errors import TopicbergError, safe, split_hint
+from topicberg.errors.meaning import classify, to_report
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.tables import kafka_key, operation_name, priority
@@ -38,7 +39,6 @@ from topicberg.orchestration.assets.topics import kafka_spec, observe
 from topicberg.orchestration.catalogs.catalog import ICEBERG, catalogs, pool_of, systems
 from topicberg.orchestration.checks.adapter import check_specs, evaluation
 from topicberg.orchestration.resources import Lakehouse, Snowflake
-from topicberg.retry import classify, with_service, without_jvm
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 
@@ -259,7 +259,7 @@ def isolated(
                 again[key] = progress
                 log.warning(f"{name}: {kind.name}, retrying: {safe(error)}")
             else:
-                failed[key] = safe(without_jvm(with_service(error)))
+                failed[key] = safe(to_report(error))
                 log.error(f"{name} failed", exc_info=failed[key])
         left = again
         if left:

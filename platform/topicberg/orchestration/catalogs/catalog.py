@@ -47,7 +47,8 @@ class Catalog(Protocol):
     ) -> dg.MaterializeResult:
         """Bring the catalog to the table's current state. To do it again changes nothing.
 
-        :raises Exception: it cannot; Dagster retries what :func:`topicberg.retry.classify` says
+        :raises Exception: it cannot; Dagster retries what
+            :func:`topicberg.errors.meaning.classify` says
         """
 
     def checks(self, dropped: str | None) -> Sequence[TableCheck]:

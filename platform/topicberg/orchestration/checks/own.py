@@ -24,11 +24,11 @@ from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, good
 from topicberg.checks.rules import VERDICT, covering, repeated
 from topicberg.errors import SpecError, TopicbergError, line_in, safe
+from topicberg.errors.meaning import classify
 from topicberg.orchestration.assets.derived import NAME, source_file
 from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.orchestration.resources.tables import TableName, Tables
 from topicberg.project import members
-from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.transforms.code import code_version
 

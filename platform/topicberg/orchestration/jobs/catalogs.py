@@ -18,6 +18,7 @@ from pyiceberg.table import StaticTable, Table
 from topicberg.catalogs import glue
 from topicberg.dagster.locations import location_of_sensor, location_tags
 from topicberg.errors import TableFormatError, safe
+from topicberg.errors.meaning import classify
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.run_kinds import KIND
@@ -30,7 +31,6 @@ from topicberg.orchestration.jobs.schedules import (
     under_way,
 )
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3

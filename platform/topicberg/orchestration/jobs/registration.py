@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
+from topicberg.errors.meaning import classify
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.resources.lakehouse import RunningLakehouse
 from topicberg.orchestration.resources.snowflake import lasting
-from topicberg.retry import classify
 
 AT_ONCE = 8
 """Tables that are registered at once: most of the time is waiting for the vendor."""

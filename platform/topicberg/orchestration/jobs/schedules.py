@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 import dagster as dg
 
 from topicberg.errors import TopicbergError, safe
+from topicberg.errors.meaning import classify, is_refused, to_report
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify, is_refused, with_service
 from topicberg.settings import settings
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
@@ -55,7 +55,7 @@ def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.Skip
         try:
             return tick(*args, **kwargs)
         except Exception as error:
-            reported, is_expected = safe(with_service(error)), isinstance(error, _EXPECTED)
+            reported, is_expected = safe(to_report(error)), isinstance(error, _EXPECTED)
             if classify(error) is None and (is_refused(error) or not is_expected):
                 raise reported  # noqa: B904  a cause would show what was taken out
             return dg.SkipReason(str(reported))

@@ -38,6 +38,7 @@ from topicberg.catalogs.glue import registered_state
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
+from topicberg.errors.meaning import classify
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.assets.topics import (
@@ -63,7 +64,6 @@ from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
 from topicberg.orchestration.jobs.watches import MAX_LISTED, TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.service.wait import held_offsets
 from topicberg.wording import listed

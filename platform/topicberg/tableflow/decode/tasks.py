@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from topicberg.errors import TopicbergError, first_line
-from topicberg.tableflow.batch.failures import explain, is_of_service
+from topicberg.errors.meaning import explain, is_of_service
 from topicberg.tableflow.batch.sizing import FILE_RECORDS, usual_tasks
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch, joined, outcome

@@ -30,6 +30,7 @@ from pyiceberg.table.snapshots import Operation
 from tenacity import wait_random
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors.retry import conflicts, retry
 from topicberg.iceberg import read_tags
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.clocks import current_time
@@ -50,7 +51,6 @@ from topicberg.iceberg.summaries import (
     checkpoint,
     summary,
 )
-from topicberg.retry import conflicts, retry_conflicts
 from topicberg.tableflow.erasure.locations import RowLocations
 from topicberg.tableflow.erasure.matching import Rows, is_data
 from topicberg.tableflow.erasure.rewriting import check_rewritable, is_parquet, rewritten
@@ -141,7 +141,7 @@ class Erasure:
             f"table {self.name}: {ATTEMPTS} times in a row another commit came first",
             hint="run the command again: it continues where it stopped",
         )
-        return retry_conflicts(attempt, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
+        return retry(attempt, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
 
     def _replace(self) -> bool:
         """Replace files of the head that have rows to erase; return False if there are none."""

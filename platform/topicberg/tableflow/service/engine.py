@@ -24,12 +24,13 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors.meaning import explain, is_of_service, means
+from topicberg.errors.retry import conflicts, retry
+from topicberg.errors.table import ENDED, FULL
 from topicberg.iceberg.files import discard
 from topicberg.kafka.consumer import DamagedRecordsError, batch_end
 from topicberg.kafka.offsets import Offsets, Ranges
-from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
-from topicberg.tableflow.batch import failures
 from topicberg.tableflow.batch.batch_limits import BatchLimits
 from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.batch.batch_start import (
@@ -152,7 +153,7 @@ class Ingestor:
 
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
-        with failures.explained(f"topic {self.spec.name}"):
+        with self.loader.explained(self.endpoints):
             return self.loader.load(self._layout())
 
     def _layout(self, log: kafka.TopicLog | None = None) -> Layout:
@@ -177,7 +178,7 @@ class Ingestor:
         try:
             with turn(self.config, ".".join(self.spec.table_identifier(self.config))):
                 # The wait lets the other engine finish.
-                return retry_conflicts(
+                return retry(
                     conflicts(f"topic {self.spec.name}")(self._attempt),
                     CONFLICT_ATTEMPTS,
                     wait=wait_random(0, 1),
@@ -205,7 +206,7 @@ class Ingestor:
         self._committer.begin_attempt()
         while True:
             try:
-                with failures.explained(f"topic {self.spec.name}"):
+                with self.loader.explained(self.endpoints):
                     return self._step()
             except SchemasFoundError as found:
                 logger.info("topic %s: %s", self.spec.name, found)
@@ -351,13 +352,13 @@ class Ingestor:
             raise self._searched(plan, error.message, is_certain=is_certain) from None
         except PySparkException as error:
             self._check_abandoned()
-            self._discard(others=failures.is_ended(error))
-            reason = failures.explain(f"topic {self.spec.name}", error)
-            if failures.is_of_service(error):
+            self._discard(others=means(error, ENDED))
+            reason = explain(f"topic {self.spec.name}", error)
+            if is_of_service(error):
                 raise reason from error
             raise self._searched(plan, reason.message, is_certain=False) from error
         except OSError as error:
-            if failures.is_full(error):
+            if means(error, FULL):
                 self.limits.size = self.limits.size.out_of_space(batch.records, plan.size)
             raise
 

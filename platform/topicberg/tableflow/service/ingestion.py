@@ -17,11 +17,11 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError, UnreachableError
+from topicberg.errors.meaning import explain
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.batch import failures
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.sizing import SMALL_RECORDS
 from topicberg.tableflow.decode.sessions import Sessions
@@ -168,10 +168,8 @@ class Ingestion:
             # Whatever failed (Spark, broker, catalog or store), the next turn starts from the
             # offsets that the table holds.
             if not isinstance(error, TopicbergError):
-                error = failures.explain(f"topic {self.spec.name}", error)
+                error = explain(f"topic {self.spec.name}", error)
             is_unanswered = isinstance(error, UnreachableError)
-            if is_unanswered:
-                error = self._missing_bucket() or error
             logger.warning("%s; trying again", error)
             if self._ingestor is not None:
                 self._ingestor.loader.forget()
@@ -215,14 +213,6 @@ class Ingestion:
             self.report.note_commit(commit, self.log.lag(commit.end_offsets))
         self.report.update(failing_table_formats=sync_delta(self.spec, ingestor.table))
         self._lineage.report(commit, ingestor.table)
-
-    def _missing_bucket(self) -> TopicbergError | None:
-        """Return the error of a table's bucket that does not exist: who reads it may be silent."""
-        location = self._ingestor.loader.location if self._ingestor is not None else None
-        if location is None:
-            return None
-        subject = f"topic {self.spec.name}"
-        return failures.missing_bucket(subject, location, self._endpoints, self._config)
 
     def _postpone(self, error: Exception, began_ms: int | None = None) -> None:
         """Report a failure that may pass, and try again after a while.

@@ -31,6 +31,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
 from topicberg.errors import TableflowError
+from topicberg.errors.retry import conflicts
 from topicberg.iceberg.commits import move_main
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries, manifests
@@ -47,7 +48,6 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 from topicberg.iceberg.vectors import read_vectors
-from topicberg.retry import conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.waiting import start_again
 from topicberg.topics import TopicSpec, requests

@@ -30,12 +30,12 @@ from pydantic import BaseModel
 from topicberg import kafka
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, SpecError, TableflowError
+from topicberg.errors.retry import retry
 from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.kafka.records import headers_of
-from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
@@ -178,7 +178,7 @@ def _restored(table: Table, spec: TopicSpec) -> int | None:
         table.refresh()
         return changed.before.snapshot_id
 
-    return retry_conflicts(attempt, ATTEMPTS)
+    return retry(attempt, ATTEMPTS)
 
 
 def _deleted(
@@ -226,7 +226,7 @@ def _deleted(
         hint="run the command again; nothing was changed",
     )
     read()  # takes long; an attempt reads only what came meanwhile
-    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+    return retry(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _unknown_schemas(spec: TopicSpec, unknown: Mapping[int | UUID, str]) -> TableflowError:

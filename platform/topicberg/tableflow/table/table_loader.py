@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from topicberg.endpoints import Endpoints
+from topicberg.errors import UnreachableError
+from topicberg.errors.aws import refusal_of
+from topicberg.errors.meaning import explain, explained
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
@@ -34,6 +42,32 @@ class TableLoader:
     def forget(self) -> None:
         """Read everything about the table and its schemas again in the next step."""
         self._fitted = None
+
+    @contextmanager
+    def explained(self, endpoints: Endpoints) -> Iterator[None]:
+        """Raise errors of the catalog and the store as messages; a bucket that does not exist is
+        named, for which a catalog that reads a table's metadata tries for minutes.
+
+        :raises TopicbergError: the catalog or the store refuses, or does not answer
+        """
+        subject = f"topic {self._spec.name}"
+        try:
+            with explained(subject):
+                yield
+        except UnreachableError as error:
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, ClientError
+
+            once = Config(connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 1})
+            bucket = urlsplit(self.location or self._config.warehouse).netloc
+            with suppress(BotoCoreError):  # the store does not say either
+                try:
+                    endpoints.boto3("s3", self._config, once).head_bucket(Bucket=bucket)
+                except ClientError as refused:
+                    if refusal_of(refused)[2] == HTTPStatus.NOT_FOUND:
+                        reason = OSError("AWS Error NO_SUCH_BUCKET during HeadBucket operation")
+                        raise explain(subject, reason) from error
+            raise
 
     def load(self, layout: Layout, beginning: Offsets | None = None) -> Table:
         """Return the table with the columns of a layout.

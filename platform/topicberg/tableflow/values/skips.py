@@ -20,11 +20,11 @@ from pyiceberg.table.snapshots import Operation
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, SpecError, TopicbergError
+from topicberg.errors.retry import retry
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
-from topicberg.retry import retry_conflicts
 from topicberg.tableflow.values.commit import committed as held_by
 
 SKIP_PREFIX = "topicberg.skip."
@@ -156,7 +156,7 @@ def _request(table: Table, wanted: Callable[[], list[Skip]], name: str, hint: st
     exhausted = CommitConflictError(
         f"{name}: {ATTEMPTS} times in a row another commit came first", hint=hint
     )
-    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+    return retry(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Offsets) -> None:

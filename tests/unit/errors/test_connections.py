@@ -15,15 +15,20 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from httpx2 import ConnectError, Request
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from real_servers import certificates
-from snowflake.connector.errors import DatabaseError, OperationalError
 
 from topicberg.clients.registry import registry_errors
-from topicberg.connections import CertificateError, NotFoundError, connection_error
-from topicberg.errors import LoginError, ThrottledError, TopicbergError
-from topicberg.retry import THROTTLED, UNRESOLVED, classify, with_service
+from topicberg.errors import (
+    CertificateError,
+    LoginError,
+    NotFoundError,
+    ThrottledError,
+    TopicbergError,
+)
+from topicberg.errors.connections import connection_error
+from topicberg.errors.meaning import classify, explain, to_report
+from topicberg.errors.table import THROTTLED, UNRESOLVED
 from topicberg.settings import settings
 from topicberg.spark import check_spark
-from topicberg.tableflow.batch.failures import explain
 
 URLLIB = (
     "HTTPConnectionPool(host='catalog.invalid', port=8181): Max retries exceeded with url: "
@@ -203,35 +208,13 @@ def test_server_behind_spark_is_not_called_spark() -> None:
     exec("def fail(error):\n    raise error", client)  # noqa: S102  raised by a module of PySpark
     with pytest.raises(SparkConnectGrpcException) as raised:
         client["fail"](error)  # type: ignore[operator]
-    found = with_service(raised.value)
+    found = to_report(raised.value)
     assert str(found).startswith("a server that Spark uses cannot be reached: the host name s3.inv")
 
 
 def test_text_of_a_user_is_not_taken_for_a_server() -> None:
     error = requests.ConnectionError(URLLIB)
-    assert with_service(error) is error, "not raised by a client that is known"
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (DatabaseError("Incorrect username or password was specified.", errno=390100), "the login"),
-        (DatabaseError("JWT token is invalid. [x]", errno=390144), "the login"),
-        (OperationalError("IP 1.2.3.4 is not allowed to access Snowflake.", errno=390422), "addre"),
-        (OperationalError("404 Not Found: post a/session/v1/login-request", errno=290404), "know"),
-    ],
-)
-def test_snowflake_that_refuses_is_not_silent(error: Exception, says: str) -> None:
-    reported = with_service(error)
-    assert isinstance(reported, LoginError)
-    assert says in reported.message
-    assert "TOPICBERG_SNOWFLAKE" in (reported.hint or "") or "policy" in (reported.hint or "")
-    assert classify(error) is None
-
-
-def test_numbers_of_a_statement_are_no_refused_login() -> None:
-    error = DatabaseError("Numeric value '390123' is not recognized", errno=100038)
-    assert not isinstance(with_service(error), LoginError)
+    assert to_report(error) is error, "not raised by a client that is known"
 
 
 def test_password_with_a_slash_is_not_taken_for_the_host() -> None:

@@ -18,19 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from topicberg.errors import LoginError, TopicbergError, UnreachableError, causes
-from topicberg.settings import settings
+from topicberg.errors import CertificateError, NotFoundError, TopicbergError, causes, hints
 
 PROBE_SECONDS = 3.0
 """The deadline of a connection that asks for a server's certificate."""
-
-
-class NotFoundError(UnreachableError):
-    """The host name of a server does not resolve."""
-
-
-class CertificateError(LoginError):
-    """The certificate of a server, or of this client, is not accepted."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +50,9 @@ SERVICES = {
 """What messages call a service → what users set."""
 _OTHER = _Settings("", "the address", "the certificates of this machine (SSL_CERT_FILE)")
 
-_UNRESOLVED = (
-    re.compile(r"Failed to resolve '([^':]+)"),
-    re.compile(r"Could not resolve host(?:name)?: ([\w.-]+)"),
-    re.compile(r"UnknownHostException: (?:unknown host )?([\w.-]+)"),
-    re.compile(r"DNS resolution failed for ([\w.-]+)"),
+_UNRESOLVED = re.compile(
+    r"Failed to resolve '([^':]+)|Could not resolve host(?:name)?: ([\w.-]+)|"
+    r"UnknownHostException: (?:unknown host )?([\w.-]+)|DNS resolution failed for ([\w.-]+)"
 )
 """Of urllib3 and librdkafka, curl, Java, and gRPC."""
 _UNRESOLVED_BY_SYSTEM = re.compile(
@@ -80,37 +69,49 @@ _OF_CERTIFICATE = re.compile(
     r"certificate subject name|hostname '[^']*' doesn't match|certificate has expired",
     re.IGNORECASE,
 )
-_EXPIRED = re.compile(r"certificate has expired|certificate expired|NotAfter|CertificateExpired")
-_EARLY = re.compile(r"not yet valid|NotBefore|CertificateNotYetValid")
-_OTHER_NAME = re.compile(
-    r"mismatch|doesn't match|not valid for|certificate subject name|subject alternative",
-    re.IGNORECASE,
+_CERTIFICATES = (
+    (
+        r"certificate has expired|certificate expired|NotAfter|CertificateExpired",
+        "the certificate of {server} has expired",
+        "renew the certificate of the server; if it is valid, correct the clock of this machine",
+    ),
+    (
+        r"not yet valid|NotBefore|CertificateNotYetValid",
+        "the certificate of {server} is not valid yet",
+        "correct the clock of this machine, or that of who issued the certificate",
+    ),
+    (
+        r"mismatch|doesn't match|not valid for|certificate subject name|subject alternative",
+        "the certificate of {server} is of another host name",
+        "use a host name of the certificate in {address}, or renew it with the name of the server",
+    ),
+    (
+        r"self.signed certificate[\w ]*|unable to get (?:local )?issuer certificate|"
+        r"signature failure|PKIX path[\w ]*|unable to verify the first certificate",
+        "the certificate of {server} is not trusted: this machine does not know who signed it"
+        " ({match})",
+        "set {authority} to a PEM file that has the certificate of its authority; check also that "
+        "{address} is the server that you mean",
+    ),
 )
-_UNKNOWN = re.compile(
-    r"self.signed certificate[\w ]*|unable to get (local )?issuer certificate|signature failure|"
-    r"PKIX path[\w ]*|unable to verify the first certificate",
-    re.IGNORECASE,
+"""What the text of a certificate's error has, the reason, and the hint."""
+_TLS = (
+    (
+        r"wrong.version.number|packet length too long|record layer failure|"
+        r"Unsupported or unrecognized SSL message",
+        "{server} does not use TLS, which its address asks for",
+        "correct {address}, or the port in it",
+    ),
+    (
+        r"(?=.*(?:SSL|TLS)).*(?:alert (?:certificate|bad certificate|unknown ca|handshake failure)|"
+        r"(?:certificate|unknown_ca|unknown ca|bad_certificate)[\w ]*alert|Received fatal alert: "
+        r"(?:certificate_|bad_certificate|unknown_ca|handshake_failure))",
+        "{server} refuses the certificate of this client: {line}",
+        "check that the client's certificate has not expired, and that the server trusts who "
+        "signed it",
+    ),
 )
-_PLAIN = re.compile(
-    r"wrong.version.number|packet length too long|record layer failure|"
-    r"Unsupported or unrecognized SSL message",
-    re.IGNORECASE,
-)
-_OWN_REFUSED = re.compile(
-    r"alert (certificate|bad certificate|unknown ca|handshake failure)|"
-    r"(certificate|unknown_ca|unknown ca|bad_certificate)[\w ]*alert|"
-    r"Received fatal alert: (certificate_|bad_certificate|unknown_ca|handshake_failure)",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """Why a connection fails."""
-
-    reason: str
-    hint: str
-    kind: type[TopicbergError] = CertificateError
+"""The same of other errors of TLS."""
 
 
 def connection_error(
@@ -133,44 +134,48 @@ def connection_error(
     :param asks: whether the server is asked for its certificate, for seconds, if the text does not
         say what is wrong with it
     """
-    problem = _problem(service, error, address, authority, asks)
-    if problem is None:
-        return None
-    subject = f" ({where})" if where else ""
-    return problem.kind(
-        f"{service} cannot be reached{subject}: {problem.reason}", hint=problem.hint
-    )
-
-
-def _problem(
-    service: str, error: BaseException | str, address: str, authority: Path | None, asks: bool
-) -> _Problem | None:
     chain = list(causes(error)) if isinstance(error, BaseException) else []
     if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
         return None  # it says so itself
     text = "\n".join(map(str, chain)) or str(error)
     stated = SERVICES.get(service, _OTHER)
+    subject = f"{service} cannot be reached{f' ({where})' if where else ''}"
     if (host := _unresolved(text, chain, address)) is not None:
-        reason = f"the host name {host} does not resolve"
-        return _Problem(reason, _name_hint(stated), NotFoundError)
+        hint = (
+            "run `topicberg up`, which writes the addresses of the services again; if the name is "
+            "right, correct the name resolution (DNS) of this machine"
+            if hints.is_local()
+            else f"correct the host name in {stated.address}, or the name resolution (DNS) of this "
+            "machine"
+        )
+        return NotFoundError(f"{subject}: the host name {host} does not resolve", hint=hint)
     server = _server(text, chain) or address or service
+    rows = _TLS
     if _OF_CERTIFICATE.search(text):
-        reasons = _EXPIRED, _EARLY, _OTHER_NAME, _UNKNOWN
-        if asks and not any(pattern.search(text) for pattern in reasons):
+        rows = _CERTIFICATES
+        if asks and not any(re.search(row[0], text, re.IGNORECASE) for row in rows):
             text = _certificate_text(server, authority) or text
-        return _of_certificate(server, text, stated)
-    if _PLAIN.search(text):
-        return _Problem(
-            f"{server} does not use TLS, which its address asks for",
-            f"correct {stated.address}, or the port in it",
-        )
-    if _OWN_REFUSED.search(text) and re.search(r"SSL|TLS", text, re.IGNORECASE):
-        return _Problem(
-            f"{server} refuses the certificate of this client: {_line(text, _OWN_REFUSED)}",
-            "check that the client's certificate has not expired, and that the server trusts who "
-            "signed it",
-        )
+        rows = (*rows, ("", *(each.removesuffix(" ({match})") for each in rows[-1][1:])))
+    for pattern, reason, hint in rows:
+        if match := re.search(pattern, text, re.IGNORECASE):
+            names = {"server": server, "address": stated.address, "authority": stated.authority}
+            names |= {"match": match[0].strip(), "line": line_around(match, 40, 120)}
+            return CertificateError(
+                f"{subject}: {reason.format(**names)}", hint=hint.format(**names)
+            )
     return None
+
+
+def line_around(match: re.Match[str], before: int, most: int) -> str:
+    """Return the words around what was found, on its line.
+
+    :param before: characters before what was found
+    :param most: characters in all
+    """
+    begin = match.string.rfind("\n", 0, match.start()) + 1
+    line = match.string[begin:].partition("\n")[0].strip(": ")
+    begin = max(0, line.find(match[0].partition("\n")[0].strip()) - before)
+    return f"{'… ' if begin else ''}{line[begin : begin + most].strip()}"
 
 
 def _certificate_text(server: str, authority: Path | None) -> str | None:
@@ -195,48 +200,9 @@ def _certificate_text(server: str, authority: Path | None) -> str | None:
         return None
 
 
-def _of_certificate(server: str, text: str, stated: _Settings) -> _Problem:
-    if _EXPIRED.search(text):
-        return _Problem(
-            f"the certificate of {server} has expired",
-            "renew the certificate of the server; if it is valid, correct the clock of this "
-            "machine",
-        )
-    if _EARLY.search(text):
-        return _Problem(
-            f"the certificate of {server} is not valid yet",
-            "correct the clock of this machine, or that of who issued the certificate",
-        )
-    if _OTHER_NAME.search(text):
-        return _Problem(
-            f"the certificate of {server} is of another host name",
-            f"use a host name of the certificate in {stated.address}, or renew it with the name of "
-            "the server",
-        )
-    reason = f" ({match[0].strip()})" if (match := _UNKNOWN.search(text)) else ""
-    return _Problem(
-        f"the certificate of {server} is not trusted: this machine does not know who signed it"
-        f"{reason}",
-        f"set {stated.authority} to a PEM file that has the certificate of its authority; check "
-        f"also that {stated.address} is the server that you mean",
-    )
-
-
-def _name_hint(stated: _Settings) -> str:
-    if settings().deployment == "local":
-        return (
-            "run `topicberg up`, which writes the addresses of the services again; if the name is "
-            "right, correct the name resolution (DNS) of this machine"
-        )
-    return (
-        f"correct the host name in {stated.address}, or the name resolution (DNS) of this machine"
-    )
-
-
 def _unresolved(text: str, chain: list[BaseException], address: str) -> str | None:
-    for pattern in _UNRESOLVED:
-        if match := pattern.search(text):
-            return match[1]
+    if match := _UNRESOLVED.search(text):
+        return match[match.lastindex or 0]
     is_of_system = any(isinstance(each, socket.gaierror) for each in chain)
     if not is_of_system and not _UNRESOLVED_BY_SYSTEM.search(text):
         return None
@@ -268,13 +234,3 @@ def _urls(chain: list[BaseException]) -> Iterator[str]:
         kwargs: Any = getattr(each, "kwargs", None)
         if isinstance(kwargs, dict) and kwargs.get("endpoint_url"):
             yield str(kwargs["endpoint_url"])
-
-
-def _line(text: str, pattern: re.Pattern[str]) -> str:
-    """Return the words around what was found, on its line."""
-    match = pattern.search(text)
-    if match is None:
-        return ""
-    line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
-    begin = max(0, line.find(match[0]) - 40)
-    return line[begin : begin + 120].strip()

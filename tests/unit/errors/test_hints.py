@@ -10,8 +10,9 @@ from repository import PROJECT_ROOT
 
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import UnreachableError
-from topicberg.retry import availability_hint
-from topicberg.settings import see_whether_it_runs, settings
+from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors.meaning import availability_hint
+from topicberg.settings import settings
 from topicberg.spark import check_spark
 
 
@@ -49,4 +50,4 @@ def test_no_other_message_suggests_the_status_of_the_stack() -> None:
         for path in (PROJECT_ROOT / "platform" / "topicberg").rglob("*.py")
         if "run `topicberg status`" in path.read_text()
     }
-    assert found == {"settings/__init__.py"}
+    assert found == {"errors/hints.py"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topicberg.topics.refusals import refusal
+from topicberg.errors.incompatible import refusal
 
 APICURIO = (
     "io.apicurio.registry.rules.violation.RuleViolationException: Incompatible artifact: "

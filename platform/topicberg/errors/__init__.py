@@ -4,6 +4,8 @@ Every error that topicberg raises on purpose is a :class:`TopicbergError`: one c
 names the file, field or resource, and a hint that says how to fix it. The command line prints
 both and exits with 2; Dagster shows them as the failure of the step. Neither contains a secret that
 the process knows, or a control character, not even in quoted text.
+
+:mod:`.table` says what an error of another program means, :mod:`.retry` does work again.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from types import TracebackType
 from typing import Any
 
 from topicberg.security.redaction import redact
@@ -86,6 +89,15 @@ def line_in(error: BaseException, *files: str) -> int | None:
     return lines[-1] if lines else None
 
 
+def raised_in(trace: TracebackType | None, library: str) -> bool:
+    """Return whether a package's code took part in raising an error."""
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith(library):
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def safe(error: BaseException) -> BaseException:
     """Return the error itself, or one without the secrets and control characters of its text.
 
@@ -134,3 +146,15 @@ class ThrottledError(TopicbergError):
 
 class LoginError(TopicbergError):
     """A service refuses the credentials, or what they may do: the same request fails again."""
+
+
+class NotFoundError(UnreachableError):
+    """The host name of a server does not resolve."""
+
+
+class CertificateError(LoginError):
+    """The certificate of a server, or of this client, is not accepted."""
+
+
+class MissingFileError(TopicbergError):
+    """A file of a table is missing in the object store."""

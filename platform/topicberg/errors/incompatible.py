@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-from topicberg.formats.reasons import quoted
-
 _MAX_REASON = 300
 
 
@@ -76,7 +74,8 @@ def refusal(reason: str, level: str | None) -> tuple[str, str]:
     """
     cases = [case for case in _CASES if re.search(case[0], reason)]
     differences = _DIFFERENCES.search(reason)
-    message = quoted(differences[1] if differences else reason, _MAX_REASON)
+    text = " ".join((differences[1] if differences else reason).split())
+    message = f"{text[:_MAX_REASON]}…" if len(text) > _MAX_REASON else text
     compatibility = f"compatibility {level}" if level else "its compatibility level"
     causes = "; ".join(cause for _, cause, _ in cases) or "the change is not compatible"
     hint = "; or ".join(hint for *_, hint in cases) or (
