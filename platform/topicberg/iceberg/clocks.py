@@ -30,7 +30,7 @@ def current_time(table: Table) -> datetime:
 
     Nothing expires early on a machine whose clock is ahead.
     """
-    ahead: float = getattr(table.catalog, "skew_seconds", None) or 0
+    ahead = _skew(table) or 0
     is_apart = abs(ahead) > SKEW_SECONDS
     return datetime.now(UTC) + timedelta(seconds=ahead if is_apart else 0)
 
@@ -44,12 +44,13 @@ def clock_error(table: Table, error: Exception) -> TopicbergError | None:
     newest_ms, snapshot_id = max(times, default=(metadata.last_updated_ms, None))
     newest_ms = max(newest_ms, metadata.last_updated_ms)
     newest = f"its newest snapshot {snapshot_id}" if snapshot_id else "its last change"
+    apart = round((newest_ms - now_ms) / 1000)
     message = (
         f"table {'.'.join(table.name())}: the catalog refuses the commit because clocks differ: "
         f"{newest} is of {_text(newest_ms)}, this machine's clock says {_text(now_ms)}, "
-        f"{_apart((newest_ms - now_ms) / 1000)}"
+        f"{timedelta(seconds=abs(apart))} {'earlier' if apart > 0 else 'later'}"
     )
-    ahead: float | None = getattr(table.catalog, "skew_seconds", None)
+    ahead = _skew(table)
     hint = "correct the clock that is wrong, this machine's or that of who wrote the snapshot, for "
     hint += f"instance with NTP; commits succeed again after {_text(newest_ms)}"
     if ahead is not None:
@@ -65,10 +66,10 @@ def clock_error(table: Table, error: Exception) -> TopicbergError | None:
     return TopicbergError(f"{message}: {first_line(error)}", hint=hint)
 
 
+def _skew(table: Table) -> float | None:
+    """Return how many seconds the catalog's clock is ahead, if it has said so."""
+    return getattr(table.catalog, "skew_seconds", None)  # type: ignore[no-any-return]
+
+
 def _text(milliseconds: float) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
-
-
-def _apart(seconds: float) -> str:
-    apart = timedelta(seconds=round(abs(seconds)))
-    return f"{apart} {'earlier' if seconds > 0 else 'later'}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,23 @@ Columns = dict[str, str]
 
 _PROTOBUF = re.compile(r"^\s*(syntax\s*=|edition\s*=|message\s+\w+\s*\{)", re.MULTILINE)
 _JSON_SCHEMA = {"$schema", "properties", "$ref", "$defs", "definitions", "oneOf", "allOf", "anyOf"}
+ICEBERG_COLUMNS = {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
+ICEBERG_COLUMNS |= {"_last_updated_sequence_number"}
+
+
+def check_names(table: str, columns: Iterable[str]) -> None:
+    """Refuse names of Iceberg's metadata columns: Spark reads no table with such a column.
+
+    Source: ``MetadataColumns`` and ``SparkSchemaUtil.validateMetadataColumnReferences`` in Iceberg.
+
+    :raises TableflowError: a column has one
+    """
+    if reserved := ICEBERG_COLUMNS.intersection(columns):
+        raise TableflowError(
+            f"{table}: the column {min(reserved)} has the name of a metadata column of Iceberg: "
+            "Spark cannot read such a table",
+            hint=f"rename it, for example to {min(reserved)[1:]}",
+        )
 
 
 def file_columns(
@@ -90,6 +108,7 @@ def _columns(
     columns = format_of(schema).fields(name, schema, count(1), message)
     if changes in ("rows", "changes"):
         columns = changed_columns(name, columns, changes)
+    check_names(name, (column.name for column in columns))
     return {column.name: _kind(column.field_type) for column in columns}
 
 

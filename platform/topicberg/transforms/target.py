@@ -19,6 +19,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import summary
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.iceberg.tables import find_table
+from topicberg.topics.columns import check_names
 from topicberg.topics.spec import PartitionField
 from topicberg.transforms.derivation import TableName
 
@@ -51,6 +52,7 @@ def ensure_table(
     :raises TopicbergError: a column cannot have its new type, or the partitions are longer; or it
         has rows of others
     """
+    check_names(f"table {'.'.join(name)}", columns.names)
     head, table = head_id(before) if before else None, before or find_table(catalog, name)
     if table is None:
         table = _create(catalog, name, columns, partition, format_version)

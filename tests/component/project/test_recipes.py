@@ -696,7 +696,7 @@ BROKEN = """
 
     class Orphan(Incomplete):
         name, source, pool = "orphan", "nowhere", None
-        spec = register = checks = fail
+        spec = register = is_current = checks = fail
 """
 
 

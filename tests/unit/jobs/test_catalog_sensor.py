@@ -20,6 +20,8 @@ from definitions import defs
 from topicberg.catalogs import glue
 from topicberg.errors import LoginError
 from topicberg.iceberg.read_tags import reading
+from topicberg.orchestration.catalogs.catalog import catalogs
+from topicberg.orchestration.catalogs.glue import Glue
 from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, CatalogCursor
 
 NAME = ("stock_trades", "stock_total_trades")
@@ -88,6 +90,25 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
         ticks.cursor = CatalogCursor().model_dump_json()  # a reset
         with table.refresh().transaction() as transaction:
             transaction.set_properties({"changed": "again"})
+        assert [ticks.tick() for _ in range(2)] == [False, True]
+
+
+def test_table_that_one_catalog_lacks_is_registered_again(
+    catalog: SqlCatalog, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pointers(Glue):
+        def is_current(self, *_: object) -> bool:
+            return False
+
+    catalog.create_namespace(NAME[0])
+    table = catalog.create_table(NAME, Schema(NestedField(1, "id", LongType())))
+    table.append(table.schema().as_arrow().empty_table())
+    glue.register(client, table, *NAME)
+    with memory_instance() as instance:
+        ticks = Ticks(instance, catalog, client)
+        assert not any(ticks.tick() for _ in range(2))
+        monkeypatch.setitem(catalogs(), "pointers", Pointers())
+        ticks = Ticks(instance, catalog, client)
         assert [ticks.tick() for _ in range(2)] == [False, True]
 
 

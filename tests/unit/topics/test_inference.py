@@ -194,10 +194,10 @@ def test_records_that_the_engine_cannot_read_are_not_counted() -> None:
 
 
 def test_names_that_no_column_can_have_are_kept_as_unknown_fields(tmp_path: Path) -> None:
-    value = {"id": 1, "ID": 2, "": 3, "o": {"a": 1, "A": 2}}
+    value = {"id": 1, "ID": 2, "": 3, "_file": "f", "o": {"a": 1, "A": 2, "_file": "f"}}
     document, notes = new(Project(tmp_path), [value])
     assert document["schema"]["unknown_fields"] == "keep"
-    assert "as no column can have their names: ID, \n" in notes
+    assert "as no column can have their names: ID, , _file\n" in notes
     assert "o (objects with names that no columns can have)" in notes
     with pytest.raises(SpecError, match="field that can be a column"):
         new(Project(tmp_path / "other"), [{"": 1}])

@@ -78,6 +78,14 @@ def test_ensure_table_creates_it_within_glues_limits(glue: GlueCatalog, tmp_path
     assert ensure(glue).metadata_location == table.metadata_location
 
 
+def test_ensure_table_with_the_name_of_a_metadata_column_of_iceberg_is_refused(
+    glue: GlueCatalog,
+) -> None:
+    columns = COLUMNS.append(pa.field("_deleted", pa.bool_()))
+    with pytest.raises(TopicbergError, match=r"shop.totals: the column _deleted"):
+        ensure_table(glue, NAME, columns, PARTITION)
+
+
 def test_ensure_table_with_longer_partitions_is_refused(glue: GlueCatalog) -> None:
     ensure_table(glue, NAME, COLUMNS, ("at", "day"))
     with pytest.raises(TopicbergError, match="is partitioned by day of at") as refused:

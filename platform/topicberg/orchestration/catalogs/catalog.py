@@ -17,6 +17,7 @@ from topicberg.extensions import extensions
 
 if TYPE_CHECKING:
     import dagster as dg
+    from pyiceberg.table import Table
 
     from topicberg.checks.check import TableCheck
     from topicberg.orchestration.assets.tables import LakeTable
@@ -50,6 +51,9 @@ class Catalog(Protocol):
         :raises Exception: it cannot; Dagster retries what
             :func:`topicberg.errors.meaning.classify` says
         """
+
+    def is_current(self, table: LakeTable, iceberg: Table, lakehouse: Lakehouse) -> bool:
+        """Return whether the catalog has the state of a table, if it is not left to its source."""
 
     def checks(self, dropped: str | None) -> Sequence[TableCheck]:
         """Return the checks of the asset.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import dagster as dg
+from pyiceberg.table import StaticTable, Table
 
 from topicberg.catalogs import glue
 from topicberg.checks.catalogs import pointer_check
@@ -58,6 +59,17 @@ class Glue:
                 "pointer_moved": moved,
             },
         )
+
+    def is_current(self, table: LakeTable, iceberg: Table, lakehouse: Lakehouse) -> bool:
+        """Return whether Glue points to the table's state, if only to another file of it."""
+        found = glue.get_table(lakehouse.glue(), *table.glue_table)
+        location = glue.metadata_location(found) if found else None
+        if location is None or location == iceberg.metadata_location:
+            return location is not None
+        if location not in {entry.metadata_file for entry in iceberg.metadata.metadata_log}:
+            return False
+        pointed = StaticTable.from_metadata(location, iceberg.io.properties)
+        return glue.registered_state(pointed) == glue.registered_state(iceberg)
 
     def checks(self, dropped: str | None) -> Sequence[TableCheck]:
         """Return whether Glue points to the table's current state."""

@@ -1,8 +1,8 @@
-"""The sensor that keeps Glue and Snowflake at the newest metadata of tables that no engine ingests.
+"""The sensor that keeps the catalogs at the newest metadata of tables that no engine ingests.
 
 The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
-table is registered again once its metadata has been another one than Glue's for two ticks; if the
-run fails, is cancelled or never starts, a few times again. A pointer in Glue that was moved
+table is registered again once its metadata has been another one than a catalog's for two ticks; if
+the run fails, is cancelled or never starts, a few times again. A pointer in Glue that was moved
 manually stays: the check ``pointer`` reports it.
 """
 
@@ -13,7 +13,6 @@ import uuid
 import dagster as dg
 from pydantic import BaseModel
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import StaticTable, Table
 
 from topicberg.catalogs import glue
 from topicberg.dagster.locations import location_of_sensor, location_tags
@@ -43,7 +42,7 @@ class CatalogCursor(BaseModel):
     life: str = ""
     """Of this cursor, which another one after a reset has not: makes run keys unique."""
     settled: dict[str, str] = {}
-    """That Glue and Snowflake have, or had; or that too many runs failed to register."""
+    """That the catalogs have, or had; or that too many runs failed to register."""
     seen: dict[str, str] = {}
     """Of the last tick, where it was not settled."""
     requested: dict[str, str] = {}
@@ -70,7 +69,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         target=dg.AssetSelection.assets(*keys),
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Registers derived tables in Glue and Snowflake again after maintenance or "
+        description="Registers derived tables in the catalogs again after maintenance or "
         "publishing has changed their metadata.",
     )
     @skip_if_unavailable
@@ -111,7 +110,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         if idle and problems:
             raise problems[0]
         if idle:
-            return dg.SkipReason("Glue has the newest metadata of every table")
+            return dg.SkipReason("the catalogs have the newest metadata of every table")
         requests = []
         if behind:
             after.run_key = f"catalogs:{after.life}-{after.requests}"
@@ -138,7 +137,9 @@ def _is_behind(
     if state == before.settled.get(name):
         return False
     given_up = failures >= MAX_ATTEMPTS and state == before.requested[name]
-    if given_up or (not failures and _in_glue(lakehouse, table, iceberg)):
+    if given_up or (
+        not failures and all(c.is_current(table, iceberg, lakehouse) for c in catalogs().values())
+    ):
         after.settled[name] = state
     elif failures or state == before.seen.get(name):
         after.requested[name], after.failures[name] = state, failures
@@ -146,18 +147,6 @@ def _is_behind(
     else:
         after.seen[name] = state
     return False
-
-
-def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:
-    """Whether Glue points to the table's state, if only to another metadata file of it."""
-    found = glue.get_table(lakehouse.glue(), *table.glue_table)
-    location = glue.metadata_location(found) if found else None
-    if location is None or location == iceberg.metadata_location:
-        return location is not None
-    if location not in {entry.metadata_file for entry in iceberg.metadata.metadata_log}:
-        return False
-    pointed = StaticTable.from_metadata(location, iceberg.io.properties)
-    return glue.registered_state(pointed) == glue.registered_state(iceberg)
 
 
 def _request(behind: list[LakeTable], run_key: str) -> dg.RunRequest:

@@ -39,6 +39,7 @@ from topicberg.formats.table import FORMATS
 from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.meanings import without_comments
+from topicberg.topics.columns import check_names
 from topicberg.topics.schema import SECTIONS, Part
 from topicberg.topics.spec import HEADERS, METADATA_TYPES, RAW_KEY, SOURCE_POSITION, TopicSpec
 
@@ -340,6 +341,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             f"topic {spec.name}: field {min(taken)} has the name of a metadata column",
             hint="rename the field, or choose the other metadata_column_naming_scheme",
         )
+    check_names(f"topic {spec.name}", (field.name for field in fields))
     for field, twin in twins((), fields):
         raise TableflowError(
             f"topic {spec.name}: the fields {twin} and {field} {sameness(field, twin)}",
