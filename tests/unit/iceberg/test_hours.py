@@ -67,10 +67,10 @@ def append(table: Table, *hours: int | None) -> None:
 
 def commit(table: Table, replaced: list[FileRows], *hours: int | None, column: str = TIME) -> None:
     """Commit a batch, as the engine does it."""
-    head = table.current_snapshot()
+    head = table.metadata.current_snapshot_id
     files = [file for hour in hours for file in written(table, rows_of(hour))]
     properties = {END_OFFSETS: "{}"}
-    add_files(table, head and head.snapshot_id, files, replaced, properties, time=column)
+    add_files(table, head, files, replaced, properties, time=column)
     table.refresh()
 
 
