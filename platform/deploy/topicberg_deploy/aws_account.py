@@ -58,9 +58,9 @@ class AwsAccount:
         options = Config(retries=retries, max_pool_connections=self._connections)
         if self._config.deployment == "local":
             endpoints = load_endpoints(self._config)
-            endpoint = self._deploy.aws_endpoint_url if service != "s3" else None
-            if endpoint:  # something that stands between
-                endpoints = endpoints.model_copy(update={"aws": endpoint})
+            own = self._deploy.aws_endpoint_url if service != "s3" else None
+            if own:  # something that stands between
+                endpoints = endpoints.model_copy(update={"aws": own})
             client = endpoints.boto3(service, self._config, options)
         else:
             # Where the environment has it, boto3 reads it, and the addresses of single services.
@@ -106,8 +106,8 @@ class AwsAccount:
 
     def role_arn(self, name: str) -> str:
         """Return the ARN of a role of topicberg; that of an existing role is one already."""
-        created = f"arn:aws:iam::{self.account}:role{self._config.iam_path}{name}"
-        return name if name.startswith("arn:") else created
+        own = f"arn:aws:iam::{self.account}:role{self._config.iam_path}{name}"
+        return name if name.startswith("arn:") else own
 
     @cached_property
     def tags(self) -> dict[str, str]:

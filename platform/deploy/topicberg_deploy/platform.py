@@ -456,8 +456,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     follows, within = (LINKED_INTEGRATION, "snowflake/volume", IAM_ROLE), (LINKED_INTEGRATION,)
     yield LinkedDatabase(LINKED_DATABASE, called.linked_database, follows, within, linked)
     key, reads = "aws/policy/snowflake", (CLUSTER, "aws/bucket", "aws/derived_bucket")
-    creates_role = config.snowflake_role_arn is None
-    yield Policy(key, names.snowflake_policy, reads, wanted=creates_role, grants=snowflake_policy)
+    own = config.snowflake_role_arn is None
+    yield Policy(key, names.snowflake_policy, reads, wanted=own, grants=snowflake_policy)
     by_glue = linked and not rest
     yield ReadingRole(
         IAM_ROLE,

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 PREFIX = "TOPICBERG_"
 _MODULES = (
-    "settings",
-    "logins.kafka",
-    "logins.registry",
-    "logins.catalog",
-    "endpoints.addresses",
-    "endpoints.cloud",
-    "alerts.settings",
+    *("settings", "logins.kafka", "logins.registry", "logins.catalog"),
+    *("endpoints.addresses", "endpoints.cloud", "alerts.settings"),
     "clients.lineage",
 )
 """Modules of the library with models of settings."""
@@ -59,13 +54,13 @@ def variables_of(model: type[BaseSettings], name: str) -> list[str]:
 
 def known() -> set[str]:
     """Return the variable of every setting."""
-    variables = {
+    found = {
         variable
         for model in models()
         for name in model.model_fields
         for variable in variables_of(model, name)
     }
-    return {name for name in variables | _OTHERS if name.startswith(PREFIX)}
+    return {name for name in found | _OTHERS if name.startswith(PREFIX)}
 
 
 def problems(given: Iterable[str]) -> list[str]:
@@ -115,11 +110,11 @@ def in_file() -> dict[str, str]:
     from topicberg.project import env_file
 
     path = env_file()
-    values = dotenv_values(path) if path is not None and path.is_file() else {}
-    return {name: value or "" for name, value in values.items()}
+    found = dotenv_values(path) if path is not None and path.is_file() else {}
+    return {name: value or "" for name, value in found.items()}
 
 
 def _subclasses(model: type[BaseSettings]) -> Iterator[type[BaseSettings]]:
-    for subclass in model.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
+    for one in model.__subclasses__():
+        yield one
+        yield from _subclasses(one)

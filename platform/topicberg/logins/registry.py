@@ -95,10 +95,10 @@ class RegistryLogin(OAuthLogin, TlsFields):
         """Return what the client sends with a request; it calls this for each of them."""
         client = self.oauth_client(PREFIX)
         token = client.token() if client else self.token.get_secret_value() if self.token else ""
-        options = {"bearer.auth.token": token, "bearer.auth.logical.cluster": self.logical_cluster}
+        found = {"bearer.auth.token": token, "bearer.auth.logical.cluster": self.logical_cluster}
         if self.identity_pool:
-            options["bearer.auth.identity.pool.id"] = self.identity_pool
-        return options
+            found["bearer.auth.identity.pool.id"] = self.identity_pool
+        return found
 
 
 class RegistrySettings(RegistryLogin, EnvironmentSettings):

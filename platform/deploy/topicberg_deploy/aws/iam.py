@@ -274,11 +274,11 @@ class Policy(Resource):
         for number, document in enumerate(self._documents(context), 1):
             self._create(context, number, document)
 
-    def _create(self, context: DeployContext, number: int, document: Document) -> None:
+    def _create(self, context: DeployContext, number: int, one: Document) -> None:
         context.aws.client("iam").create_policy(
             PolicyName=self._name(number),
             Path=context.config.iam_path,
-            PolicyDocument=_text(document),
+            PolicyDocument=_text(one),
             Tags=tags(context),
         )
 

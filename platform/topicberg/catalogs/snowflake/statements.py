@@ -28,8 +28,8 @@ PRIVATE = "by AWS PrivateLink"
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
     name = DeployNames(config.prefix).snowflake_role
-    created = f"arn:aws:iam::{config.aws_account_id}:role{config.iam_path}{name}"
-    return config.snowflake_role_arn or created
+    own = f"arn:aws:iam::{config.aws_account_id}:role{config.iam_path}{name}"
+    return config.snowflake_role_arn or own
 
 
 _IF_MISSING = "IF NOT EXISTS "
