@@ -42,8 +42,14 @@ _PERIODS = {"year", "month", "day", "hour"}
 _GLUE_NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
 """AWS Glue's API, CreateSchema: a schema's name."""
 _COLUMN_SOURCES = (
-    *("schema", "key.format", "key.file", "key.message", "key.date_times", "key.framing"),
-    *("key.version", "key.subject"),
+    "schema",
+    "key.format",
+    "key.file",
+    "key.message",
+    "key.date_times",
+    "key.framing",
+    "key.version",
+    "key.subject",
     "tableflow.metadata_column_naming_scheme",
 )
 
@@ -60,8 +66,13 @@ _AS_A_TIME = {
 """Remediation for an event time that is not a time, by the format of the schema."""
 
 _SCHEMA_FINDINGS = (
-    *("schema", "schema.format", "schema.file", "schema.message"),
-    *("key", "key.file", "key.message"),
+    "schema",
+    "schema.format",
+    "schema.file",
+    "schema.message",
+    "key",
+    "key.file",
+    "key.message",
 )
 
 Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]

@@ -53,29 +53,11 @@ PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{glibc}_x86_64" for glibc i
 SPARKS_OWN = frozenset({"pyspark", "py4j"})
 UNUSED = frozenset(
     {
-        "arro3-core",
-        "contourpy",
-        "cycler",
-        "dagster-graphql",
-        "dagster-k8s",
-        "dagster-postgres",
-        "dagster-webserver",
-        "deltalake",
-        "duckdb",
-        "duckdb-extension-avro",
-        "duckdb-extension-httpfs",
-        "duckdb-extension-iceberg",
-        "fonttools",
-        "grpcio-tools",
-        "httptools",
-        "kiwisolver",
-        "kubernetes",
-        "matplotlib",
-        "pillow",
-        "psycopg2-binary",
-        "uvicorn",
-        "uvloop",
-        "watchfiles",
+        *("arro3-core", "contourpy", "cycler", "dagster-graphql", "dagster-k8s"),
+        *("dagster-postgres", "dagster-webserver", "deltalake", "duckdb"),
+        *("duckdb-extension-avro", "duckdb-extension-httpfs", "duckdb-extension-iceberg"),
+        *("fonttools", "grpcio-tools", "httptools", "kiwisolver", "kubernetes", "matplotlib"),
+        *("pillow", "psycopg2-binary", "uvicorn", "uvloop", "watchfiles"),
     }
 )
 """What no job imports, and is large."""
@@ -86,11 +68,8 @@ IN_IMAGE = "/opt/topicberg"
 NEVER = frozenset({"topicberg", "topicberg-local"})
 """Packed otherwise, or never."""
 ENVIRONMENT = {
-    "sys_platform": "linux",
-    "platform_system": "Linux",
-    "platform_machine": "x86_64",
-    "python_version": PYTHON_VERSION,
-    "python_full_version": f"{PYTHON_VERSION}.0",
+    **{"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"},
+    **{"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0"},
 }
 """Of EMR's image, for the markers of requirements."""
 DOCKERFILE = f"""\
@@ -213,9 +192,7 @@ def _requirements(root: Path) -> str:
 def _needed_by_project(root: Path) -> dict[str, Distribution | None]:
     """Return the libraries of the project: what it declares, and what its modules import."""
     names = packages_distributions()
-    imported = [
-        distribution for name in sorted(libraries(root)) for distribution in names.get(name, ())
-    ]
+    imported = [one for name in sorted(libraries(root)) for one in names.get(name, ())]
     return needed([*_declared(root), *imported], SPARKS_OWN | NEVER, ENVIRONMENT)
 
 
@@ -224,18 +201,16 @@ def _declared(root: Path) -> list[str]:
     if project_name(root) == "topicberg":
         return []
     return [
-        str(requirement)
-        for requirement in map(Requirement, dependencies(root))
-        if canonicalize_name(requirement.name) not in NEVER
-        and (
-            requirement.marker is None or requirement.marker.evaluate({**ENVIRONMENT, "extra": ""})
-        )
+        str(one)
+        for one in map(Requirement, dependencies(root))
+        if canonicalize_name(one.name) not in NEVER
+        and (one.marker is None or one.marker.evaluate({**ENVIRONMENT, "extra": ""}))
     ]
 
 
-def _origin(distribution: Distribution) -> dict[str, Any] | None:
+def _origin(one: Distribution) -> dict[str, Any] | None:
     """Return where a distribution was installed from (PEP 610); None: a package index."""
-    text = distribution.read_text("direct_url.json")
+    text = one.read_text("direct_url.json")
     return dict(json.loads(text)) if text else None
 
 
@@ -294,13 +269,13 @@ def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _library_files(root: Path) -> dict[str, Path]:
     """Return the files of libraries that no package index has."""
-    files = {}
-    for distribution in _not_in_index(root).values():
-        for file in distribution.files or ():
-            path = Path(str(distribution.locate_file(file)))
+    found = {}
+    for one in _not_in_index(root).values():
+        for file in one.files or ():
+            path = Path(str(one.locate_file(file)))
             if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
-                files[f"{SITE}/{file}"] = path
-    return files
+                found[f"{SITE}/{file}"] = path
+    return found
 
 
 def write_image_context(root: Path, folder: Path) -> None:
@@ -324,25 +299,12 @@ def _install(requirements: Path, target: Path) -> None:
             hint="run `python -m ensurepip`, or set TOPICBERG_EMR__IMAGE to an image of your own",
         )
     command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-compile",
-        "--no-deps",
-        "--only-binary=:all:",
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+        *("--no-compile", "--no-deps", "--only-binary=:all:"),
         *(("--require-hashes",) if "--hash=" in requirements.read_text() else ()),
-        "--implementation",
-        "cp",
-        "--python-version",
-        PYTHON_VERSION,
+        *("--implementation", "cp", "--python-version", PYTHON_VERSION),
         *(word for platform in PLATFORMS for word in ("--platform", platform)),
-        "--target",
-        str(target),
-        "--requirement",
-        str(requirements),
+        *("--target", str(target), "--requirement", str(requirements)),
     ]
     if not requirements.read_text().strip():
         return

@@ -32,8 +32,11 @@ _BLOCK = dict.fromkeys(
     ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
 )
 _UNSET = (
-    *("ServerSideEncryptionConfigurationNotFoundError", "NoSuchPublicAccessBlockConfiguration"),
-    *("NoSuchLifecycleConfiguration", "NoSuchTagSet", "NoSuchBucketPolicy"),
+    "ServerSideEncryptionConfigurationNotFoundError",
+    "NoSuchPublicAccessBlockConfiguration",
+    "NoSuchLifecycleConfiguration",
+    "NoSuchTagSet",
+    "NoSuchBucketPolicy",
 )
 NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOperation")
 """An object store that is not Amazon's says so of settings that it does not have."""

@@ -46,10 +46,15 @@ class LakeGrant:
     def command(self) -> str:
         """Return the command line that makes the grant."""
         words = [
-            *("aws", "lakeformation", "grant-permissions"),
-            *("--principal", f"DataLakePrincipalIdentifier={self.principal}"),
-            *("--permissions", *self.permissions),
-            *("--resource", json.dumps(self.resource)),
+            "aws",
+            "lakeformation",
+            "grant-permissions",
+            "--principal",
+            f"DataLakePrincipalIdentifier={self.principal}",
+            "--permissions",
+            *self.permissions,
+            "--resource",
+            json.dumps(self.resource),
         ]
         return shlex.join(words)
 

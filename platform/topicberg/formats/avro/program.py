@@ -46,19 +46,19 @@ _MOMENTS = {
 _WORD = 2**64
 
 
-def emit_row(code: ProgramCode, slots: Mapping[str, Slot], row: Row) -> None:
+def emit_row(code: ProgramCode, places: Mapping[str, Slot], row: Row) -> None:
     """Append the instructions that read the fields of a record.
 
     :raises NotCoveredError: there are none
     """
     for name, value in row.defaults.items():
-        constant(code, slots[name], value)
+        constant(code, places[name], value)
     for _, column, node in row.parts:
         if isinstance(node, Skipped):
             skip(code, node.type)
         else:
             assert column is not None  # noqa: S101  other nodes have one
-            emit(code, slots[column], node)
+            emit(code, places[column], node)
 
 
 def emit(code: ProgramCode, place: Slot, node: Node) -> None:

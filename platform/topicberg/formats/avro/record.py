@@ -119,7 +119,7 @@ class ByteCursor:
         """Read how many items of an array or a map follow; 0: none. Each has a byte at least."""
         count = self.number()
         if count < 0:
-            self.number()  # the number of bytes is not used
+            self.number()  # of bytes
             count = -count
         if count > len(self.data) - self.at:
             raise self.too_short(f"{count} items")
@@ -193,6 +193,9 @@ def _reader(node: Node) -> Reader:
             names = [field.name for field in node.column.fields]
             values = {**dict.fromkeys(names), **node.defaults}
             return Reader(type_name(node.column), _fields(node, values))
+
+
+# --- values with parts ---
 
 
 def _fields(row: Row, values: dict[str, Any]) -> Read:
@@ -315,6 +318,9 @@ def skip(cursor: ByteCursor, kind: Type) -> None:
         raise error.inside("", str(kind)) from None
 
 
+# --- values without parts ---
+
+
 def _boolean(node: AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> bool:
         (byte,) = cursor.take(1)
@@ -421,10 +427,10 @@ def _decimal_text(node: AvroScalar) -> Read:
 
 def _variable_decimal(node: AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> str:
-        parts: dict[str, Any] = {
+        found: dict[str, Any] = {
             name: cursor.number() if name == "scale" else cursor.bytes() for name in node.symbols
         }
-        return _unscaled(parts["value"], parts["scale"])
+        return _unscaled(found["value"], found["scale"])
 
     return read
 

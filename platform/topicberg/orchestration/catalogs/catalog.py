@@ -83,7 +83,9 @@ def catalogs() -> dict[str, Catalog]:
         known = ", ".join((ICEBERG, *ordered))
         logger.warning(
             "catalog %s is left out: its source %s is none of %s",
-            *(catalog.name, catalog.source, known),
+            catalog.name,
+            catalog.source,
+            known,
         )
     return ordered
 

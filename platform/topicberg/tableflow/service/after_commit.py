@@ -56,5 +56,5 @@ class LineageReporter:
             names = [field.name for field in table.schema().fields]
             of_record = [name for name in names if metadata_description(name) is None]
             self._lineage.report(table, of_record)
-        except Exception as error:  # the batch is committed nevertheless
+        except Exception as error:  # the batch is committed
             logger.warning("topic %s: its lineage is not reported: %s", self._topic, safe(error))

@@ -62,8 +62,19 @@ from topicberg_local.emulators.confluent.operation import Call, HttpResponse, Op
 logger = logging.getLogger(__name__)
 
 _APIS = (
-    *(environments, clusters, registries, service_accounts, keys, roles, integrations),
-    *(topics, acls, subjects, connectors, tableflow, catalogs),
+    environments,
+    clusters,
+    registries,
+    service_accounts,
+    keys,
+    roles,
+    integrations,
+    topics,
+    acls,
+    subjects,
+    connectors,
+    tableflow,
+    catalogs,
 )
 OPERATIONS: list[Operation] = [one for api in _APIS for one in api.OPERATIONS]
 RATE_LIMIT = 2000

@@ -114,7 +114,11 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
         storage["table_path"] = location
     within = (f"environment={environment}", f"cloud-cluster={cluster}", "tableflow-topic")
     shown = account.document(
-        *(VERSION, "TableflowTopic", stored, PATH, *within),
+        VERSION,
+        "TableflowTopic",
+        stored,
+        PATH,
+        *within,
         spec={
             **spec,
             "suspended": suspended,
