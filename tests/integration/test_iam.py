@@ -197,7 +197,7 @@ def test_process_without_credentials_is_reported(
     account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(LoginError, match="no credentials of its own") as refused:
+    with pytest.raises(LoginError, match="Unable to locate credentials") as refused:
         role_keys(ROLE, REGION)
     assert "AWS_PROFILE" in str(refused.value.hint)
 

@@ -173,8 +173,8 @@ TABLE = (
         "^(AccessDenied|AccessDeniedException|UnauthorizedOperation) ",
         LOGIN,
         DENIED,
-        says="AWS does not allow {operation}: {reason} → grant this right to the role or user that "
-        "topicberg uses",
+        says="AWS does not allow {operation}: {code}: {reason} → grant this right to the role or "
+        "user that topicberg uses",
     ),
     _aws(
         rf"^[^:]*{_BUSY}",

@@ -9,8 +9,6 @@ from pydantic import Field
 from topicberg.settings.deployment import DeploymentSettings
 from topicberg.settings.environment import Concern, FromJson, Group
 
-_KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+$"
-_ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
 TAG = r"^[\w .:/=+@-]{1,128}$"
 
 
@@ -19,42 +17,32 @@ def derived_from(bucket: str) -> str:
     return f"{bucket[:55]}-derived"
 
 
+KmsKey = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+$")]
+RoleArn = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")]
+Boundary = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$")]
+
+
 class KmsSettings(Group):
     """Keys of AWS KMS."""
 
-    bucket_key_arn: str | None = Field(
-        default=None,
-        pattern=_KMS_KEY,
-        description="`topicberg deploy` encrypts the buckets with it",
-    )
-    secrets_key_arn: str | None = Field(
-        default=None,
-        pattern=_KMS_KEY,
-        description="`topicberg deploy` encrypts the secrets that it creates with it",
-    )
-    glue_key_arn: str | None = Field(
-        default=None,
-        pattern=_KMS_KEY,
-        description="the key with which the account encrypts Glue's catalog",
-    )
+    bucket_key_arn: KmsKey | None = None
+    """`topicberg deploy` encrypts the buckets with it."""
+    secrets_key_arn: KmsKey | None = None
+    """`topicberg deploy` encrypts the secrets that it creates with it."""
+    glue_key_arn: KmsKey | None = None
+    """The account encrypts Glue's catalog with it."""
 
 
 class IamSettings(Group):
     """The IAM roles that ``topicberg deploy`` creates, and those that exist, which it checks."""
 
-    path: str = Field(
-        default="/",
-        pattern=r"^/([A-Za-z0-9._+=,@-]+/)*$",
-        description="of roles and policies; choose it before the first `create`",
-    )
-    permissions_boundary_arn: str | None = Field(
-        default=None, pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$"
-    )
-    tableflow_role_arn: str | None = Field(default=None, pattern=_ROLE_ARN)
-    snowflake_role_arn: str | None = Field(default=None, pattern=_ROLE_ARN)
-    emr_role_arn: str | None = Field(
-        default=None, pattern=_ROLE_ARN, description="for the job runs of EMR Serverless"
-    )
+    path: str = Field(default="/", pattern=r"^/([A-Za-z0-9._+=,@-]+/)*$")
+    """Of roles and policies; choose it before the first `create`."""
+    permissions_boundary_arn: Boundary | None = None
+    tableflow_role_arn: RoleArn | None = None
+    snowflake_role_arn: RoleArn | None = None
+    emr_role_arn: RoleArn | None = None
+    """For the job runs of EMR Serverless."""
 
 
 class AwsSettings(DeploymentSettings):

@@ -14,50 +14,39 @@ class EmrSettings(Group):
     """An EMR Serverless application that computes the derived tables."""
 
     application_id: str = Field(pattern=r"^[0-9a-z]{1,64}$")
-    execution_role_arn: str = Field(
-        pattern=r"^arn:aws[a-zA-Z0-9-]*:iam::\d{12}:role/[!-~]+$", description="what the job may do"
-    )
-    entry_point: str = Field(
-        pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$",
-        description="job.py that `topicberg deploy emr-image` writes, in the image or in S3",
-    )
-    log_uri: str = Field(
-        pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$",
-        description="where in S3 the logs of job runs go, and what they report to Dagster",
-    )
-    spark_submit_parameters: str = Field(
-        default="", description="are added after those that topicberg generates, and override them"
-    )
+    execution_role_arn: str = Field(pattern=r"^arn:aws[a-zA-Z0-9-]*:iam::\d{12}:role/[!-~]+$")
+    """What the job may do."""
+    entry_point: str = Field(pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$")
+    """job.py that `topicberg deploy emr-image` writes, in the image or in S3."""
+    log_uri: str = Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$")
+    """Where in S3 the logs of job runs go, and what they report to Dagster."""
+    spark_submit_parameters: str = ""
+    """Are added after those that topicberg generates, and override them."""
 
 
 class NewEmrSettings(Group):
     """The EMR Serverless application that ``topicberg deploy`` creates."""
 
     release: str = Field(
-        default="emr-spark-8.1.0",
-        pattern=r"^emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?$",
-        description="it needs Spark 4.1",
+        default="emr-spark-8.1.0", pattern=r"^emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?$"
     )
+    """It needs Spark 4.1."""
     image: str | None = Field(
         default=None,
         pattern=r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[^\s:@]+(:[\w.-]+|@sha256:[0-9a-f]{64})$",
-        description="built from what `topicberg deploy emr-image` writes; without it `topicberg "
-        "deploy` uploads the code",
     )
-    max_vcpu: int = Field(
-        default=16, ge=4, le=4000, description="what all of its job runs may use together"
-    )
+    """Built from what `topicberg deploy emr-image` writes; without it, the code is uploaded."""
+    max_vcpu: int = Field(default=16, ge=4, le=4000)
+    """What all of its job runs may use together."""
     subnet_ids: str = Field(
-        default="",
-        pattern=r"^(subnet-[0-9a-f]{8,24}(,subnet-[0-9a-f]{8,24}){0,15})?$",
-        description="subnets (separated by commas, at most 16) in which its job runs have network "
-        "interfaces, for what they reach in a VPC; without them they reach AWS only",
+        default="", pattern=r"^(subnet-[0-9a-f]{8,24}(,subnet-[0-9a-f]{8,24}){0,15})?$"
     )
+    """Subnets (separated by commas, at most 16) in which its job runs have network interfaces, for
+    what they reach in a VPC; without them they reach AWS only."""
     security_group_ids: str = Field(
-        default="",
-        pattern=r"^(sg-[0-9a-f]{8,24}(,sg-[0-9a-f]{8,24}){0,4})?$",
-        description="security groups of these network interfaces (separated by commas, at most 5)",
+        default="", pattern=r"^(sg-[0-9a-f]{8,24}(,sg-[0-9a-f]{8,24}){0,4})?$"
     )
+    """Security groups of these network interfaces (separated by commas, at most 5)."""
 
 
 class ComputeSettings(DeploymentSettings):

@@ -13,11 +13,7 @@ from topicberg.settings.environment import Concern, FromJson, Group
 class UnitySettings(Group):
     """A Databricks Unity Catalog."""
 
-    workspace_url: str | None = Field(
-        default=None,
-        pattern=r"^https://[^/\s]+$",
-        description="address of the Databricks workspace",
-    )
+    workspace_url: str | None = Field(default=None, pattern=r"^https://[^/\s]+$")
     catalog: str | None = None
     client_id: str | None = None
     """The service principal as which Tableflow logs in to it."""

@@ -168,7 +168,7 @@ def kafka(code: int, text: str) -> KafkaException:
          "AWS refuses the login (GetTable): UnrecognizedClientException: The security", "sts get-"),
         (aws("ExpiredTokenException", "expired"), None, "AWS refuses the login", "aws sso login"),
         (aws("AccessDeniedException", "User a is not authorized to perform glue:GetTable"), None,
-         "AWS does not allow GetTable: User a is not authorized to perform", "grant this right"),
+         "not allow GetTable: AccessDeniedException: User a is not authorized", "grant this right"),
         (NoCredentialsError(), None, "login to AWS failed: Unable to locate", "profile"),
         (SSOTokenLoadError(error_msg="Token for a"), None, "login to AWS failed", "aws sso login"),
         # Snowflake
