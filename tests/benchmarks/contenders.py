@@ -43,17 +43,17 @@ from pyiceberg.types import (
 )
 from workloads import CHECKED, NAMESPACE, Topic
 
-from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.data_files import compression, repeated
 from topicberg.iceberg.summaries import ROWS_SKIPPED
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.records import Records
 from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.service.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor, spark_sessions
 
 _KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
 _LOOP_ROWS = 100_000
@@ -78,7 +78,7 @@ class Lab:
     @cached_property
     def sessions(self) -> Sessions:
         """The engine's sessions of Spark."""
-        return Sessions(self.endpoints, self.config)
+        return spark_sessions(self.endpoints, self.config)
 
     @cached_property
     def registry(self) -> Any:

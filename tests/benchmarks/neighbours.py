@@ -18,8 +18,8 @@ from compaction import ALONE_SECONDS, Load
 from rich.console import Console
 from workloads import ATTACKED, Topic, drop, fill_topic
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import control
 from topicberg.tableflow.values import commit

@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 from snapshot_daemon import Daemon, snapshot_daemon
 
 from definitions import defs
-from topicberg import kafka
 from topicberg.checks import check
 from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain, maintain_table
 from topicberg.iceberg.summaries import ancestry
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.derived import DerivedTable, with_parameters
 from topicberg.orchestration.jobs import sensors

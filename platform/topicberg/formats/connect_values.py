@@ -60,9 +60,6 @@ def parsed(kind: Text, text: str) -> int | None:
     return None if micros is None else micros // kind.unit
 
 
-# --- decimals that no column of numbers can hold ---
-
-
 class DecimalLimitError(ValueError):
     """A decimal is beyond the limits. The text is the reason."""
 

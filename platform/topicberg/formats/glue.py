@@ -32,13 +32,8 @@ from topicberg.clients.answers import unusable
 from topicberg.clients.aws import code_of, every
 from topicberg.clients.glue_schemas import MISSING, NAME, glue_errors
 from topicberg.errors import TableflowError, UnreachableError
-from topicberg.formats.subjects import (
-    MAX_SCHEMA_BYTES,
-    RegisteredSchema,
-    SchemaType,
-    Subject,
-    within_limits,
-)
+from topicberg.formats.registry import within_limits
+from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema, SchemaType, Subject
 from topicberg.formats.table import BY_SCHEMA_TYPE
 
 FIRST_OTHER = 100_001

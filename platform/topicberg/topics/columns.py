@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
@@ -17,10 +17,7 @@ from topicberg.formats.dispatch import as_read, format_of, is_union
 from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
-from topicberg.formats.table import FORMATS
-
-if TYPE_CHECKING:
-    from topicberg.topics.schema import Part
+from topicberg.formats.table import FORMATS, Part
 
 Columns = dict[str, str]
 

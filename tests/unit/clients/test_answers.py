@@ -21,7 +21,7 @@ from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.formats.subjects import SubjectReader
+from topicberg.formats.registry import SubjectReader
 from topicberg.retry import UNREACHABLE, classify
 from topicberg.settings import Settings
 from topicberg_deploy.transient import unanswered

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from topicberg import kafka
 from topicberg.connections import CertificateError, NotFoundError
 from topicberg.errors import LoginError
+from topicberg.kafka import topics as kafka
 from topicberg.logins.kafka import KafkaLogin
 
 

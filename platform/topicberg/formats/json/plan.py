@@ -270,9 +270,6 @@ def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> Table
     )
 
 
-# --- unions ---
-
-
 def _fit_union(
     subject: str,
     node: Node,

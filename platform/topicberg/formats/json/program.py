@@ -167,9 +167,6 @@ def _names(code: ProgramCode, names: Sequence[str]) -> int:
     return code.text([*escaped, *(name.encode() for name in names)])
 
 
-# --- unions ---
-
-
 def _union(
     code: ProgramCode,
     plan: JsonPlan,
@@ -366,9 +363,6 @@ def _choice(
                 mask(values is None or constant in values for values in allowed),
             ]
     return code.emit(JsonOp.CHOICE, place, first, len(names), _names(code, names))
-
-
-# --- numbers ---
 
 
 def _whole(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:

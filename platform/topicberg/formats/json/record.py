@@ -131,9 +131,6 @@ def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> str | Non
     return f"{{{','.join(pieces)}}}" if pieces else None
 
 
-# --- nested values ---
-
-
 def _reader(plan: JsonPlan, *, in_union: bool = False) -> Read:
     """:param in_union: the value may be read again, as another member of a union"""
     match plan.kind:
@@ -263,9 +260,6 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
         return list(by_key.items())
 
     return read
-
-
-# --- unions ---
 
 
 def _union(plan: JsonPlan) -> Read:

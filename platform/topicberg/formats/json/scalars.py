@@ -95,9 +95,6 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
     return _from_text(plan, partial(parsed, TEXTS[plan.kind]))
 
 
-# --- text ---
-
-
 def _simple(plan: JsonPlan) -> Read:
     kind: type = bool if plan.kind == "boolean" else str
     unexpected = unexpected_in(plan)
@@ -139,9 +136,6 @@ def _base64(value: Any) -> bytes | None:
         return binascii.a2b_base64(value, strict_mode=True)
     except ValueError:
         return None
-
-
-# --- numbers ---
 
 
 def _whole(plan: JsonPlan) -> Read:

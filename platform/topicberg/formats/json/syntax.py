@@ -120,9 +120,6 @@ def _syntax(text: str, error: json.JSONDecodeError) -> str:
     return f"the record is not JSON at {at}: {error.msg}, found {shown(rest[:20])}"
 
 
-# --- the text of values ---
-
-
 class Texts:
     """The texts of the values of one record, as they stand there. ``value``: the record's."""
 

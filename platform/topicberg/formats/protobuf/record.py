@@ -117,9 +117,6 @@ def _too_large() -> str:
     return f"needs more than {wire.MAX_TEXT_BYTES // 2**20} MiB of memory"
 
 
-# --- messages ---
-
-
 def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]:
     known = {field.number: field for field in plan.fields}
     usual = {field.number: wire.wire_type(field.kind) for field in plan.fields}
@@ -311,9 +308,6 @@ def _unpacked(
     return occurrences
 
 
-# --- fields ---
-
-
 def _values(field: WireField, path: str) -> Values:
     """Return what reads the column of a field."""
     if field.is_map:
@@ -471,9 +465,6 @@ def stored(value: Any, field: WireField, column: pa.DataType, path: str) -> Any:
     if pa.types.is_decimal(column):
         return _number(field, column, path)(int(value))
     return value
-
-
-# --- well-known messages ---
 
 
 def _finish(field: WireField, column: pa.DataType, path: str) -> Callable[[dict[str, Any]], Any]:

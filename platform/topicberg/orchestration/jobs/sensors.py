@@ -34,11 +34,11 @@ from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table as IcebergTable
 
-from topicberg import kafka
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import Span
 from topicberg.orchestration.assets.tables import kafka_key

@@ -12,18 +12,10 @@ from urllib.parse import urlsplit
 
 from pyiceberg.exceptions import RESTError, ServerError, ServiceUnavailableError
 
+from topicberg import retry
 from topicberg.connections import NotFoundError
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.iceberg import clocks
-from topicberg.retry import (
-    THROTTLED,
-    UNREACHABLE,
-    MissingFileError,
-    availability_hint,
-    classify,
-    unavailable_service,
-    with_service,
-)
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -189,7 +181,10 @@ def is_of_service(error: PySparkException) -> bool:
         return False
     if _CONNECTION.search(text) or any(known.search(text) for known in _KNOWN):
         return True
-    return classify(error) in (THROTTLED, UNREACHABLE) or with_service(error) is not error
+    return (
+        retry.classify(error) in (retry.THROTTLED, retry.UNREACHABLE)
+        or retry.with_service(error) is not error
+    )
 
 
 @contextmanager
@@ -207,8 +202,8 @@ def explained(subject: str) -> Iterator[None]:
 def explain(subject: str, error: BaseException) -> TopicbergError:
     """Return an error of Spark, the catalog or the store at e.g. ``topic orders`` as a message."""
     text = str(error)
-    clear = with_service(error)
-    if isinstance(clear, LoginError | NotFoundError | MissingFileError):
+    clear = retry.with_service(error)
+    if isinstance(clear, LoginError | NotFoundError | retry.MissingFileError):
         return type(clear)(f"{subject}: {clear.message}", hint=clear.hint)
     for known in _KNOWN:
         if known.search(text):
@@ -224,11 +219,11 @@ def explain(subject: str, error: BaseException) -> TopicbergError:
         reason = ": ".join(part.strip()[:200] for part in (task[1], *causes[-1:]))
     if isinstance(error, RESTError):
         return _of_catalog(subject, error, reason)
-    if _CONNECTION.search(text) or classify(error) == UNREACHABLE:
-        service = unavailable_service(error)
+    if _CONNECTION.search(text) or retry.classify(error) == retry.UNREACHABLE:
+        service = retry.unavailable_service(error)
         return UnreachableError(
             f"{subject}: {service or 'a service'} does not answer: {reason}",
-            hint=f"{availability_hint(service)}; the engine then writes the batch again",
+            hint=f"{retry.availability_hint(service)}; the engine then writes the batch again",
         )
     return TopicbergError(f"{subject}: {type(error).__name__}: {reason}")
 

@@ -105,8 +105,6 @@ class Folding:
         facts, may_move = self.changes.facts, self.progress.may_move
         self.reads = stale_reads(self.target, self.state, facts, may_move=may_move)
 
-    # --- the batch ---
-
     def fold(self) -> Folded:
         """Return what the batch changes.
 
@@ -256,8 +254,6 @@ class Folding:
                 end_before(ends, change.partition, change.offset + 1)
         if ends:
             raise BatchCutError(ends)
-
-    # --- against the table ---
 
     def _applied(
         self,
@@ -431,8 +427,6 @@ class Folding:
         for position in positions:
             if position is not None and not is_read_before(position, state.forgotten):
                 state.forgotten = position
-
-    # --- values that the connector did not have ---
 
     def _resolved(
         self,

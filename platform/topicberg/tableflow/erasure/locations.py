@@ -148,8 +148,6 @@ class RowLocations:
             refs=tuple(sorted(expired.refs)),
         )
 
-    # --- files ---
-
     def named_files(self) -> dict[str, None]:
         """Return the paths of the files that all snapshots name, also of removed ones."""
         manifest_files = manifests(self._table.io, self._table.metadata.snapshots)
@@ -195,8 +193,6 @@ class RowLocations:
         unreachable = without(listed, known_files(self._table.refresh()))
         self.read(filter(is_data, unreachable))
         return unreachable
-
-    # --- snapshots ---
 
     def is_head_tainted(self) -> bool:
         """Return whether the head names a tainted file."""

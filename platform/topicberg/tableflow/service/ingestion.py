@@ -11,12 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from pyiceberg.table import Table
 
-from topicberg import kafka
+from topicberg.clients.lineage import TopicLineage
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError, TopicbergError, UnreachableError
+from topicberg.errors import TableflowError, TopicbergError, UnreachableError, safe
+from topicberg.iceberg import delta
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
@@ -25,13 +29,13 @@ from topicberg.tableflow.batch import failures
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.sizing import SMALL_RECORDS
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.service.after_commit import LineageReporter, sync_delta
 from topicberg.tableflow.service.engine import AbandonedError, Ingestor
 from topicberg.tableflow.service.log_watch import LogWatch
-from topicberg.tableflow.service.status import OpenTransaction
+from topicberg.tableflow.service.status import FailingFormat, OpenTransaction
 from topicberg.tableflow.service.status_report import StatusReport
 from topicberg.tableflow.service.turn_schedule import TurnSchedule
 from topicberg.topics import TopicSpec, check_topics
+from topicberg.topics.spec import metadata_description
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +85,6 @@ class Ingestion:
         if (ingestor := self._ingestor) is not None:
             ingestor.interrupt()
 
-    # --- when a turn is due ---
-
     @property
     def held(self) -> Offsets | None:
         """The first offset of each partition that the table lacks; None: not known yet."""
@@ -101,8 +103,6 @@ class Ingestion:
         """
         full = self._ingestor.limits.size.limit if self._ingestor is not None else None
         return self.schedule.due_at(inspection_seconds, self.report.status.end_offsets, full)
-
-    # --- what the service observes ---
 
     def observe(self, ends: Ends | TopicbergError, write_seconds: float = 0.0) -> Offsets:
         """Take note of the ends of the topic's log.
@@ -152,8 +152,6 @@ class Ingestion:
                 )
             self.report.update(open_transactions=transactions)
 
-    # --- a turn ---
-
     def turn(self) -> None:
         """Commit the next batch, if there is one; a failure suspends the topic or is retried."""
         self.schedule.is_woken = False
@@ -180,7 +178,7 @@ class Ingestion:
                 error = self._missing_bucket() or error
             logger.warning("%s; trying again", error)
             if self._ingestor is not None:
-                self._ingestor.loader.forget()
+                self._ingestor.forget()
             # Who waited for an answer has committed nothing since the turn began.
             self._postpone(error, began_ms if is_unanswered else None)
         finally:
@@ -224,7 +222,7 @@ class Ingestion:
 
     def _missing_bucket(self) -> TopicbergError | None:
         """Return the error of a table's bucket that does not exist: who reads it may be silent."""
-        location = self._ingestor.loader.location if self._ingestor is not None else None
+        location = self._ingestor.location if self._ingestor is not None else None
         if location is None:
             return None
         subject = f"topic {self.spec.name}"
@@ -265,3 +263,44 @@ def _deleted(topic: str) -> TopicbergError:
         hint=f"to keep the table as it is, run `topicberg tableflow disable {topic}`; to start "
         "again, create the topic and drop the table",
     )
+
+
+def sync_delta(spec: TopicSpec, load_table: Callable[[], Table]) -> list[FailingFormat]:
+    """Update the Delta log, if the topic has one; its failure does not stop Iceberg.
+
+    :returns: Delta, if it failed
+    :raises TopicbergError: the table cannot be read, which is not a failure of Delta
+    """
+    if "DELTA" not in spec.tableflow.table_formats:
+        return []
+    table = load_table()
+    try:
+        delta.sync(table, spec)
+    except TopicbergError as error:
+        logger.warning("topic %s: %s", spec.name, error)
+        return [FailingFormat(format="DELTA", error_message=str(error))]
+    return []
+
+
+class LineageReporter:
+    """Reports the commits of one topic to the receiver of lineage, if there is one."""
+
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints) -> None:
+        self._topic, self._endpoints = spec.name, endpoints
+        self._lineage: TopicLineage | None = None
+
+    def report(self, commit: Commit, load_table: Callable[[], Table]) -> None:
+        """Report a commit that has records; nothing of it may fail."""
+        if not commit.records:
+            return
+        try:
+            if self._lineage is None:
+                self._lineage = TopicLineage(self._topic, self._endpoints.kafka_bootstrap)
+            if not self._lineage.is_due(commit.rows, commit.bytes):
+                return
+            table = load_table()
+            names = [field.name for field in table.schema().fields]
+            of_record = [name for name in names if metadata_description(name) is None]
+            self._lineage.report(table, of_record)
+        except Exception as error:  # the batch is committed
+            logger.warning("topic %s: its lineage is not reported: %s", self._topic, safe(error))

@@ -186,9 +186,6 @@ def _filter_bytes(rows: int) -> int:
     return -(-_FILTER_BYTES * rows // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-# --- files ---
-
-
 @dataclass(frozen=True)
 class Seal:
     """What a checksum covers beside the content: key files of other keys or files do not match.
