@@ -91,7 +91,7 @@ def demo(
 def _run(config: Settings, console: Console, steps: _Steps, records: int) -> bool:
     from rich.markup import escape
 
-    from topicberg import kafka
+    from topicberg.kafka import topics as kafka
     from topicberg_local.datagen.runner import run_here
 
     began = time.monotonic()
@@ -145,7 +145,7 @@ def _is_complete(config: Settings, endpoints: Endpoints) -> bool:
 
 def _end_offsets(config: Settings, endpoints: Endpoints) -> dict[str, int]:
     """Return the sum of each topic's end offsets by its asset name: records, and markers."""
-    from topicberg import kafka
+    from topicberg.kafka import topics as kafka
 
     return {
         spec.asset_name: sum(kafka.end_offsets(endpoints, spec.name).values())

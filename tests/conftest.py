@@ -181,7 +181,7 @@ def catalogs_are_properties(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests to a Kafka that does not answer fail soon."""
-    monkeypatch.setattr("topicberg.kafka.TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr("topicberg.kafka.topics.TIMEOUT_SECONDS", 2.0)
 
 
 @pytest.fixture

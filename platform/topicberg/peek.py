@@ -15,43 +15,39 @@ from decimal import Context, Decimal
 from typing import Any
 
 from confluent_kafka import Message
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of, id_of, payload
+from topicberg.formats.metadata import HEADERS
 from topicberg.formats.reasons import MalformedError, not_text
+from topicberg.formats.table import Part
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka import discovery
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.changes import envelope, key_names
-from topicberg.tableflow.layout.event_time import EventTime
-from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
-from topicberg.tableflow.layout.layout import MessageField, raw_columns, read_layout, table_schema
-from topicberg.tableflow.layout.writers import Writers, candidates, named
+from topicberg.tableflow.layout.layout import (
+    event_time,
+    foreign_schemas,
+    read_layout,
+    row_columns,
+    table_schema,
+)
+from topicberg.tableflow.layout.message_fields import MessageField, raw_columns
+from topicberg.tableflow.layout.writers import Writers, candidates, named, resolved
 from topicberg.tableflow.service.control import find_topic
 from topicberg.tableflow.values.metadata import NO_TIMESTAMP, wrong_header
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics
-from topicberg.topics.schema import Part
-from topicberg.topics.spec import HEADERS, TopicSpec, default_subject
+from topicberg.topics.spec import TopicSpec, default_subject
 
 MAX_RECORDS = 1_000
 _EPOCH, _EXACT = datetime(1970, 1, 1), Context(prec=80)
@@ -144,7 +140,7 @@ class _Decoder:
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
         layout = read_layout(self._spec, readers, config)
         self._halves: dict[Part, MessageField] = {"key": layout.key, "value": layout.value}
-        fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
+        fields: Sequence[T.NestedField] = table_schema(self._spec, layout).fields
         if (columns := _columns(self._spec, endpoints, config)) is not None:
             fields = columns
         self._texts = raw_columns(layout, fields)[1]
@@ -152,8 +148,8 @@ class _Decoder:
         if self._spec.changelog is not None:
             keys = key_names(layout)
             own["key"] = [field for field in fields if field.name in keys]
-            own["value"] = envelope(self._spec, layout, fields)
-        self._event_time = EventTime.of(self._spec, fields)
+            own["value"] = envelope(layout, row_columns(self._spec, fields))
+        self._event_time = event_time(self._spec, fields)
         self._names_schemas = bool(layout.value.subject) and layout.value.framing != "none"
         self._writers = {
             name: Writers(half, self._foreign[name], own[name])
@@ -241,7 +237,12 @@ class _Decoder:
         writers.refused.clear()
         writers.accepted.update(candidates(writers))
         try:
-            pairing, body = writers.read(raw, header, self._framing)
+            if self._framing is not None and header is None:
+                own = self._framing.wire(half, raw)
+            pairings = {of: writers.pairing(one) for of, one in writers.accepted.items()}
+            refused = {**writers.foreign.missing, **writers.refused}
+            record = half.record_framing().framed(own, header)
+            pairing, body = resolved(name, record, guids, pairings, refused)
         except MalformedError as error:
             return _bytes(raw), str(error), shown
         try:
@@ -255,7 +256,7 @@ class _Decoder:
     def _time_problem(self, name: Part, values: Mapping[str, Any], time_ms: int) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
         own = self._event_time
-        if own is None or own.rule.otherwise != "malformed":
+        if own is None or own.otherwise != "malformed":
             return None
         if own.path[0] not in {field.name for field in self._halves[name].fields()}:
             return None
@@ -296,7 +297,7 @@ def _spec(topic: str, endpoints: Endpoints, config: Settings) -> TopicSpec:
 
 def _columns(
     spec: TopicSpec, endpoints: Endpoints, config: Settings
-) -> Sequence[NestedField] | None:
+) -> Sequence[T.NestedField] | None:
     """Return the columns of the topic's table; None: no table, or the catalog does not answer."""
     try:
         table = find_table(endpoints.catalog(config), spec.table_identifier(config))
@@ -317,34 +318,34 @@ def _decoded(pairing: ResolvedSchema, payload: bytes) -> tuple[Mapping[str, Any]
     return values, _row(values, pairing.fields)
 
 
-def _row(values: Mapping[str, Any], columns: Sequence[NestedField]) -> dict[str, Any]:
+def _row(values: Mapping[str, Any], columns: Sequence[T.NestedField]) -> dict[str, Any]:
     """Return stored values for people, those that the record has."""
     kinds = {column.name: column.field_type for column in columns}
     return {name: _shown(value, kinds[name]) for name, value in values.items()}
 
 
-def _shown(value: Any, column: IcebergType) -> Any:
+def _shown(value: Any, column: T.IcebergType) -> Any:
     """Return a stored value, as a record decoder returns it, for people, as JSON."""
     if value is None:
         return None
     match column:
-        case StructType():
+        case T.StructType():
             return _row(value, column.fields)
-        case ListType():
+        case T.ListType():
             return [_shown(item, column.element_type) for item in value]
-        case MapType():
+        case T.MapType():
             key_type, value_type = column.key_type, column.value_type
             return {
                 str(_shown(key, key_type)): _shown(map_value, value_type)
                 for key, map_value in value
             }
-        case DecimalType():
+        case T.DecimalType():
             return f"{Decimal(value).scaleb(-column.scale, _EXACT):f}"
-        case DateType():
+        case T.DateType():
             return (_EPOCH + timedelta(days=value)).date().isoformat()
-        case TimestampType():
+        case T.TimestampType():
             return (_EPOCH + timedelta(microseconds=value)).isoformat()
-        case TimestamptzType():
+        case T.TimestamptzType():
             moment = _EPOCH + timedelta(microseconds=value)
             return moment.replace(tzinfo=UTC).isoformat()
     return _plain(value)

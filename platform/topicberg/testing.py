@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from topicberg.endpoints import load_endpoints
@@ -26,9 +27,6 @@ from topicberg.topics import TopicSpec, load_topic
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.topic_columns import topic_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 os.environ[CONNECT_MODE] = "1"  # modules of pipelines may be imported before there is a session
 

@@ -36,17 +36,17 @@ from pyiceberg.types import (
 )
 from workloads import CHECKED, NAMESPACE, Topic
 
-from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.data_files import compression, repeated
 from topicberg.iceberg.summaries import ROWS_SKIPPED
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.records import Records
 from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.service.engine import Ingestor
+from topicberg.tableflow.service.engine import Ingestor, spark_sessions
 
 _READ_ROWS, _READ_BYTES = 131_072, 16 * 1024 * 1024
 
@@ -68,7 +68,7 @@ class Lab:
     @cached_property
     def sessions(self) -> Sessions:
         """The engine's sessions of Spark."""
-        return Sessions(self.endpoints, self.config)
+        return spark_sessions(self.endpoints, self.config)
 
     @cached_property
     def registry(self) -> Any:

@@ -44,8 +44,8 @@ from workloads import (
     produce_changes,
 )
 
-from topicberg import kafka
 from topicberg.endpoints import load_endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.settings import settings
 from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values.compiling import wait_ready

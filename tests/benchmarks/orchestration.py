@@ -34,10 +34,10 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dagster_dev import dagster_dev
 
-from topicberg import kafka
 from topicberg.cli.compute import load_lake
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import load_endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
 from topicberg.settings import settings

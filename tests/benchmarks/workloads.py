@@ -28,9 +28,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 

@@ -24,6 +24,7 @@ from history import FORMATS, History, Result, check_dead_letters, dead_letters, 
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.tableflow.decode.sessions import Sessions
+from topicberg.tableflow.service.engine import spark_sessions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(40_000)]
 
@@ -87,7 +88,11 @@ def report(results: list[Result]) -> str:
 
 def test_few_histories_end_with_right_tables(stack: Endpoints, tmp_path: Path) -> None:
     results = run_many(
-        range(SEED, SEED + FEW), stack, tmp_path, rounds=1, sessions=Sessions(stack, settings())
+        range(SEED, SEED + FEW),
+        stack,
+        tmp_path,
+        rounds=1,
+        sessions=spark_sessions(stack, settings()),
     )
     assert not any(result.problems for result in results), report(results)
 
@@ -95,7 +100,7 @@ def test_few_histories_end_with_right_tables(stack: Endpoints, tmp_path: Path) -
 @pytest.mark.slow
 def test_many_histories_end_with_right_tables(stack: Endpoints, tmp_path: Path) -> None:
     folder = Path(os.environ.get("TOPICBERG_TEST_DUMPS", tmp_path))
-    seeds, sessions = range(SEED, SEED + HISTORIES), Sessions(stack, settings())
+    seeds, sessions = range(SEED, SEED + HISTORIES), spark_sessions(stack, settings())
     results = run_many(seeds, stack, folder, rounds=ROUNDS, sessions=sessions)
     print(report(results))  # noqa: T201  the figures
     assert not any(result.problems for result in results), report(results)

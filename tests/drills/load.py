@@ -19,11 +19,11 @@ from confluent_kafka.schema_registry import Schema
 from found_topics import AVRO_TOPIC
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.tables import sync
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import control

@@ -37,12 +37,12 @@ from repository import PROJECT_ROOT
 from rich.console import Console
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
 from topicberg.catalogs.snowflake.statements import bootstrap, bootstrap_linked
 from topicberg.clients import rsa
 from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.naming import Names
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.jobs.catalogs import catalog_sensor

@@ -25,12 +25,12 @@ from operators import COMMAND, PATIENCE_SECONDS, Operator
 from pyiceberg.table import Table
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.names import table_path
 from topicberg.catalogs.snowflake.tables import SnowflakeTable, read_back
 from topicberg.checks import catalogs
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import run_query

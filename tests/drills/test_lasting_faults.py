@@ -27,13 +27,13 @@ from load import Load, paused_load
 from operators import Operator
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.alerts.alert import Notice
 from topicberg.catalogs.snowflake.session import TIMEOUTS
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, model
 from topicberg.errors.table import Kind
+from topicberg.kafka import topics as kafka
 from topicberg.settings import settings
 from topicberg.tableflow.service import control
 from topicberg.topics import TopicSpec

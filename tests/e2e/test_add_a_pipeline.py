@@ -11,8 +11,8 @@ from documents import run_block
 from project_copy import copy_project
 from repository import PROJECT_ROOT
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -16,9 +16,9 @@ from confluent_kafka import Producer
 from dagster_dev import Dagster, dagster_dev
 from project_copy import begin_partitions, copy_project
 
-from topicberg import kafka
 from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.query import run_query
 from topicberg.settings import settings

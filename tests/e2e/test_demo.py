@@ -12,8 +12,8 @@ import pytest
 from dagster_dev import dagster_dev
 from repository import PROJECT_ROOT
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.query import QueryError, run_query
 from topicberg.settings import settings
 from topicberg_local.datagen.runner import run_here

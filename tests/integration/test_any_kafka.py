@@ -16,8 +16,8 @@ from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, Topic
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
 from topicberg.tableflow.service import control

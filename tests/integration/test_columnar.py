@@ -13,17 +13,17 @@ import pytest
 from confluent_kafka import Producer
 from kafka_topics import Row, Topic, avro, encode
 
-from topicberg import kafka
 from topicberg.errors import TopicbergError
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
-from topicberg.kafka.last_records import find_records
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import find_records
 from topicberg.kafka.records import Records
-from topicberg.tableflow.batch import batch_limits
-from topicberg.tableflow.decode import reading, tasks
+from topicberg.tableflow.batch import sizing
+from topicberg.tableflow.decode import reading, spark_turn
 from topicberg.tableflow.decode.columns import MAX_ROWS
 from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.service import engine
@@ -59,8 +59,6 @@ NESTED = avro(
     },
     {"name": "either", "type": ["null", "long", "string"]},
 )
-
-
 KEPT = {"retention.ms": "-1"}
 """Kafka deletes old records, by their timestamps, within minutes."""
 
@@ -177,7 +175,7 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
     produce(topic, values, 10)
     monkeypatch.setattr("topicberg.tableflow.service.engine.small", lambda _: 100)
-    monkeypatch.setattr(tasks, "FILE_RECORDS", 500)
+    monkeypatch.setattr(spark_turn, "FILE_RECORDS", 500)
     topic.ingest()
     assert reader(topic) == "spark"
     found = in_order(topic)
@@ -251,7 +249,7 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     topic = make_topic(KEPT, write_mode="upsert")
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(3)
-    monkeypatch.setattr(tasks, "FILE_RECORDS", 100)
+    monkeypatch.setattr(spark_turn, "FILE_RECORDS", 100)
     monkeypatch.setattr(engine, "small", lambda _: 10 if by == "spark" else 10_000)
     for first in (0, 600):
         producer = Producer(topic.endpoints.kafka_config())
@@ -272,7 +270,7 @@ def test_key_files_are_shared_once_no_records_wait(
     topic = make_topic(KEPT, write_mode="upsert", partitions=1)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     monkeypatch.setattr(key_store, "SHARED_ROWS", 1)
-    monkeypatch.setattr(batch_limits, "MAX_RECORDS", {"append": 10, "upsert": 10})
+    monkeypatch.setattr(sizing, "MAX_RECORDS", {"append": 10, "upsert": 10})
     producer, rng = Producer(topic.endpoints.kafka_config()), random.Random(4)
     for number in range(30):
         value = prefix + encode(parsed, make_row(rng, number))
@@ -301,10 +299,11 @@ def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
     def fails(*_: object) -> None:
         raise TopicbergError("the disk is full")
 
-    def ingest(plan: Any, _: object, parts: Any, check: Any) -> reading.WrittenBatch:
+    def ingest(plans: Any, _: object, parts: Any, check: Any) -> list[reading.WrittenBatch]:
         (ranges,) = parts
-        written.append(reading.ingest(plan, ranges, check))
-        return written[-1]
+        done = reading.ingest(plans, ranges, check)
+        written.extend(done)
+        return done
 
     for number in range(2):
         producer = Producer(topic.endpoints.kafka_config())

@@ -14,9 +14,9 @@ import requests
 from conftest import KillService
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.cloud import _read
+from topicberg.kafka import topics as kafka
 from topicberg.naming import Names
 from topicberg.settings import settings
 from topicberg.tableflow.service import control

@@ -11,10 +11,10 @@ from kafka_topics import ORDER, Topic
 from typer.testing import CliRunner
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.errors import UnreachableError
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.discovery import discover, list_topics
 from topicberg.settings import Settings
 from topicberg.topics import check_topics

@@ -10,7 +10,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from typer.testing import CliRunner, Result
 
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.session import records
 from topicberg.catalogs.snowflake.tables import sync
@@ -18,6 +17,7 @@ from topicberg.checks.check import CheckedTable
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.settings import settings
 from topicberg.topics import load_topic

@@ -12,10 +12,11 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from kafka_topics import ORDER, Topic
 from waiting import wait_until
 
-from topicberg import kafka
-from topicberg.kafka import NoSuchTopicError, ends
+from topicberg.kafka import ends
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times, messages
 from topicberg.kafka.ends import EndReader, Ends
+from topicberg.kafka.topics import NoSuchTopicError
 
 pytestmark = pytest.mark.integration
 PATIENCE_SECONDS = 30

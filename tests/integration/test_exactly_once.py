@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from conftest import KillService
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.tableflow.values.commit import committed

@@ -23,13 +23,13 @@ from kafka_topics import ORDER, Topic, encode
 from pyiceberg.table import Table
 from typer.testing import CliRunner
 
-from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings

@@ -13,9 +13,9 @@ import pytest
 from snapshot_daemon import Daemon, snapshot_daemon
 
 from definitions import defs
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.orchestration.jobs import sensors

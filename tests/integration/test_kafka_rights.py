@@ -22,12 +22,12 @@ from confluent_kafka.admin import AdminClient
 from conftest import KillService
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.kafka.consumer import READER, messages
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import messages
 from topicberg.kafka.fetch import _ClientFetcher, fetcher
-from topicberg.kafka.records import Records
+from topicberg.kafka.records import READER, Records
 from topicberg.kafka.transactions import newest_states, transactional_producer
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import settings

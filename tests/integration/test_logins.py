@@ -34,13 +34,12 @@ from pydantic import SecretStr
 from pyiceberg.exceptions import NoSuchTableError
 from real_servers import OAuthServer, kafka_broker, nessie, oauth_server
 
-from topicberg import kafka
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.kafka.consumer import FetchError
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.fetch import fetcher
-from topicberg.kafka.records import Records
+from topicberg.kafka.records import FetchError, Records
 from topicberg.logins.catalog import CatalogLogin
 from topicberg.logins.oauth import OAuthSettings
 from topicberg.orchestration.resources import Spark

@@ -15,10 +15,10 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.peek import PeekedRecord, newest
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec

@@ -24,13 +24,13 @@ from pyiceberg.table import Table
 from pyiceberg.types import StringType
 from pyspark.sql import SparkSession
 
-from topicberg import kafka
 from topicberg.checks.check import CheckedTable, Probe, evaluate
 from topicberg.checks.derived import published_check
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.transactions import transactional_producer
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import Settings, settings

@@ -15,10 +15,10 @@ import pytest
 from kafka_topics import ORDER, Topic, avro, encode
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.decode.processes import Processes
 from topicberg.tableflow.decode.reading import EARLY, WrittenBatch

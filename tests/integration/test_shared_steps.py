@@ -8,9 +8,9 @@ import dagster as dg
 import pytest
 from kafka_topics import ORDER, Topic
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.catalogs.catalog import systems
 from topicberg.orchestration.jobs.checks import check_job

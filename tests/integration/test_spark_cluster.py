@@ -14,8 +14,8 @@ import spark_cluster
 from spark_cluster import HAS_JDK
 
 from definitions import defs
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
 from topicberg.settings import settings

@@ -24,12 +24,12 @@ from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.checks.topic import check_lag, lag_of
 from topicberg.clients.catalog import CheckedCatalog, ensure_namespace
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session

@@ -14,10 +14,10 @@ from kafka_topics import ORDER, Topic
 from typer.testing import CliRunner, Result
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.settings import settings
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.status import read_status

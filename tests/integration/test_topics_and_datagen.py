@@ -19,9 +19,9 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from project_copy import add_code
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic, requests
 from topicberg.topics.new import new_topic
@@ -298,8 +298,8 @@ def test_failed_start_reports_the_reason(
 
 def test_a_spec_from_a_subject(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
     kafka.ensure_topic(spec, stack, config)
-    name = f"new-{spec.name}"
-    written, schema_file = new_topic(name, spec.value_subject, "shop", stack, config)
+    name, registry = f"new-{spec.name}", stack.schema_registry_client()
+    written, schema_file = new_topic(name, spec.value_subject, "shop", registry, config)
     made = load_topic(name, config)
     assert (made.name, made.pipeline, made.value_schema.format) == (name, "shop", "avro")
     assert made.value_subject == spec.value_subject
@@ -307,9 +307,9 @@ def test_a_spec_from_a_subject(stack: Endpoints, spec: TopicSpec, config: Settin
     assert columns == {**spec.columns(config), "key": columns["key"]}  # no format says it is text
     assert {written.name, schema_file.name} == {f"{name}.yaml", f"{name}.avsc"}
     with pytest.raises(SpecError, match="exists already"):
-        new_topic(name, spec.value_subject, "shop", stack, config)
+        new_topic(name, spec.value_subject, "shop", registry, config)
     with pytest.raises(TopicbergError, match="nothing-value"):
-        new_topic("nothing", "nothing-value", "shop", stack, config)
+        new_topic("nothing", "nothing-value", "shop", registry, config)
     with pytest.raises(SpecError, match="pipeline"):
-        new_topic("other", spec.value_subject, "Not a group", stack, config)
+        new_topic("other", spec.value_subject, "Not a group", registry, config)
     assert not (config.topics_dir / "other.yaml").exists()

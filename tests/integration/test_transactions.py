@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.transactions import transaction_errors, transactional_producer
 
 pytestmark = pytest.mark.integration

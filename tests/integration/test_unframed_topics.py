@@ -22,11 +22,12 @@ from pyiceberg.catalog import Catalog
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from topicberg import kafka, peek
+from topicberg import peek
 from topicberg.checks.topic import check_unknown_fields
 from topicberg.errors import TableflowError
 from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import ancestry
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.key import Key

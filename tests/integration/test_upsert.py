@@ -17,13 +17,13 @@ from confluent_kafka import Producer
 from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.tables import sync
 from topicberg.checks.topic import check_deletes
 from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query

@@ -98,7 +98,7 @@ def test_a_new_version_of_the_key_is_the_same_key(make_topic: Callable[..., Topi
             keyed.send(version, user, "green", f"v{version}")
             expected[user] = f"v{version}"
         assert keyed.ingest() == expected, version
-    folder = key_folder(topic.config, topic.spec.name)
+    folder = key_folder(topic.config.state_dir, topic.spec.name)
     keyed.send(0, 3, "green", None)  # by the oldest version
     del expected[3]
     shutil.rmtree(folder)
@@ -145,7 +145,7 @@ def test_keys_that_were_compared_by_bytes_become_one(
     assert batch.pop(KEY_DEFINITION)
     arrow = pa.Table.from_pylist([newer], schema=table.schema().as_arrow())
     table.append(arrow, snapshot_properties=batch)
-    shutil.rmtree(key_folder(topic.config, topic.spec.name))
+    shutil.rmtree(key_folder(topic.config.state_dir, topic.spec.name))
     keyed.send(1, 9, "red", "more")
     assert keyed.ingest() == {1: "new", 2: "stays", 9: "more"}
     state = KeyState.load(topic.table().properties)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from assets.pipelines.users import TRADE_COLUMNS
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
+from topicberg.kafka import topics as kafka
 from topicberg.settings import settings
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.engine import run_once

@@ -20,10 +20,9 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow.decode import sessions, tasks
-from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.decode.tasks import check_workers
-from topicberg.tableflow.service.engine import Ingestor
+from topicberg.tableflow.decode import sessions
+from topicberg.tableflow.decode.sessions import Sessions, check_workers
+from topicberg.tableflow.service.engine import Ingestor, spark_sessions
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -43,7 +42,7 @@ def _session(stack: Endpoints, python: Path) -> Iterator[SparkSession]:
 
 def test_topicberg_is_sent_to_workers_that_lack_it(stack: Endpoints, tmp_path: Path) -> None:
     with _session(stack, bare_python(tmp_path)) as session:
-        assert "No module named 'topicberg'" in tasks._lack(session, MEMORY)
+        assert "No module named 'topicberg'" in sessions._lack(session, MEMORY)
         assert check_workers(session, MEMORY)
         assert not check_workers(session, MEMORY)
 
@@ -117,7 +116,7 @@ def test_rows_are_the_same_by_workers_that_were_sent_topicberg(
         return new_session(remote, {**conf, "spark.sql.execution.pyspark.python": python})
 
     monkeypatch.setattr(sessions, "new_session", new)
-    pool = Sessions(stack, settings())
+    pool = spark_sessions(stack, settings())
     upserted = _avro(make_topic, write_mode="upsert")
     topics = [_avro(make_topic), _other(make_topic, "json"), _other(make_topic, "protobuf")]
     for topic in topics:

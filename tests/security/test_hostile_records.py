@@ -28,10 +28,10 @@ from kafka_topics import ORDER, Topic, avro, encode
 from typer.testing import CliRunner
 from waiting import wait_until
 
-from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.settings import settings
 from topicberg.spark import new_session

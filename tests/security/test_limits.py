@@ -23,13 +23,15 @@ from pyiceberg.types import NestedField, StructType
 from reasons import reason
 
 from topicberg.errors import TableflowError
+from topicberg.formats import registry as schemas
 from topicberg.formats import subjects
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import as_record, format_of, is_union
 from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS, MAX_MEMBERS, MAX_NAME, remembered
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.protobuf.wire import MAX_TEXT_BYTES
-from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
+from topicberg.formats.registry import SubjectReader
+from topicberg.formats.subjects import RegisteredSchema, SchemaType
 from topicberg_local import python_daemon
 
 SECONDS, MEGABYTES = 20.0, 200
@@ -425,13 +427,13 @@ class Version:
 
 
 def test_subject_with_many_versions_keeps_the_newest() -> None:
-    registry: Any = Registry(versions=subjects.MAX_VERSIONS + 50, size=10)
+    registry: Any = Registry(versions=schemas.MAX_VERSIONS + 50, size=10)
     found = SubjectReader(registry).read("s")
-    assert len(found.schemas) == subjects.MAX_VERSIONS
+    assert len(found.schemas) == schemas.MAX_VERSIONS
     assert found.latest.schema_id == registry.versions
     large: Any = Registry(versions=100, size=subjects.MAX_SCHEMA_BYTES)
     reader = SubjectReader(large)
-    assert sum(one.size for one in reader.read("s").schemas.values()) <= subjects.MAX_SUBJECT_BYTES
+    assert sum(one.size for one in reader.read("s").schemas.values()) <= schemas.MAX_SUBJECT_BYTES
     assert len(reader._versions) <= 10
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from topicberg import kafka
 from topicberg.kafka import consumer
+from topicberg.kafka import topics as kafka
 from topicberg.logins.kafka import KafkaLogin
 
 ADDRESS, LOGIN = "memory:9092", KafkaLogin(auth="none")

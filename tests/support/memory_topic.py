@@ -122,9 +122,12 @@ def mock_registry(folder: Path) -> Any:
 
 
 def _ingest_here(
-    plan: ReadPlan, io: FileIO, parts: Sequence[Ranges], check: Callable[[], None]
-) -> reading.WrittenBatch:
-    return reading.joined(plan, io, [reading.ingest(plan, ranges, check) for ranges in parts])
+    plans: Sequence[ReadPlan],
+    ios: Sequence[FileIO],
+    parts: Sequence[Ranges],
+    check: Callable[[], None],
+) -> list[reading.WrittenBatch]:
+    return reading.joined(plans, ios, [reading.ingest(plans, ranges, check) for ranges in parts])
 
 
 def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:

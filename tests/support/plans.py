@@ -9,17 +9,18 @@ import pyarrow as pa
 from header_framing import RecordHeaders, fetched
 from pyiceberg.table import Table
 
-from topicberg.formats.subjects import SchemaReaders
+from topicberg.formats.metadata import METADATA_TYPES
+from topicberg.formats.registry import SchemaReaders
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.tableflow.decode.columns import buffers_of, chunks
-from topicberg.tableflow.decode.plan import ReadPlan, message_decoders
-from topicberg.tableflow.layout.event_time import EventTime
+from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.layout.foreign import ForeignSchemas
-from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, raw_columns
+from topicberg.tableflow.layout.layout import event_time
+from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, raw_columns
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
 from topicberg.tableflow.rejected.rejections import Rejections
+from topicberg.tableflow.service.topic_table import message_decoders
 from topicberg.topics import TopicSpec
-from topicberg.topics.spec import METADATA_TYPES
 
 
 def readers_of(confluent: Any = None, glue: Any = None) -> SchemaReaders:
@@ -40,13 +41,12 @@ def plan_of(
     fields = table.schema().fields
     none = ForeignSchemas(cast("Any", None))
     foreign = foreign or {KEY: none, VALUE: none}
-    key = upsert_key(spec, layout, fields) if spec.write_mode == "upsert" else None
+    key = upsert_key(spec.metadata_column, layout, fields) if spec.write_mode == "upsert" else None
     decoded = message_decoders(spec, layout, table, foreign, key)
     decoded = {side: one.without(foreign[side].missing) for side, one in decoded.items()}
     names = {
         name: spec.metadata_column(name) for name in (*METADATA_TYPES, "raw-key", "event-time")
     }
-    event_time = EventTime.of(spec, fields)
     raw, text = raw_columns(layout, fields)
     upserts = None if key is None else table.metadata.table_uuid
     target = WriteTarget.of(table)
@@ -62,7 +62,7 @@ def plan_of(
         "SKIP",
         upserts,
         key,
-        event_time=event_time,
+        event_time=event_time(spec, fields),
     )
     return made, key
 

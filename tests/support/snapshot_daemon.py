@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 
 from definitions import defs
-from topicberg import kafka
 from topicberg.errors import TopicbergError
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.jobs.pipelines import EVERYTHING
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse

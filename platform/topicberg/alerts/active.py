@@ -54,7 +54,7 @@ def active_alerts(
     for state in states:
         for key, alert in {**state.unsent, **state.alerts}.items():
             acknowledgement = state.acknowledgement_of(key, decisions)
-            if silence := decisions.silence_of(alert, moment):
+            if silence := decisions.silence_of(alert.key, alert.assets, moment):
                 alerts.append(ActiveAlert(alert, "silenced", silence))
             elif key in state.unsent and alert.cause is not None:
                 alerts.append(ActiveAlert(alert, "consequence"))

@@ -172,7 +172,7 @@ def changes(
         if key not in now
     ]
     for key, alert in now.items():
-        if decisions.silence_of(alert, moment) is not None:
+        if decisions.silence_of(alert.key, alert.assets, moment) is not None:
             continue
         known = state.alerts.get(key)
         acknowledgement = state.acknowledgement_of(key, decisions)
@@ -237,4 +237,4 @@ def _is_consequence(
         return False
     cause = causes[alert.cause]
     is_worse = alert.severity == "error" and cause.severity == "warning"
-    return not is_worse or decisions.silence_of(cause, moment) is not None
+    return not is_worse or decisions.silence_of(cause.key, cause.assets, moment) is not None

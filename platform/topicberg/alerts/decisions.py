@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,7 +21,6 @@ from topicberg.errors import TopicbergError
 from topicberg.files import replace_file
 
 if TYPE_CHECKING:
-    from topicberg.alerts.alert import Alert
     from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -53,9 +52,9 @@ class Silence(Decision, frozen=True):
 
     pattern: str
 
-    def covers(self, alert: Alert) -> bool:
-        """Return whether the pattern is the alert's key, an asset or a table, with ``*``."""
-        names = {alert.key, *alert.assets, *(asset.partition("/")[2] for asset in alert.assets)}
+    def covers(self, key: str, assets: Collection[str]) -> bool:
+        """Return whether the pattern, which may have ``*``, is the key, an asset or a table."""
+        names = {key, *assets, *(asset.partition("/")[2] for asset in assets)}
         return any(fnmatchcase(name, self.pattern) for name in names)
 
 
@@ -66,9 +65,9 @@ class Decisions(BaseModel, frozen=True):
     """By the key of the alert."""
     silences: tuple[Silence, ...] = ()
 
-    def silence_of(self, alert: Alert, moment: datetime) -> Silence | None:
+    def silence_of(self, key: str, assets: Collection[str], moment: datetime) -> Silence | None:
         """Return the silence that covers an alert at a time, the longest one."""
-        found = [one for one in self.silences if one.until > moment and one.covers(alert)]
+        found = [one for one in self.silences if one.until > moment and one.covers(key, assets)]
         return max(found, key=lambda silence: silence.until, default=None)
 
 

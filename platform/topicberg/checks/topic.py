@@ -9,7 +9,6 @@ from typing import Any
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from topicberg import kafka
 from topicberg.checks.check import Probe, TableCheck, delay_check
 from topicberg.checks.finding import Finding, Severity, age, from_ms, good, judge_delay, moment
 from topicberg.endpoints import Endpoints
@@ -24,6 +23,7 @@ from topicberg.iceberg.summaries import (
     checkpoint,
     summary,
 )
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.registration import FileState, compare

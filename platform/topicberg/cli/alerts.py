@@ -83,7 +83,8 @@ def silence(
 
     config = settings()
     given = decisions.silence(config, pattern, reason, _duration(lasting))
-    covered = sum(given.covers(active.alert) for active in _active(config)[0])
+    alerts = [active.alert for active in _active(config)[0]]
+    covered = sum(given.covers(alert.key, alert.assets) for alert in alerts)
     echo(
         f"{pattern}: silenced by {given.by_whom} until {moment(given.until)}; it covers "
         f"{count(covered, 'active alert')}"

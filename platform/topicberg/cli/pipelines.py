@@ -68,9 +68,9 @@ def drop(
     May be repeated. Then remove its function and the specs of its topics: otherwise it is computed
     and published again.
     """
-    from topicberg import kafka
     from topicberg.catalogs import glue
     from topicberg.catalogs.snowflake import tables as snowflake
+    from topicberg.kafka import topics as kafka
     from topicberg.orchestration.resources import Lakehouse, Snowflake
     from topicberg.tableflow.table.table import drop
 

@@ -161,7 +161,7 @@ def disable(
         catalog = load_endpoints(config).catalog(config)
         dropped = drop(catalog, spec.table_identifier(config))
         control.table_dropped(config, topic)
-        keys.forget(config, topic)
+        keys.forget(config.state_dir, topic)
         echo(f"{name} is deleted" if dropped else f"{name} does not exist")
 
 

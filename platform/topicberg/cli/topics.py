@@ -265,7 +265,8 @@ def new(
             types=lambda number: record_type(number, endpoints),
         )
     elif has is None:
-        paths = new_topic(name, subject, group, endpoints, config)
+        registry = endpoints.schema_registry_client()
+        paths = new_topic(name, subject, group, registry, config)
     elif has.value is None:
         raise SpecError(
             f"the schema registry has no subject {subject}",
@@ -427,7 +428,7 @@ def grow(name: Name, yes: Yes = False) -> None:
     read them in order.
     """
 
-    from topicberg import kafka
+    from topicberg.kafka import topics as kafka
 
     spec, endpoints, _ = _topic(name)
     more = kafka.growth(spec, endpoints)

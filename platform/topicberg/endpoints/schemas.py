@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from topicberg.endpoints.model import REGISTRY_SECONDS
-from topicberg.formats.subjects import SchemaReaders, SubjectReader
+from topicberg.formats.registry import SchemaReaders, SubjectReader
 from topicberg.settings import settings
 
 if TYPE_CHECKING:

@@ -34,13 +34,8 @@ from topicberg.clients.aws import every
 from topicberg.errors import TableflowError, UnreachableError
 from topicberg.errors.meaning import explain, means
 from topicberg.errors.table import MISSING
-from topicberg.formats.subjects import (
-    MAX_SCHEMA_BYTES,
-    RegisteredSchema,
-    SchemaType,
-    Subject,
-    within_limits,
-)
+from topicberg.formats.registry import within_limits
+from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema, SchemaType, Subject
 from topicberg.formats.table import BY_SCHEMA_TYPE
 
 NAME = "AWS Glue Schema Registry"

@@ -1,45 +1,15 @@
-"""The schemas of a subject, as a registry has them at the moment.
-
-Confluent's registry is read by :class:`SubjectReader`, AWS Glue Schema Registry by
-:class:`topicberg.formats.glue.GlueReader`. A schema of AWS Glue is a subject here.
-"""
+"""Schemas as a registry holds them, and the versions of a subject."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Literal, Protocol
 from uuid import UUID
 
-from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-from topicberg.clients.answers import unusable
-from topicberg.clients.registry import if_found, registry_errors
-from topicberg.errors import TableflowError
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-
-    from topicberg.formats.framing import Framing
-
-NOT_FOUND = 404
 MAX_SCHEMA_BYTES = 1024 * 1024
 """Characters of a schema, including all that it refers to."""
-MAX_REFERENCES = 500
-"""Schemas that one schema refers to, directly or not."""
-MAX_VERSIONS, MAX_SUBJECT_BYTES = 500, 8 * MAX_SCHEMA_BYTES
-"""Newest versions of a subject that are read, by number and by characters; older ones are looked up
-when a record names their id, as schemas of other subjects are."""
-
-MAX_GUIDS = 2_000
-"""GUIDs whose ids are known."""
-
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
-
-DEFAULT_CONTEXT = "."
 
 
 @dataclass(frozen=True)
@@ -87,8 +57,9 @@ class RegisteredSchema:
 class Subject:
     """Every version of a subject's schema.
 
-    ``schemas``: by schema id, every version up to :data:`MAX_VERSIONS`. ``latest``: the newest
-    version, which defines the table. ``guids``: the ids of the GUIDs that are known in its context.
+    ``schemas``: by schema id, every version up to :data:`.registry.MAX_VERSIONS`. ``latest``: the
+    newest version, which defines the table. ``guids``: the ids of the GUIDs that are known in its
+    context.
     """
 
     name: str
@@ -97,28 +68,7 @@ class Subject:
     guids: Mapping[UUID, int] = field(default_factory=dict)
 
 
-def context_of(subject: str) -> str:
-    """Return the context of a subject: ``.eu`` of ``:.eu:orders-value``, ``.`` of ``orders-value``.
-
-    Each context has schema ids of its own.
-    """
-    if not subject.startswith(":."):
-        return DEFAULT_CONTEXT
-    return subject[1:].partition(":")[0]
-
-
-def _topic(subject: str) -> str:
-    """Return the topic of a subject that is named after it, else a word that stands for one."""
-    name = subject.rpartition(":")[2]
-    topic = name.removesuffix("-value").removesuffix("-key")
-    return topic if topic and topic != name else "TOPIC"
-
-
-def in_context(context: str, subject: str) -> str:
-    """Return the full name of a subject that another one of this context refers to."""
-    if context == DEFAULT_CONTEXT or subject.startswith(":."):
-        return subject
-    return f":{context}:{subject}"
+DEFAULT_CONTEXT = "."
 
 
 class SchemaReader(Protocol):
@@ -160,212 +110,3 @@ class SchemaReader(Protocol):
     def guids(self, context: str) -> dict[UUID, int]:
         """Return the GUIDs of a context that are known, and their ids."""
         ...
-
-
-class SchemaReaders:
-    """The readers of a deployment's registries; AWS Glue's is made when a topic needs it."""
-
-    def __init__(self, confluent: SubjectReader, make_glue: Callable[[], SchemaReader]) -> None:
-        self.confluent = confluent
-        self._make_glue = make_glue
-
-    @cached_property
-    def glue(self) -> SchemaReader:
-        return self._make_glue()
-
-    def of(self, framing: Framing) -> SchemaReader:
-        """Return the reader of the registry whose schemas records name."""
-        return self.glue if framing == "glue" else self.confluent
-
-
-def within_limits(newest_first: Iterator[RegisteredSchema]) -> list[RegisteredSchema]:
-    """Return the newest versions of a subject that are read, the oldest one first.
-
-    See :data:`MAX_VERSIONS`; no other ones are looked at.
-    """
-    kept: list[RegisteredSchema] = []
-    size = 0
-    for schema in islice(newest_first, MAX_VERSIONS):
-        size += schema.size
-        if kept and size > MAX_SUBJECT_BYTES:
-            break
-        kept.insert(0, schema)
-    return kept
-
-
-class _TooLargeError(Exception):
-    """A schema, including all that it refers to, exceeds the limits."""
-
-
-class SubjectReader:
-    """Reads Confluent's registry; versions are immutable and therefore read only once."""
-
-    name = "the schema registry"
-
-    def __init__(self, client: SchemaRegistryClient) -> None:
-        self._client = client
-        self._versions: dict[tuple[str, int], RegisteredSchema] = {}
-        self._guids: OrderedDict[tuple[str, UUID], int] = OrderedDict()
-        """Contexts and GUIDs → ids."""
-
-    def read(self, name: str) -> Subject:
-        """Return all versions of a subject.
-
-        :raises TableflowError: the subject, or a schema that one of its versions refers to, does
-            not exist
-        :raises TopicbergError: the registry does not answer
-        """
-        with registry_errors(f"subject {name}"):
-            try:
-                versions = self._client.get_versions(name)
-            except SchemaRegistryError as error:
-                if error.http_status_code != NOT_FOUND:
-                    raise
-                versions = []
-            if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
-                raise unusable(f"the schema registry (subject {name})", "a list of versions")
-            if not versions:
-                raise TableflowError(
-                    f"subject {name} does not exist in the schema registry",
-                    hint=f"run `topicberg topics register {_topic(name)}`, let the producer "
-                    "register its schema, or write a topic spec with `schema: {format: none}`",
-                )
-            schemas = self._newest(name, sorted(versions))
-        return Subject(
-            name=name,
-            schemas={schema.schema_id: schema for schema in schemas},
-            latest=schemas[-1],
-            guids=self.guids(context_of(name)),
-        )
-
-    def context(self, subject: str) -> str:
-        """See :class:`SchemaReader`."""
-        return context_of(subject)
-
-    def version(self, name: str, version: int | None) -> RegisteredSchema:
-        """Return a version of a subject; None: the newest one.
-
-        :raises TableflowError: the subject, or the version, does not exist
-        :raises TopicbergError: the registry does not answer
-        """
-        if version is None:
-            return self.read(name).latest
-        with registry_errors(f"subject {name}"):
-            schema = if_found(self._version, name, version)
-        if schema is None:
-            raise TableflowError(
-                f"subject {name} has no version {version} in the schema registry",
-                hint="set `version` of the spec to one that it has, or to newest",
-            )
-        return schema
-
-    def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:
-        found = within_limits(self._version(name, version) for version in reversed(versions))
-        kept = set(versions[-len(found) :])
-        self._versions = {
-            key: schema
-            for key, schema in self._versions.items()
-            if key[0] != name or key[1] in kept
-        }
-        return found
-
-    def by_id(self, schema_id: int, context: str = DEFAULT_CONTEXT) -> RegisteredSchema | None:
-        """Return any schema of a context of the registry, or None if it has no such id."""
-        inside = None if context == DEFAULT_CONTEXT else f":{context}:"
-        with registry_errors(f"schema {schema_id}"):
-            schema = if_found(self._client.get_schema, schema_id, inside)
-            if schema is None:
-                return None
-            return self._resolved(f"schema {schema_id}", schema_id, schema, context)
-
-    def id_of(self, guid: UUID, context: str = DEFAULT_CONTEXT) -> int | None:
-        """Return the id that the schema of a GUID has in a context; None: it has none there."""
-        where = f"schema GUID {guid}"
-        with registry_errors(where):
-            # The client has no method for it, and a schema by its GUID is one of any context.
-            answer: Any = if_found(self._client._rest_client.get, f"schemas/guids/{guid}/ids")
-            try:
-                ids = {str(entry["context"]): int(entry["id"]) for entry in answer or ()}
-            except (TypeError, KeyError, ValueError):
-                raise unusable(f"the schema registry ({where})", "a list of ids") from None
-        if context in ids:
-            self._learn(context, guid, ids[context])
-        return ids.get(context)
-
-    def guids(self, context: str) -> dict[UUID, int]:
-        """Return the GUIDs of a context that are known, and their ids."""
-        return {guid: number for (of, guid), number in self._guids.items() if of == context}
-
-    def _learn(self, context: str, guid: UUID, schema_id: int) -> None:
-        self._guids[context, guid] = schema_id
-        if len(self._guids) > MAX_GUIDS:
-            self._guids.popitem(last=False)
-
-    def _version(self, name: str, version: int) -> RegisteredSchema:
-        if (name, version) not in self._versions:
-            registered = self._client.get_version(name, version)
-            if registered.schema is None or registered.schema_id is None:
-                raise TableflowError(f"subject {name}: version {version} has no schema")
-            where, context = f"subject {name}, version {version}", context_of(name)
-            self._versions[name, version] = self._resolved(
-                where, registered.schema_id, registered.schema, context
-            )
-            if registered.guid:  # of registries with GUIDs, not all return it here
-                self._learn(context, UUID(registered.guid), registered.schema_id)
-        return self._versions[name, version]
-
-    def _resolved(
-        self, where: str, schema_id: int, schema: Schema, context: str
-    ) -> RegisteredSchema:
-        self._client.clear_caches()  # type: ignore[no-untyped-call]  # its caches are unbounded
-        references: dict[str, str] = {}
-        schema_type = cast("SchemaType", schema.schema_type or "AVRO")
-        text = schema.schema_str or ""
-        try:
-            if len(text) > MAX_SCHEMA_BYTES:
-                raise _TooLargeError
-            self._resolve(where, schema, references, context)
-        except (_TooLargeError, RecursionError):
-            problem = (
-                f"the schema has more than {MAX_SCHEMA_BYTES} characters or {MAX_REFERENCES} "
-                "references"
-            )
-            return RegisteredSchema(schema_id, schema_type, "", problem=problem)
-        return RegisteredSchema(schema_id, schema_type, text, tuple(references.items()))
-
-    def _resolve(
-        self, where: str, schema: Schema, references: dict[str, str], context: str
-    ) -> None:
-        for reference in schema.references or ():
-            name, subject, version = reference.name, reference.subject, reference.version
-            if name is None or subject is None or version is None or name in references:
-                continue
-            subject, target = self._referenced(context, subject, version)
-            if target is None:
-                raise TableflowError(
-                    f"{where} refers to {name}, but subject {subject} has no version {version}",
-                    hint="register the referenced schema again",
-                )
-            self._resolve(where, target, references, context_of(subject))
-            references[name] = target.schema_str or ""
-            if (
-                len(references) > MAX_REFERENCES
-                or sum(map(len, references.values())) > MAX_SCHEMA_BYTES
-            ):
-                raise _TooLargeError
-
-    def _referenced(self, context: str, subject: str, version: int) -> tuple[str, Schema | None]:
-        """Return the full name of a subject that is referred to, and its schema.
-
-        A registry without contexts, which takes the context for a part of the name, has the subject
-        under the name in the reference.
-        """
-        full = in_context(context, subject)
-        registered = if_found(self._client.get_version, full, version)
-        if registered is None and full != subject and not self._has_context(context):
-            full, registered = subject, if_found(self._client.get_version, subject, version)
-        return full, registered.schema if registered else None
-
-    def _has_context(self, context: str) -> bool:
-        contexts = if_found(self._client.get_contexts)
-        return isinstance(contexts, list) and context in contexts

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 FormatName = Literal["avro", "json", "protobuf"]
 """The names of the formats in specs."""
+Part = Literal["value", "key"]
+"""Of a record."""
 
 
 class FormatEntry(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from decimal import Decimal
 from typing import NamedTuple
 
 from topicberg.formats.bounds import MICROS
@@ -21,6 +22,14 @@ _ISO_8601 = re.compile(
     r"(?:[Tt ]([0-9]{2})(?:(:?)([0-9]{2})(?:\6([0-9]{2})(?:[.,]([0-9]+))?)?)?)?"
     r"([Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
+TIME, ISO = "time", "iso"
+EPOCHS = {
+    "seconds": Decimal(1_000_000),
+    "milliseconds": Decimal(1_000),
+    "microseconds": Decimal(1),
+    "nanoseconds": Decimal("0.001"),
+}
+"""Microseconds of each unit since 1970."""
 _EPOCH = date(1970, 1, 1).toordinal()
 _SECOND, DAY = 1_000_000, 86_400_000_000
 """Microseconds."""

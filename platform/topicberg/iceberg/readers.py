@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.schema import index_by_id
+from pyiceberg.table import Table
 
 from topicberg.errors import TableFormatError
 from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.partition_values import partition_columns
 from topicberg.settings import Settings
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
-    from pyiceberg.table import Table
 
 DOUBLES, NAN = "doubles that are no floats", "NaN"
 IN_ORDER = "0.0 (where x = -0.0) and NaN (where x > infinity)"

@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
+from pyiceberg import types as T
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import RESTError, TableAlreadyExistsError
 from pyiceberg.partitioning import PartitionField as IcebergField
@@ -18,15 +19,6 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import parse_transform
-from pyiceberg.types import (
-    BinaryType,
-    DecimalType,
-    IcebergType,
-    ListType,
-    MapType,
-    StringType,
-    StructType,
-)
 
 from topicberg.errors import TableflowError, first_line
 from topicberg.iceberg.names import partition_field_name
@@ -181,7 +173,7 @@ def _bounds_kept(schema: Schema, columns: Iterable[str]) -> dict[str, str]:
     return {f"{_METRICS}{column}": "truncate(16)" for column in columns if column in names}
 
 
-def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:
+def check_types(existing: T.IcebergType, new: T.IcebergType, path: str = "") -> None:
     """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
 
     Text and bytes are not converted into each other. A decimal keeps its scale, of which the values
@@ -189,22 +181,22 @@ def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None
 
     :raises ValueError: the conversion is refused
     """
-    if isinstance(existing, StructType) and isinstance(new, StructType):
+    if isinstance(existing, T.StructType) and isinstance(new, T.StructType):
         by_name = {field.name: field for field in existing.fields}
         for field in new.fields:
             if column := by_name.get(field.name):
                 where = f"{path}.{field.name}" if path else field.name
                 check_types(column.field_type, field.field_type, where)
-    elif isinstance(existing, ListType) and isinstance(new, ListType):
+    elif isinstance(existing, T.ListType) and isinstance(new, T.ListType):
         check_types(existing.element_type, new.element_type, f"{path}.element")
-    elif isinstance(existing, MapType) and isinstance(new, MapType):
+    elif isinstance(existing, T.MapType) and isinstance(new, T.MapType):
         check_types(existing.key_type, new.key_type, f"{path}.key")
         check_types(existing.value_type, new.value_type, f"{path}.value")
-    elif {type(existing), type(new)} == {StringType, BinaryType}:
+    elif {type(existing), type(new)} == {T.StringType, T.BinaryType}:
         raise ValueError(f"the column {path} is of type {existing}, the schema has {new}")
     elif (
-        isinstance(existing, DecimalType)
-        and isinstance(new, DecimalType)
+        isinstance(existing, T.DecimalType)
+        and isinstance(new, T.DecimalType)
         and existing.scale != new.scale
     ):
         raise ValueError(

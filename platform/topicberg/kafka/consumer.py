@@ -8,17 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.errors.hints import see_whether_it_runs
-from topicberg.kafka import NO_ANSWER
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.last_records import LastRecord, LastRecords, checksum
+from topicberg.kafka.records import (
+    DAMAGED,
+    READ_SECONDS,
+    READER,
+    DamagedRecordsError,
+    epoch_of,
+    unreadable,
+)
 
-READ_SECONDS = 60.0
-"""A read that gets no record for this time fails."""
 SAMPLE_SECONDS = 3.0
 NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
@@ -26,39 +33,7 @@ _SMALL_FETCH: dict[str, Any] = {"fetch.message.max.bytes": 64 * 1024}
 """Bytes of each partition that a request for its first records returns, at least one batch."""
 _SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
-READER: dict[str, object] = {
-    "log_level": 2,
-    "group.id": "topicberg",  # required by the client
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "check.crcs": True,
-    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
-    "fetch.wait.max.ms": 20,
-    # The default, a second, is longer than most batches, and delays records of other offsets.
-    "fetch.queue.backoff.ms": 10,
-}
-"""Properties of librdkafka for reading some offsets."""
-DAMAGED = (
-    *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
-    KafkaError.INVALID_MSG,
-)
 _OF_FIRST = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, *DAMAGED)
-
-
-class FetchError(UnreachableError):
-    """Records cannot be read into arrays now; see :mod:`topicberg.kafka.fetch`."""
-
-
-class DamagedRecordsError(TopicbergError):
-    """Records that the client cannot read: damaged, or far too large when decompressed."""
-
-    def __init__(self, message: str, partition: int, offset: int) -> None:
-        super().__init__(message)
-        self.partition, self.offset = partition, offset
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.partition, self.offset)
 
 
 def messages(
@@ -297,23 +272,62 @@ def _consumer(
         consumer.close()
 
 
-def unreadable(code: int, reason: str) -> str:
-    """Return why the client cannot read a batch of records: it may be valid."""
-    if code == KafkaError._BAD_COMPRESSION:
-        return (
-            "its batch of records cannot be decompressed: it takes more memory than a client may "
-            f"use (see TOPICBERG_ENGINE_PROCESS_MEMORY_MB), or is damaged: {reason}"
-        )
-    return f"the records cannot be read: {reason}"
-
-
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
     """Raise a consumer's error, caused by Kafka's, unless the consumer retries by itself."""
     what = f"topic {topic}, partition {partition}, offset {offset}"
     if error.code() in DAMAGED:
         reason = f"{what}: {unreadable(error.code(), error.str())}"
         raise DamagedRecordsError(reason, partition, offset) from KafkaException(error)
-    if not error.retriable() and error.code() not in NO_ANSWER:
+    if not error.retriable() and error.code() not in kafka.NO_ANSWER:
         raise TopicbergError(
             f"{what}: Kafka refused to return the records: {error.str()}"
         ) from KafkaException(error)
+
+
+def _of_message(message: Message) -> LastRecord:
+    numbers = (message.offset() or 0, message.timestamp()[1], epoch_of(message))
+    key, value = cast("Any", message.key()), cast("Any", message.value())
+    return LastRecord(*numbers, checksum(key, value))
+
+
+def find_records(
+    endpoints: Endpoints, topic: str, records: LastRecords, beginning: Mapping[int, int]
+) -> dict[int, LastRecord | None]:
+    """Return partition → what its log has instead of a record: the same one, another, or nothing.
+
+    One record of each partition is read. A partition is left out if its record was deleted, by
+    compaction or retention, and the leader epochs of the log do not tell that the record never was
+    in this log.
+
+    :param beginning: partition → first offset of its log
+    :raises UnreachableError: a partition cannot be read now
+    """
+    wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
+    first = first_messages(endpoints, topic, wanted, is_needed=True) if wanted else {}
+    last_records: dict[int, LastRecord | None] = {
+        p: _of_message(message)
+        for p, message in first.items()
+        if message.error() is None and message.offset() == records[p].offset
+    }
+    deleted = {
+        p: max(record.offset + 1, beginning[p])
+        for p, record in records.items()
+        if p not in last_records and record.epoch >= 0 and not _is_damaged(first.get(p))
+    }
+    if deleted:
+        epochs = {p: records[p].epoch for p in deleted}
+        after = first_messages(endpoints, topic, deleted, epochs, is_needed=True)
+        truncated = {
+            p
+            for p, message in after.items()
+            if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
+        }
+        # Or the records up to there were deleted meanwhile.
+        now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
+        last_records |= {p: None for p in truncated if now.get(p, 0) <= deleted[p]}
+    return last_records
+
+
+def _is_damaged(message: Message | None) -> bool:
+    error = message.error() if message is not None else None
+    return error is not None and error.code() in DAMAGED

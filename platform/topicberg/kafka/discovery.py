@@ -13,28 +13,20 @@ from confluent_kafka import KafkaException
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from pydantic import ValidationError
 
-from topicberg import kafka
 from topicberg.clients.registry import if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import glue_reader
 from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
 from topicberg.errors.hints import see_whether_it_runs
 from topicberg.files import update_file
-from topicberg.formats.table import BY_SCHEMA_TYPE
+from topicberg.formats.table import BY_SCHEMA_TYPE, Part
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
-from topicberg.topics.discovery import (
-    Discovery,
-    FoundSchema,
-    FoundTopic,
-    SchemaSource,
-    read_discovery,
-    schema_file,
-    write_discovery,
-)
+from topicberg.topics import discovery
 from topicberg.topics.loader import check_topics, wanted_topics
 from topicberg.topics.new import found_in_glue, found_schema
 from topicberg.topics.patterns import TopicPattern
-from topicberg.topics.schema import PARTS, Part
+from topicberg.topics.schema import PARTS
 from topicberg.topics.spec import default_subject
 
 logger = logging.getLogger(__name__)
@@ -66,7 +58,7 @@ def list_topics(endpoints: Endpoints) -> dict[str, int]:
 
 def find_topics(
     match: str, endpoints: Endpoints, config: Settings
-) -> tuple[dict[str, FoundTopic], list[str]]:
+) -> tuple[dict[str, discovery.FoundTopic], list[str]]:
     """Return the topics of Kafka that match a pattern and have no spec, and those that have one.
 
     :raises SpecError: the pattern is invalid
@@ -84,7 +76,9 @@ def find_topics(
     return _read(new, there, {}, endpoints), sorted(there.keys() & known)
 
 
-def find_topic(name: str, endpoints: Endpoints, subject: str | None = None) -> FoundTopic | None:
+def find_topic(
+    name: str, endpoints: Endpoints, subject: str | None = None
+) -> discovery.FoundTopic | None:
     """Return what Kafka and the registry have of a topic; None: it does not exist.
 
     :param subject: of its values; None: TopicNameStrategy's
@@ -93,9 +87,9 @@ def find_topic(name: str, endpoints: Endpoints, subject: str | None = None) -> F
     partitions = list_topics(endpoints).get(name)
     if partitions is None:
         return None
-    named: dict[Part, SchemaSource] = {}
+    named: dict[Part, discovery.SchemaSource] = {}
     if subject is not None:
-        named["value"] = SchemaSource(subject)
+        named["value"] = discovery.SchemaSource(subject)
     (topic,) = _read([name], {name: partitions}, {name: named}, endpoints).values()
     if topic.problem is not None:
         raise TopicbergError(topic.problem)
@@ -131,11 +125,11 @@ def discover(
     :returns: the topics that are new, and those that are not there any more
     :raises TopicbergError: Kafka or the registry does not answer, or refuses
     """
-    known = read_discovery(config).topics
+    known = discovery.read_discovery(config).topics
     wanted = wanted_topics(config, known)
     if not wanted:
         if known:
-            write_discovery(config, Discovery())
+            discovery.write_discovery(config, discovery.Discovery())
         return [], sorted(known)
     there = list_topics(endpoints)
     names = sorted(name for name in there if name in wanted)
@@ -157,7 +151,7 @@ def discover(
             topics[name].looked_at = now
     for name, topic in topics.items():
         topic.partitions = there[name]
-    write_discovery(config, Discovery(topics=dict(sorted(topics.items()))))
+    discovery.write_discovery(config, discovery.Discovery(topics=dict(sorted(topics.items()))))
     new, gone = sorted(topics.keys() - known.keys()), sorted(known.keys() - topics.keys())
     for state, some in (("found", new), ("no longer there", gone)):
         if some:
@@ -168,10 +162,10 @@ def discover(
 def _read(
     names: list[str],
     partitions: Mapping[str, int],
-    named: Mapping[str, Mapping[Part, SchemaSource]],
+    named: Mapping[str, Mapping[Part, discovery.SchemaSource]],
     endpoints: Endpoints,
     config: Settings | None = None,
-) -> dict[str, FoundTopic]:
+) -> dict[str, discovery.FoundTopic]:
     """Return the topics with their configurations and schemas.
 
     :param named: where schemas are, if not in TopicNameStrategy's subjects, by topic
@@ -180,13 +174,15 @@ def _read(
     topics = _configured(names, partitions, endpoints)
     registry = endpoints.schema_registry_client()
     subjects = set[str]()
-    sources = [named.get(name, {}).get(part, SchemaSource()) for name in names for part in PARTS]
+    sources = [
+        named.get(name, {}).get(part, discovery.SchemaSource()) for name in names for part in PARTS
+    ]
     if any(source.framing != "glue" for source in sources):
         with registry_errors("the subjects"):
             subjects = set(registry.get_subjects())
 
-    def newest(topic: str, part: Part) -> FoundSchema | None:
-        own = named.get(topic, {}).get(part, SchemaSource())
+    def newest(topic: str, part: Part) -> discovery.FoundSchema | None:
+        own = named.get(topic, {}).get(part, discovery.SchemaSource())
         if own.framing == "glue":
             return _glue_schema(topic, part, own.subject or topic, endpoints, config)
         for subject in _candidates(topic, part, named.get(topic, {})):
@@ -208,12 +204,12 @@ def _read(
     return topics
 
 
-def _candidates(topic: str, part: Part, named: Mapping[Part, SchemaSource]) -> list[str]:
+def _candidates(topic: str, part: Part, named: Mapping[Part, discovery.SchemaSource]) -> list[str]:
     """Return the subjects that a topic's keys or values may have, the first choice first."""
     if part in named and (subject := named[part].subject):
         return [subject]
     own = f"{topic}-{part}"
-    value = named.get("value", SchemaSource())
+    value = named.get("value", discovery.SchemaSource())
     if part == "key" and value.subject and value.framing != "glue":
         # Of TopicNameStrategy with a prefix, say.
         return [own, f"{value.subject.removesuffix('-value')}-key"]
@@ -222,7 +218,7 @@ def _candidates(topic: str, part: Part, named: Mapping[Part, SchemaSource]) -> l
 
 def _glue_schema(
     topic: str, part: Part, name: str, endpoints: Endpoints, config: Settings | None
-) -> FoundSchema | None:
+) -> discovery.FoundSchema | None:
     """Return the newest version of a schema of AWS Glue, and write its file; None: there is none.
 
     :raises TopicbergError: AWS does not answer, or refuses
@@ -233,13 +229,13 @@ def _glue_schema(
         return None
     schema = found_in_glue(topic, newest)
     if config is not None:
-        update_file(schema_file(config, topic, part, schema.format), newest.schema.text)
+        update_file(discovery.schema_file(config, topic, part, schema.format), newest.schema.text)
     return schema
 
 
 def _schema(
     topic: str, part: Part, subject: str, registry: SchemaRegistryClient, config: Settings | None
-) -> FoundSchema | None:
+) -> discovery.FoundSchema | None:
     """Return the newest schema of a subject, and write its file; None: no format has it."""
     with registry_errors(f"the schema of {subject}"):
         newest = registry.get_latest_version(subject)
@@ -250,7 +246,7 @@ def _schema(
     kind = entry.name
     text = schema.schema_str or ""
     if config is not None:
-        path = schema_file(config, topic, part, kind)
+        path = discovery.schema_file(config, topic, part, kind)
         if schema.references:  # columns of other subjects are not known
             path.unlink(missing_ok=True)
         else:
@@ -261,11 +257,11 @@ def _schema(
 
 def _configured(
     names: list[str], partitions: Mapping[str, int], endpoints: Endpoints
-) -> dict[str, FoundTopic]:
+) -> dict[str, discovery.FoundTopic]:
     """Return the topics with what their configurations say."""
     topics = {}
     for name, settings in kafka.topic_configs(endpoints, names):
-        topic = topics[name] = FoundTopic(partitions=partitions[name], is_compacted=False)
+        topic = topics[name] = discovery.FoundTopic(partitions=partitions[name], is_compacted=False)
         if isinstance(settings, TopicbergError):
             topic.problem = settings.message
         else:

@@ -10,8 +10,8 @@ from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.kafka import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, results_of
 from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.topics import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, results_of
 
 DESCRIBE_SECONDS = 5.0
 """How long the partitions and the id of a topic are not read again, unless a request fails."""

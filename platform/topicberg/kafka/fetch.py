@@ -20,15 +20,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from topicberg.errors import TopicbergError, first_line
 from topicberg.formats.columnar.program import NotCoveredError
-from topicberg.kafka.consumer import (
+from topicberg.kafka.librdkafka import EVENT, FULL, gather, library
+from topicberg.kafka.records import (
     DAMAGED,
     READ_SECONDS,
     DamagedRecordsError,
     FetchError,
+    Records,
     unreadable,
 )
-from topicberg.kafka.librdkafka import EVENT, FULL, gather, library
-from topicberg.kafka.records import Records
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.kafka import topics as kafka
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import zlib
 from base64 import b85decode, b85encode
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from confluent_kafka import KafkaError, Message
 from numpy.typing import NDArray
 
-from topicberg import kafka
-from topicberg.endpoints import Endpoints
-from topicberg.kafka.consumer import DAMAGED, first_messages
 from topicberg.kafka.offsets import Offsets
-from topicberg.kafka.records import Records, epoch_of
+from topicberg.kafka.records import Records
 
 
 class LastRecord(NamedTuple):
@@ -71,12 +66,6 @@ def checksum(key: bytes | memoryview | None, value: bytes | memoryview | None) -
     return zlib.crc32(value or b"", zlib.crc32(key or b"", start))
 
 
-def _of_message(message: Message) -> LastRecord:
-    numbers = (message.offset() or 0, message.timestamp()[1], epoch_of(message))
-    key, value = cast("Any", message.key()), cast("Any", message.value())
-    return LastRecord(*numbers, checksum(key, value))
-
-
 def dump_last_records(records: LastRecords, ends: Offsets) -> str:
     """Return a text of few bytes for each partition.
 
@@ -107,46 +96,3 @@ def parse_last_records(text: str | None, ends: Offsets) -> LastRecords:
         # A negative age is one of more than 63 bits: no record is newer than the newest.
         records[p] = LastRecord(ends[p] - distance, int(newest) - age % 2**64, epoch, crc)
     return records
-
-
-def find_records(
-    endpoints: Endpoints, topic: str, records: LastRecords, beginning: Mapping[int, int]
-) -> dict[int, LastRecord | None]:
-    """Return partition → what its log has instead of a record: the same one, another, or nothing.
-
-    One record of each partition is read. A partition is left out if its record was deleted, by
-    compaction or retention, and the leader epochs of the log do not tell that the record never was
-    in this log.
-
-    :param beginning: partition → first offset of its log
-    :raises UnreachableError: a partition cannot be read now
-    """
-    wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
-    first = first_messages(endpoints, topic, wanted, is_needed=True) if wanted else {}
-    last_records: dict[int, LastRecord | None] = {
-        p: _of_message(message)
-        for p, message in first.items()
-        if message.error() is None and message.offset() == records[p].offset
-    }
-    deleted = {
-        p: max(record.offset + 1, beginning[p])
-        for p, record in records.items()
-        if p not in last_records and record.epoch >= 0 and not _is_damaged(first.get(p))
-    }
-    if deleted:
-        epochs = {p: records[p].epoch for p in deleted}
-        after = first_messages(endpoints, topic, deleted, epochs, is_needed=True)
-        truncated = {
-            p
-            for p, message in after.items()
-            if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
-        }
-        # Or the records up to there were deleted meanwhile.
-        now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
-        last_records |= {p: None for p in truncated if now.get(p, 0) <= deleted[p]}
-    return last_records
-
-
-def _is_damaged(message: Message | None) -> bool:
-    error = message.error() if message is not None else None
-    return error is not None and error.code() in DAMAGED

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 from numpy.typing import NDArray
 
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.formats.columnar.framing import HeaderArrays
-from topicberg.kafka.consumer import DamagedRecordsError
 
 
 class Records:
@@ -203,3 +203,49 @@ def _slice(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.uint8], at: int
 ) -> bytes | None:
     return data[offsets[at] : offsets[at + 1]].tobytes() if present[at] else None
+
+
+READ_SECONDS = 60.0
+"""A read that gets no record for this time fails."""
+READER: dict[str, object] = {
+    "log_level": 2,
+    "group.id": "topicberg",  # required by the client
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "check.crcs": True,
+    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
+    "fetch.wait.max.ms": 20,
+    # The default, a second, is longer than most batches, and delays records of other offsets.
+    "fetch.queue.backoff.ms": 10,
+}
+"""Properties of librdkafka for reading some offsets."""
+DAMAGED = (
+    *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
+    KafkaError.INVALID_MSG,
+)
+
+
+class FetchError(UnreachableError):
+    """Records cannot be read into arrays now; see :mod:`topicberg.kafka.fetch`."""
+
+
+class DamagedRecordsError(TopicbergError):
+    """Records that the client cannot read: damaged, or far too large when decompressed."""
+
+    def __init__(self, message: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.partition, self.offset = partition, offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.partition, self.offset)
+
+
+def unreadable(code: int, reason: str) -> str:
+    """Return why the client cannot read a batch of records: it may be valid."""
+    if code == KafkaError._BAD_COMPRESSION:
+        return (
+            "its batch of records cannot be decompressed: it takes more memory than a client may "
+            f"use (see TOPICBERG_ENGINE_PROCESS_MEMORY_MB), or is damaged: {reason}"
+        )
+    return f"the records cannot be read: {reason}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from confluent_kafka import Message
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 
 RECORDS = 3_000

@@ -13,9 +13,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TopicbergError, UnreachableError
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 
 WAIT_SECONDS = 60.0

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
@@ -18,10 +18,7 @@ from topicberg.formats.dispatch import as_read, format_of, is_union
 from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
-from topicberg.formats.table import FORMATS
-
-if TYPE_CHECKING:
-    from topicberg.topics.schema import Part
+from topicberg.formats.table import FORMATS, Part
 
 Columns = dict[str, str]
 

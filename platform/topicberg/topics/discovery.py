@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.files import update_file
-from topicberg.formats.table import FORMATS, FormatName
+from topicberg.formats.table import FORMATS, FormatName, Part
 from topicberg.settings import Settings
-from topicberg.topics.schema import Framing, Part
+from topicberg.topics.schema import Framing
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -17,14 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-TIME, ISO = "time", "iso"
-EPOCHS = {
-    "seconds": Decimal(1_000_000),
-    "milliseconds": Decimal(1_000),
-    "microseconds": Decimal(1),
-    "nanoseconds": Decimal("0.001"),
-}
-"""Microseconds of each unit since 1970."""
+from topicberg.formats.time_text import EPOCHS, ISO, TIME
+
 _PROBE = datetime(2026, 11, 27, 15, 4, 5, tzinfo=UTC)
 
 

@@ -23,9 +23,8 @@ from topicberg.errors import TableflowError
 from topicberg.formats.json.syntax import Number, parsed, type_of
 from topicberg.formats.limits import check_name
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.time_text import date_time_micros, moment
+from topicberg.formats.time_text import EPOCHS, date_time_micros, moment
 from topicberg.topics.columns import ICEBERG_COLUMNS
-from topicberg.topics.event_time import EPOCHS
 from topicberg.wording import count, listed
 
 _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")

@@ -15,12 +15,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from topicberg.errors import SpecError
+from topicberg.formats.table import Part
 from topicberg.settings import Settings, settings
 from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
 from topicberg.topics.discovery import FoundTopic, SchemaSource, found_document, read_discovery
 from topicberg.topics.patterns import FIELD, TopicPattern
 from topicberg.topics.rules import findings
-from topicberg.topics.schema import SECTIONS, Part
+from topicberg.topics.schema import SECTIONS
 from topicberg.topics.sources import sources
 from topicberg.topics.spec import TopicSpec
 from topicberg.wording import suggestion

@@ -31,7 +31,8 @@ from topicberg.topics.spec import TopicSpec
 from topicberg.wording import count, listed
 
 if TYPE_CHECKING:
-    from topicberg.endpoints import Endpoints
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
     from topicberg.formats.glue import GlueVersion
     from topicberg.settings import Settings
 
@@ -70,7 +71,7 @@ class _Schema:
 
 
 def new_topic(
-    name: str, subject: str, pipeline: str, endpoints: Endpoints, config: Settings
+    name: str, subject: str, pipeline: str, registry: SchemaRegistryClient, config: Settings
 ) -> list[Path]:
     """Write the spec and the schema files of a topic that Kafka does not have; return their paths.
 
@@ -78,7 +79,7 @@ def new_topic(
     :raises SpecError: a file exists already, a schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
-    value = _newest(subject, f"{name}-value", endpoints)
+    value = _newest(subject, f"{name}-value", registry)
     if value is None:
         raise SpecError(
             f"the schema registry has no subject {subject}",
@@ -86,7 +87,7 @@ def new_topic(
         )
     key = None
     for candidate in dict.fromkeys((f"{name}-key", f"{subject.removesuffix('-value')}-key")):
-        if (key := _newest(candidate, f"{name}-key", endpoints)) is not None:
+        if (key := _newest(candidate, f"{name}-key", registry)) is not None:
             break
     return _written(name, f"the subject {subject}", pipeline, (value, key), config)
 
@@ -601,14 +602,14 @@ def _description(name: str, where: str, *, changes: bool) -> str:
     return f"Records of {where.removeprefix('the newest records of ')}."
 
 
-def _newest(subject: str, usual: str, endpoints: Endpoints) -> _Schema | None:
+def _newest(subject: str, usual: str, registry: SchemaRegistryClient) -> _Schema | None:
     """Return the newest schema of a subject; None: the subject does not exist.
 
     :param usual: the subject of TopicNameStrategy
     :raises SpecError: it refers to other subjects, or no format has its type
     """
     with registry_errors(f"the subject {subject}"):
-        latest = if_found(endpoints.schema_registry_client().get_latest_version, subject)
+        latest = if_found(registry.get_latest_version, subject)
     if latest is None:
         return None
     if latest.schema.references:

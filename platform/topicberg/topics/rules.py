@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from topicberg.datagen import kind_names
 from topicberg.errors import SpecError
+from topicberg.formats.time_text import EPOCHS, TIME
 from topicberg.settings import Settings
-from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
+from topicberg.topics.event_time import EventTimeSpec
 from topicberg.topics.schema import SECTIONS, read_schema, schema_path
 from topicberg.topics.spec import SchemaSection, TopicSpec, ValueSchema
 from topicberg.wording import suggestion

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from topicberg.errors import SpecError
-from topicberg.formats.table import FORMATS, FormatName
+from topicberg.formats.table import FORMATS, FormatName, Part
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
     from topicberg.formats.subjects import JsonOptions
 
-Part = Literal["value", "key"]
 SECTIONS: dict[Part, str] = {"value": "schema", "key": "key"}
 """Part of a record → the section of a spec about it."""
 PARTS: tuple[Part, ...] = tuple(SECTIONS)

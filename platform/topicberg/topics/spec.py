@@ -15,6 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from topicberg.formats.metadata import (
+    CHANGE_TYPES,
+    EVENT_TIME,
+    HEADERS,
+    METADATA_TYPES,
+    OP,
+    PARTITION,
+    RAW_KEY,
+    SOURCE_POSITION,
+    SOURCE_SNAPSHOT,
+    SOURCE_TIMESTAMP,
+    SOURCE_TRANSACTION,
+    UNKNOWN_FIELDS,
+)
+from topicberg.formats.table import Part
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.discovery import schema_file
@@ -25,7 +40,6 @@ from topicberg.topics.schema import (
     PARTS,
     Framing,
     KeyFormat,
-    Part,
     SchemaFile,
     SchemaFormat,
     read_schema,
@@ -40,36 +54,6 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 MAX_NAME = 249
 """Kafka's longest topic name; Glue and Snowflake allow 255 characters."""
-PARTITION = "partition"
-OFFSET = "offset"
-HEADERS = "headers"
-RAW_KEY = "raw-key"
-EVENT_TIME = "event-time"
-UNKNOWN_FIELDS = "unknown-fields"
-OP = "op"
-SOURCE_TIMESTAMP = "source-timestamp"
-SOURCE_POSITION = "source-position"
-SOURCE_TRANSACTION = "source-transaction"
-SOURCE_SNAPSHOT = "source-snapshot"
-METADATA_TYPES = {
-    "topic": "string",
-    PARTITION: "int",
-    HEADERS: "map",
-    "leader-epoch": "int",
-    "offset": "long",
-    "timestamp": "timestamptz",
-    "timestamp-type": "string",
-}
-"""Tableflow's metadata columns without their prefix, and their Iceberg types; see
-:attr:`TableSpec.headers` for another one."""
-CHANGE_TYPES = {
-    OP: "string",
-    SOURCE_TIMESTAMP: "timestamptz",
-    SOURCE_POSITION: "string",
-    SOURCE_TRANSACTION: "string",
-    SOURCE_SNAPSHOT: "string",
-}
-"""The metadata columns of a change log; ``source-position`` is a long where the source's is."""
 
 _METADATA_DESCRIPTIONS = {
     "topic": "Kafka topic of the record",

@@ -30,7 +30,6 @@ from pydantic import BaseModel
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
-from topicberg import kafka
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.json.columns import read_node
@@ -38,6 +37,7 @@ from topicberg.formats.subjects import RegisteredSchema
 from topicberg.iceberg.hours import Hours, coarse, union
 from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.transactions import (
     WAIT_SECONDS,
     abort,

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, cast
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from topicberg.errors import SpecError
-from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
+from topicberg.formats.registry import SchemaReaders
+from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.formats.table import FORMATS
 from topicberg.tableflow.layout.layout import read_layout, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from topicberg.formats.subjects import SubjectReader
+    from topicberg.formats.registry import SubjectReader
+    from topicberg.formats.table import Part
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
-    from topicberg.topics.schema import Part
 
 
 class _KnownSchemas:

@@ -368,7 +368,7 @@ def test_reread_rows_that_were_doubled_earlier_are_one(make_lake: MakeLake) -> N
     lake = make_lake("upsert", 2)
     lake.compact(changed(lake))
     lake.produce(k9="z")
-    lake.ingestor._foreign_commits.check = lambda _: None  # type: ignore[method-assign, assignment]
+    lake.ingestor.tables[0].foreign_commits.check = lambda _: None  # type: ignore[method-assign, assignment]
     lake.commit()
     assert len(lake.rows()) == len(lake.expected()) + 3
     assert lake.reread().rows == 3

@@ -22,11 +22,11 @@ from pyiceberg.io import FileIO
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow.batch import batch_limits
-from topicberg.tableflow.batch.isolation import MOST_BLAMED
+from topicberg.tableflow.batch import sizing
 from topicberg.tableflow.decode import reading
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.processes import ProcessEndedError
+from topicberg.tableflow.service.record_search import MOST_BLAMED
 from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.topics import TopicSpec
@@ -47,8 +47,12 @@ class Exhausted:
     def check(self) -> None: ...
 
     def ingest(
-        self, plan: ReadPlan, io: FileIO, parts: Sequence[Ranges], check: Callable[[], None]
-    ) -> reading.WrittenBatch:
+        self,
+        plans: Sequence[ReadPlan],
+        ios: Sequence[FileIO],
+        parts: Sequence[Ranges],
+        check: Callable[[], None],
+    ) -> list[reading.WrittenBatch]:
         (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
@@ -57,7 +61,7 @@ class Exhausted:
                 raise error("it takes too much memory")
         if sum(end - start for start, end in ranges.values()) > self.most:
             raise ExhaustedError("they take too much memory")
-        return reading.ingest(plan, ranges, check)
+        return reading.ingest(plans, ranges, check)
 
 
 class ItemTopic(MemoryTopic):
@@ -103,7 +107,7 @@ def item_topic(
     }
     topic = ItemTopic(TopicSpec.model_validate(given), folder, mock_registry(folder))
     serve(topic, patch)
-    patch.setitem(batch_limits.MAX_RECORDS, "upsert", most)
+    patch.setitem(sizing.MAX_RECORDS, "upsert", most)
     start_ms = int(time.time() * 1000) - len(changes)
     for number, (partition, key, is_tombstone) in enumerate(changes):
         topic.add(partition, key, is_tombstone=is_tombstone, time_ms=start_ms + number)

@@ -18,13 +18,13 @@ from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import PartitionOffset
+from topicberg.kafka.records import DamagedRecordsError
 from topicberg.tableflow.batch.batch_plan import Commit
-from topicberg.tableflow.batch.isolation import ATTEMPTS
 from topicberg.tableflow.decode import reading
 from topicberg.tableflow.decode.processes import ProcessEndedError, Processes
 from topicberg.tableflow.service.engine import Ingestor
+from topicberg.tableflow.service.record_search import ATTEMPTS
 from topicberg.tableflow.values.memory import ExhaustedError, limited
 
 MEGABYTE = 1024**2
@@ -48,13 +48,13 @@ def processes() -> Iterator[Processes]:
 
 
 def ingest(processes: Processes, plan: Any, check: Callable[[], None] = lambda: None) -> None:
-    processes.ingest(plan, PyArrowFileIO(), [{}], check)
+    processes.ingest([plan], [PyArrowFileIO()], [{}], check)
 
 
 def test_process_that_ends_is_replaced(processes: Processes) -> None:
     with pytest.raises(ProcessEndedError, match=f"ended by signal {signal.SIGKILL}"):
         ingest(processes, Call(os.kill, Call(os.getpid), signal.SIGKILL))
-    with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'files'"):
         ingest(processes, 7)
 
 
@@ -84,7 +84,7 @@ def test_engine_with_very_many_connections_has_processes() -> None:
     try:
         while held[-1] < 1100:
             held.append(os.dup(0))
-        with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
+        with pytest.raises(AttributeError, match="'int' object has no attribute 'files'"):
             ingest(processes, 7)
     finally:
         for descriptor in held:
@@ -118,7 +118,7 @@ def test_errors_are_the_same_in_the_other_process(error: Exception) -> None:
             raise error
 
     plan: Any = Plan()
-    found = pickle.loads(pickle.dumps(reading.outcome(plan, {}, 512 * MEGABYTE)))
+    found = pickle.loads(pickle.dumps(reading.outcome([plan], {}, 512 * MEGABYTE)))
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
@@ -137,8 +137,8 @@ class Failing:
             raise TopicbergError("the processes of the engine cannot decode records")
 
     def ingest(
-        self, plan: Any, io: Any, parts: Any, check: Callable[[], None]
-    ) -> reading.WrittenBatch:
+        self, plans: Any, ios: Any, parts: Any, check: Callable[[], None]
+    ) -> list[reading.WrittenBatch]:
         (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
@@ -148,7 +148,7 @@ class Failing:
             if error is DamagedRecordsError:
                 raise DamagedRecordsError("the records cannot be read", partition, offset)
             raise error("it takes too much memory")
-        return reading.ingest(plan, ranges, check)
+        return reading.ingest(plans, ranges, check)
 
 
 def topic_of(folder: Path, patch: pytest.MonkeyPatch, mode: str, records: int) -> MemoryTopic:

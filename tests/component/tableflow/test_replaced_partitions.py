@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from lone_kafka import LoneKafka, lone_kafka
 from memory_topic import MemoryTopic, mock_registry
 
-from topicberg import kafka
-from topicberg.kafka.last_records import find_records
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import find_records
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.compiling import wait_ready

@@ -23,7 +23,7 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.errors.meaning import classify, means
 from topicberg.errors.table import UNANSWERED, UNREACHABLE
-from topicberg.formats.subjects import SubjectReader
+from topicberg.formats.registry import SubjectReader
 from topicberg.settings import Settings
 
 LIES = {

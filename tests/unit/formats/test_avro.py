@@ -14,7 +14,8 @@ from topicberg.formats import avro
 from topicberg.formats.avro.schema import parse
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.iceberg.table import partition_spec
-from topicberg.tableflow.layout.layout import Layout, MessageField, table_schema
+from topicberg.tableflow.layout.layout import table_schema
+from topicberg.tableflow.layout.message_fields import Layout, MessageField
 from topicberg.topics import TopicSpec
 
 

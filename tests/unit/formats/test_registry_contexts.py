@@ -11,14 +11,11 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_registry import Registry, running
 
 from topicberg.errors import TableflowError
-from topicberg.formats.subjects import (
-    SchemaReader,
-    SchemaReaders,
-    SubjectReader,
-    context_of,
-    in_context,
-)
-from topicberg.tableflow.layout.foreign import ForeignSchemas, foreign_schemas, named_schemas
+from topicberg.formats.registry import SchemaReaders, SubjectReader, context_of, in_context
+from topicberg.formats.subjects import SchemaReader
+from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.layout import foreign_schemas
+from topicberg.tableflow.layout.writers import named_schemas
 from topicberg.topics import TopicSpec
 
 EU = ":.eu:orders-value"

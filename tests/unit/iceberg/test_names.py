@@ -41,7 +41,7 @@ from topicberg.iceberg.names import (
 from topicberg.iceberg.readers import DUCKDB, EVERY
 from topicberg.iceberg.table import partition_spec
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.layout import sameness, twins
+from topicberg.tableflow.layout.message_fields import sameness, twins
 from topicberg.topics.spec import parse_partition_field
 
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

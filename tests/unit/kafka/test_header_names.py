@@ -10,12 +10,11 @@ from memory_kafka import Log, MemoryKafka
 from specs import Project, minimal
 
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.kafka.consumer import DamagedRecordsError
-from topicberg.kafka.records import Records, headers_of
+from topicberg.kafka.records import DamagedRecordsError, Records, headers_of
 from topicberg.peek import _Decoder
 from topicberg.tableflow.decode.raw_keys import KeyFraming
 from topicberg.tableflow.erasure import records
-from topicberg.tableflow.layout.layout import KEY, VALUE, MessageField
+from topicberg.tableflow.layout.message_fields import KEY, VALUE, MessageField
 from topicberg.tableflow.table import reread
 from topicberg.topics import load_topic
 

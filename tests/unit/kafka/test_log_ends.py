@@ -11,8 +11,9 @@ from confluent_kafka import KafkaError, KafkaException
 from memory_kafka import serve_clients
 
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.kafka import NoLeaderError, NoSuchTopicError, ends
+from topicberg.kafka import ends
 from topicberg.kafka.ends import EndReader, Ends
+from topicberg.kafka.topics import NoLeaderError, NoSuchTopicError
 from topicberg.logins.kafka import KafkaLogin
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from topicberg import kafka
 from topicberg.errors import CertificateError, LoginError, NotFoundError
+from topicberg.kafka import topics as kafka
 from topicberg.logins.kafka import KafkaLogin
 
 

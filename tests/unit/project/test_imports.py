@@ -47,3 +47,16 @@ def test_definitions_import_no_database_library() -> None:
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PROJECT_ROOT)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_worker_imports_at_most_18_000_lines_of_topicberg() -> None:
+    """Each process that decodes, and each worker of Spark, loads them before its first batch."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "import topicberg.tableflow.decode.decoding_process, topicberg.tableflow.decode.tasks\n"
+        "loaded = [m for n, m in sys.modules.items() if n.partition('.')[0] == 'topicberg']\n"
+        "print(sum(Path(m.__file__).read_text().count('\\n') for m in loaded))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) <= 18_000

@@ -84,14 +84,14 @@ def layout(**source: T.IcebergType) -> Any:
 )
 def test_source_of_another_type_is_refused(source: dict[str, T.IcebergType], expected: str) -> None:
     with pytest.raises(TableflowError) as told:
-        envelope(SPEC, layout(**source), [])
+        envelope(layout(**source), [])
     assert expected in told.value.message
 
 
 def test_source_with_numbers_or_text_is_read() -> None:
     kinds = (T.IntegerType(), T.LongType(), T.StringType())
     for ts_ms, txid in itertools.product(kinds[:2], kinds):
-        parts = envelope(SPEC, layout(ts_ms=ts_ms, txId=txid), [])
+        parts = envelope(layout(ts_ms=ts_ms, txId=txid), [])
         assert [part.name for part in parts] == ["after", "source", "op"]
 
 
@@ -120,4 +120,4 @@ def test_nanoseconds_are_the_time_of_a_source_that_has_no_other() -> None:
 def test_source_without_time_and_position_is_refused() -> None:
     """Between partitions, nothing else says which change of a row is the newest one."""
     with pytest.raises(TableflowError, match=r"no time .* or position of the change"):
-        envelope(SPEC, layout(snapshot=T.StringType()), [])
+        envelope(layout(snapshot=T.StringType()), [])

@@ -21,7 +21,7 @@ from specs import Project, minimal
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.layout.event_time import EventTime, event_times
-from topicberg.tableflow.layout.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import event_time, read_layout, table_schema
 from topicberg.tableflow.layout.waiting import check_table
 from topicberg.tableflow.values.metadata import NO_TIMESTAMP
 from topicberg.topics import TopicSpec, check_topics
@@ -37,7 +37,7 @@ UNITS = {"seconds": 10**6, "milliseconds": 10**3, "microseconds": 1, "nanosecond
 
 def rule(kind: IcebergType, field: str = "at", **more: Any) -> EventTime:
     spec = TopicSpec.model_validate(minimal(event_time={"field": field, **more}))
-    found = EventTime.of(spec, [NestedField(1, "at", kind, required=False)])
+    found = event_time(spec, [NestedField(1, "at", kind, required=False)])
     assert found is not None
     return found
 

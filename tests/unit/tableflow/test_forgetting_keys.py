@@ -13,7 +13,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.records import KafkaKey, Matching, matching_keys
-from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField
+from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
 from topicberg.topics import TopicSpec
 
 AVRO: dict[str, Any] = {"type": "record", "name": "k", "fields": [{"name": "k", "type": "long"}]}

@@ -28,10 +28,10 @@ from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.protobuf.schema import file_of, glue_index, glue_messages
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.tableflow.decode.raw_keys import RawKeys
-from topicberg.tableflow.layout.foreign import foreign_schemas, named_schemas
-from topicberg.tableflow.layout.layout import KEY, Layout, read_layout, table_schema
+from topicberg.tableflow.layout.layout import foreign_schemas, read_layout, table_schema
+from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table
-from topicberg.tableflow.layout.writers import MessageDecoder
+from topicberg.tableflow.layout.writers import MessageDecoder, named_schemas
 from topicberg.tableflow.upsert.key_hashing import times_of
 from topicberg.topics import TopicSpec
 

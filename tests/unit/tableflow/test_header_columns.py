@@ -20,7 +20,8 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.iceberg.names import name_in_files
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField, table_schema
+from topicberg.tableflow.layout.layout import table_schema
+from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
 from topicberg.topics import TopicSpec
 
 HEADER_VALUES = st.none() | st.binary(max_size=3)

@@ -16,8 +16,9 @@ from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow.layout import framing
-from topicberg.tableflow.layout.framing import MAX_OPENINGS, Framing, UnknownInlineError
-from topicberg.tableflow.layout.layout import VALUE, MessageField
+from topicberg.tableflow.layout.framing import MAX_OPENINGS, Framing
+from topicberg.tableflow.layout.inline_schemas import UnknownInlineError
+from topicberg.tableflow.layout.message_fields import VALUE, MessageField
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.topics import TopicSpec
 

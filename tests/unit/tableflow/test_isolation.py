@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.batch.isolation import ATTEMPTS, MOST_BLAMED, Isolation
 from topicberg.tableflow.batch.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
+from topicberg.tableflow.rejected.deadletters import CHUNK, Places
+from topicberg.tableflow.service.record_search import ATTEMPTS, MOST_BLAMED, Isolation
 from topicberg.tableflow.values.offsets import plan_batch
-from topicberg.tableflow.values.places import CHUNK, Places
 
 logs = st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 50), st.integers(0, 300)))
 places = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 350)), max_size=6)
@@ -74,11 +74,11 @@ def test_isolation_blames_a_certain_record_at_its_first_failure() -> None:
 def test_isolation_goes_on_behind_a_part() -> None:
     search = Isolation({0: 0, 1: 0}, {0: 100, 1: 50})
     search.fail({0: (0, 20), 1: (0, 5)})
-    assert search.next_ends(1000) == {0: 12, 1: 0}
+    assert search.next_ends(1000, 2) == {0: 12, 1: 0}
     search.succeed({0: 12, 1: 0})
-    assert search.next_ends(1000) == {0: 20, 1: 4}
+    assert search.next_ends(1000, 2) == {0: 20, 1: 4}
     search.succeed({0: 20, 1: 5})
-    assert search.next_ends(1000) == {0: 100, 1: 50}
+    assert search.next_ends(1000, 2) == {0: 100, 1: 50}
     search.succeed({0: 100, 1: 50})
     assert not search.rest
     assert not search.blamed
@@ -87,7 +87,7 @@ def test_isolation_goes_on_behind_a_part() -> None:
 def test_isolation_of_records_that_all_fail_ends() -> None:
     search = Isolation({0: 0}, {0: 10 * MOST_BLAMED})
     while search.rest:
-        ((partition, end),) = search.next_ends(10).items()
+        ((partition, end),) = search.next_ends(10, 2).items()
         search.fail({partition: (search.start[0], end)}, is_certain=True)
         if search.culprit is not None:
             search.blame(search.culprit)

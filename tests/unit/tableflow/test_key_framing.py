@@ -15,7 +15,7 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.layout import foreign as foreign_module
 from topicberg.tableflow.layout.foreign import MAX_LOOKUPS, ForeignSchemas
-from topicberg.tableflow.layout.layout import KEY, MessageField
+from topicberg.tableflow.layout.message_fields import KEY, MessageField
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.values.key_values import KeyShape
 

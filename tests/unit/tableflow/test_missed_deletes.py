@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pytest
 from memory_kafka import MemoryKafka, topic_of
@@ -10,19 +12,14 @@ from pyiceberg.table import Table
 
 from topicberg.iceberg.summaries import COMMITTED_AT_MS, CURRENT_AT_MS, END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
+from topicberg.kafka.topics import tombstone_ms
 from topicberg.tableflow.upsert.tombstones import MISSED, DeleteWatch, Missed, current
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.offsets import Batch
-from topicberg.topics import TopicSpec
 
 DAY = 86_400_000
-SPEC = TopicSpec.model_validate(
-    {
-        **{"name": "orders", "pipeline": "shop", "partitions": 1},
-        **{"schema": {"format": "none"}, "write_mode": "upsert"},
-    }
-)
 BROKER = MemoryKafka({"orders": topic_of()})
+KEPT_MS = partial(tombstone_ms, BROKER.endpoints, "orders")
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def table(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Table:
 def changed(table: Table, now_ms: int, *, records: int) -> dict[str, str]:
     """Return the table properties that change with a batch up to offset 9."""
     held = committed(table)
-    watch = DeleteWatch(SPEC, BROKER.endpoints, table, held, now_ms)
+    watch = DeleteWatch(KEPT_MS, table, held, now_ms)
     return watch.of(Batch(held.offsets, {0: 9}), lambda: records, caught_up=True)
 
 
@@ -64,6 +61,6 @@ def test_gap_after_a_rollback_may_have_had_deletes(table: Table, noted: str) -> 
 
 def test_snapshot_notes_when_its_table_was_current(table: Table) -> None:
     commit(table, 2, current({0: 2}, 3 * DAY))
-    watch = DeleteWatch(SPEC, BROKER.endpoints, table, committed(table), 4 * DAY)
+    watch = DeleteWatch(KEPT_MS, table, committed(table), 4 * DAY)
     assert watch.noted({}) == {CURRENT_AT_MS: str(3 * DAY)}
     assert watch.noted(current({0: 9}, 4 * DAY)) == {CURRENT_AT_MS: str(4 * DAY)}

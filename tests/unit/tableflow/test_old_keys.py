@@ -19,7 +19,7 @@ from topicberg.formats.connect import with_connect_types
 from topicberg.formats.dispatch import as_record, format_of
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.changelog.old_keys import OldKeys
-from topicberg.tableflow.layout.layout import MessageField
+from topicberg.tableflow.layout.message_fields import MessageField
 
 TIME, DATA = "io.debezium.time.", "io.debezium.data."
 CONNECT = "org.apache.kafka.connect.data."

@@ -13,7 +13,8 @@ from pyiceberg.schema import Schema
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.layout import Layout, MessageField, table_schema
+from topicberg.tableflow.layout.layout import table_schema
+from topicberg.tableflow.layout.message_fields import Layout, MessageField
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec
 

@@ -18,14 +18,10 @@ from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import LAST_RECORDS, summary
-from topicberg.kafka import TopicLog
-from topicberg.kafka.last_records import (
-    LastRecord,
-    dump_last_records,
-    find_records,
-    parse_last_records,
-)
+from topicberg.kafka.consumer import find_records
+from topicberg.kafka.last_records import LastRecord, dump_last_records, parse_last_records
 from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.topics import TopicLog
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.service.log_check import OTHER_LOG, LogCheck

@@ -14,7 +14,7 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField
+from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
 from topicberg.tableflow.layout.upsert_key import raw_key
 from topicberg.tableflow.table import reread as module
 from topicberg.tableflow.upsert.key_hashing import no_decoder
@@ -84,7 +84,7 @@ def test_reread_keys_of_unknown_schemas_deletes_nothing(
         snapshot_properties={END_OFFSETS: dump_offsets({0: 1})},
     )
     head = table.current_snapshot()
-    key = raw_key(SPEC), no_decoder, SimpleNamespace(unknown=unknown)
+    key = raw_key(SPEC.metadata_column), no_decoder, SimpleNamespace(unknown=unknown)
     monkeypatch.setattr(module, "_key", lambda *_: key)
     broker = MemoryKafka({"orders": topic_of()}).serve(monkeypatch)
     config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")

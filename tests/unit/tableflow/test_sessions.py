@@ -10,11 +10,10 @@ import pytest
 from clocks import Clock
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import settings
 from topicberg.tableflow.decode import sessions
 from topicberg.tableflow.decode.sessions import IDLE_SECONDS, Sessions
 
-LOGIN = {"a login": "of this session"}
+URL, LOGIN = "sc://127.0.0.1:1", {"a login": "of this session"}
 
 
 class Spark:
@@ -28,14 +27,14 @@ class Spark:
         monkeypatch.setattr(sessions, "new_session", self.new)
         monkeypatch.setattr(sessions, "check_spark", lambda _: None)
         monkeypatch.setattr(sessions, "check_workers", self.check)
-        self.endpoints: Any = SimpleNamespace(
-            spark_connect="sc://127.0.0.1:1", spark_session=lambda _: (LOGIN, self.renew_at)
-        )
 
     def new(self, _: str, conf: dict[str, str]) -> Any:
         assert conf in ({}, LOGIN)
         self.made.append(SimpleNamespace(stop=partial(self.stopped.append, len(self.made))))
         return self.made[-1]
+
+    def login(self) -> tuple[dict[str, str], float | None]:
+        return LOGIN, self.renew_at
 
     def check(self, session: Any, _: int) -> bool:
         self.tried.append(session)
@@ -50,7 +49,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
 
 
 def test_each_session_is_sent_topicberg_if_workers_lack_it(spark: Spark) -> None:
-    pool = Sessions(spark.endpoints, settings())
+    pool = Sessions(URL, spark.login, 0)
     first, second, third = (spark.new("", {}) for _ in range(3))
     for session in (first, first, second, first, second):
         assert pool.check_workers(session) is None
@@ -70,7 +69,7 @@ def test_each_session_is_sent_topicberg_if_workers_lack_it(spark: Spark) -> None
 
 def test_free_session_serves_the_next_topic(spark: Spark, clock: Clock) -> None:
     made, stopped = spark.made, spark.stopped
-    pool = Sessions(spark.endpoints, settings())
+    pool = Sessions(URL, spark.login, 0)
     first, second = pool.take(), pool.take()
     assert first is not second
     pool.give_back(first)

@@ -14,9 +14,8 @@ from topicberg.errors import UnreachableError
 from topicberg.security.guard import Guard, Request
 from topicberg.settings import Settings
 from topicberg.tableflow.service import service
-from topicberg.tableflow.service.after_commit import sync_delta
 from topicberg.tableflow.service.engine import AbandonedError
-from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.ingestion import Ingestion, sync_delta
 from topicberg.tableflow.service.metrics import StatusCollector
 from topicberg.tableflow.service.pool import Pool, poll_seconds
 from topicberg.tableflow.service.status import (

@@ -26,7 +26,8 @@ from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import OWN_SCHEMA_ID, wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.logins.catalog import LOCATIONS
-from topicberg.tableflow.layout.layout import Layout, read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.waiting import unapplied
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec, check_topics

@@ -28,9 +28,9 @@ from pyiceberg.types import (
 )
 from typer.testing import CliRunner, Result
 
-from topicberg import kafka
 from topicberg.cli import app
 from topicberg.errors import SpecError, TableflowError, TableFormatError, UnreachableError
+from topicberg.kafka import topics as kafka
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.layout import waiting

@@ -22,7 +22,7 @@ from topicberg.tableflow.changelog.fold_state import (
     order_of,
     precedes,
 )
-from topicberg.tableflow.layout.layout import read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, row_columns, table_schema
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
@@ -258,5 +258,6 @@ def test_envelope_without_type_of_transaction_is_read(project: Project) -> None:
     changes(project, schema=own, **more)
     spec = load_topic("trades", project.config)
     layout = read_layout(spec, cast("Any", None), project.config)
-    names = [part.name for part in envelope(spec, layout, table_schema(spec, layout).fields)]
+    rows = row_columns(spec, table_schema(spec, layout).fields)
+    names = [part.name for part in envelope(layout, rows)]
     assert "transaction" not in names

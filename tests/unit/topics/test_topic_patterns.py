@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memory_kafka import MemoryKafka, topic_of
 from repository import PROJECT_ROOT
 
-from topicberg import kafka
 from topicberg.errors import SpecError
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
 from topicberg.topics import check_topics

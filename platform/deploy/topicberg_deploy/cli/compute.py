@@ -24,7 +24,7 @@ def compute_derived(context: DeployContext) -> None:
 
     In the cloud, and locally from then on, Dagster does it by itself.
     """
-    from topicberg import kafka
+    from topicberg.kafka import topics as kafka
     from topicberg_deploy.confluent.connect import Connector
     from topicberg_deploy.platform import resources
 

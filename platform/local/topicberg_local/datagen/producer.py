@@ -16,11 +16,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from topicberg import kafka
 from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema

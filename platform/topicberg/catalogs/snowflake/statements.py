@@ -9,17 +9,13 @@ Iceberg, AWS Glue; Iceberg REST; Snowflake Open Catalog)``, ``CREATE ICEBERG TAB
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.endpoints import glue_rest_uri
 from topicberg.naming import Names as DeployNames
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
-
+from topicberg.settings import Settings
 
 PRIVATE = "by AWS PrivateLink"
 """The comment of an external volume that is: Snowflake does not describe it otherwise."""

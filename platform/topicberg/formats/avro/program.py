@@ -9,18 +9,7 @@ from typing import Any
 
 from pyiceberg import types as T
 
-from topicberg.formats.avro.resolution import (
-    AvroMember,
-    AvroScalar,
-    Choice,
-    Entries,
-    Form,
-    Items,
-    Node,
-    Row,
-    Skipped,
-    Unfit,
-)
+from topicberg.formats.avro import resolution
 from topicberg.formats.avro.schema import Type
 from topicberg.formats.columnar.program import (
     AvroOp,
@@ -46,7 +35,7 @@ _MOMENTS = {
 _WORD = 2**64
 
 
-def emit_row(code: ProgramCode, places: Mapping[str, Slot], row: Row) -> None:
+def emit_row(code: ProgramCode, places: Mapping[str, Slot], row: resolution.Row) -> None:
     """Append the instructions that read the fields of a record.
 
     :raises NotCoveredError: there are none
@@ -54,35 +43,35 @@ def emit_row(code: ProgramCode, places: Mapping[str, Slot], row: Row) -> None:
     for name, value in row.defaults.items():
         constant(code, places[name], value)
     for _, column, node in row.parts:
-        if isinstance(node, Skipped):
+        if isinstance(node, resolution.Skipped):
             skip(code, node.type)
         else:
             assert column is not None  # noqa: S101  other nodes have one
             emit(code, places[column], node)
 
 
-def emit(code: ProgramCode, place: Slot, node: Node) -> None:
+def emit(code: ProgramCode, place: Slot, node: resolution.Node) -> None:
     """Append the instructions that read a value."""
     match node:
-        case AvroScalar():
+        case resolution.AvroScalar():
             _scalar(code, place, node)
-        case Skipped():
+        case resolution.Skipped():
             skip(code, node.type)
-        case Unfit():
+        case resolution.Unfit():
             code.emit(AvroOp.FAIL, place)
-        case Choice():
+        case resolution.Choice():
             branches = [
                 None if branch is None else partial(emit, place=place, node=branch)
                 for branch in node.branches
             ]
             _union(code, branches)
-        case AvroMember():
+        case resolution.AvroMember():
             code.emit(AvroOp.PRESENT, place)
             emit(code, place.by_name[node.name], node.inner)
-        case Items():
+        case resolution.Items():
             (item,) = place.inside
             _items(code, place, lambda code: emit(code, item, node.inner))
-        case Entries():
+        case resolution.Entries():
             key, value = place.inside
 
             def entry(code: ProgramCode) -> None:
@@ -91,50 +80,50 @@ def emit(code: ProgramCode, place: Slot, node: Node) -> None:
 
             _items(code, place, entry)
             code.emit(AvroOp.UNIQUE, place, place.items, key.slot)
-        case Row():
+        case resolution.Row():
             code.emit(AvroOp.PRESENT, place)
             emit_row(code, place.by_name, node)
 
 
-def _scalar(code: ProgramCode, place: Slot, node: AvroScalar) -> None:
+def _scalar(code: ProgramCode, place: Slot, node: resolution.AvroScalar) -> None:
     is_double = isinstance(node.column, T.DoubleType)
     match node.form:
-        case Form.BOOLEAN:
+        case resolution.Form.BOOLEAN:
             code.emit(AvroOp.BOOLEAN, place)
-        case Form.WHOLE if isinstance(node.column, T.IntegerType | T.DateType):
+        case resolution.Form.WHOLE if isinstance(node.column, T.IntegerType | T.DateType):
             code.emit(AvroOp.INT, place, *node.bounds)
-        case Form.WHOLE:
+        case resolution.Form.WHOLE:
             code.emit(AvroOp.LONG, place, *node.bounds, node.factor)
-        case Form.NEAREST:
+        case resolution.Form.NEAREST:
             near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
             code.emit(near, place, *node.bounds)
-        case Form.FLOAT:
+        case resolution.Form.FLOAT:
             code.emit(AvroOp.WIDER if is_double else AvroOp.FLOAT, place)
-        case Form.DOUBLE:
+        case resolution.Form.DOUBLE:
             code.emit(AvroOp.DOUBLE, place)
-        case Form.TEXT:
+        case resolution.Form.TEXT:
             code.emit(AvroOp.TEXT, place, _IS_UTF8)
-        case Form.BINARY if node.size is None:
+        case resolution.Form.BINARY if node.size is None:
             code.emit(AvroOp.TEXT, place)
-        case Form.BINARY:
+        case resolution.Form.BINARY:
             code.emit(AvroOp.FIXED, place, node.size or 0)
-        case Form.ENUM:
+        case resolution.Form.ENUM:
             first = code.text([symbol.encode() for symbol in node.symbols])
             code.emit(AvroOp.ENUM, place, len(node.symbols), first)
-        case Form.DECIMAL:
+        case resolution.Form.DECIMAL:
             _decimal(code, place, node)
-        case Form.CONNECT_TEXT:
+        case resolution.Form.CONNECT_TEXT:
             assert node.text is not None  # noqa: S101  its form has it
             code.emit(AvroOp.MOMENT, place, _MOMENTS[node.text])
-        case Form.NANOS:
+        case resolution.Form.NANOS:
             code.emit(AvroOp.NANOS, place)
-        case Form.DECIMAL_TEXT:
+        case resolution.Form.DECIMAL_TEXT:
             code.emit(AvroOp.DECIMAL_TEXT, place, node.scale)
-        case Form.VARIABLE_DECIMAL:
+        case resolution.Form.VARIABLE_DECIMAL:
             code.emit(AvroOp.DECIMAL_TEXT, place, 0, 1 + (node.symbols[0] == "value"))
 
 
-def _decimal(code: ProgramCode, place: Slot, node: AvroScalar) -> None:
+def _decimal(code: ProgramCode, place: Slot, node: resolution.AvroScalar) -> None:
     """Append the instructions of a decimal; its limit is that of the writer's scale."""
     assert isinstance(node.column, T.DecimalType)  # noqa: S101  its form is of such a column
     zeros = node.column.scale - node.scale

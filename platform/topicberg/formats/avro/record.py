@@ -18,19 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pyiceberg import types as T
 
+from topicberg.formats.avro import resolution
 from topicberg.formats.avro.defaults import EXACT, MAX_DECIMAL_BITS
-from topicberg.formats.avro.resolution import (
-    AvroMember,
-    AvroScalar,
-    Choice,
-    Entries,
-    Form,
-    Items,
-    Node,
-    Row,
-    Skipped,
-    Unfit,
-)
 from topicberg.formats.avro.schema import Type
 from topicberg.formats.connect_values import INFINITE_NANOS, DecimalLimitError, decimal_text, parsed
 from topicberg.formats.contract import RecordDecoder
@@ -146,7 +135,7 @@ class Reader(NamedTuple):
     read: Read
 
 
-def record_decoder(row: Row, schema_id: int) -> RecordDecoder:
+def record_decoder(row: resolution.Row, schema_id: int) -> RecordDecoder:
     """Return how records of a schema are decoded.
 
     Defaults of lists, maps and structs are the same objects in every row.
@@ -172,33 +161,30 @@ def record_decoder(row: Row, schema_id: int) -> RecordDecoder:
     return decode
 
 
-def _reader(node: Node) -> Reader:
+def _reader(node: resolution.Node) -> Reader:
     match node:
-        case AvroScalar():
+        case resolution.AvroScalar():
             return Reader(type_name(node.column), _SCALARS[node.form](node))
-        case Skipped():
+        case resolution.Skipped():
             label = type_name(node.column) if node.column is not None else str(node.type)
             return Reader(label, lambda cursor: skip(cursor, node.type))
-        case Unfit():
+        case resolution.Unfit():
             return Reader(type_name(node.column), _unfit(node))
-        case Choice():
+        case resolution.Choice():
             return Reader("union", _choice(node))
-        case AvroMember():
+        case resolution.AvroMember():
             return _member(node)
-        case Items():
+        case resolution.Items():
             return Reader(type_name(node.column), _items(node))
-        case Entries():
+        case resolution.Entries():
             return Reader(type_name(node.column), _entries(node))
-        case Row():
+        case resolution.Row():
             names = [field.name for field in node.column.fields]
             values = {**dict.fromkeys(names), **node.defaults}
             return Reader(type_name(node.column), _fields(node, values))
 
 
-# --- values with parts ---
-
-
-def _fields(row: Row, values: dict[str, Any]) -> Read:
+def _fields(row: resolution.Row, values: dict[str, Any]) -> Read:
     """:param values: those of columns that the writer lacks"""
     parts = [(name, column, *_reader(node)) for name, column, node in row.parts]
 
@@ -216,7 +202,7 @@ def _fields(row: Row, values: dict[str, Any]) -> Read:
     return read
 
 
-def _items(node: Items) -> Read:
+def _items(node: resolution.Items) -> Read:
     kind, read_item = _reader(node.inner)
 
     def read(cursor: ByteCursor) -> list[Any]:
@@ -231,7 +217,7 @@ def _items(node: Items) -> Read:
     return read
 
 
-def _entries(node: Entries) -> Read:
+def _entries(node: resolution.Entries) -> Read:
     """Return how a map is read; of a key that is there twice, the last value counts."""
     kind, read_value = _reader(node.inner)
 
@@ -251,7 +237,7 @@ def _entries(node: Entries) -> Read:
     return read
 
 
-def _choice(node: Choice) -> Read:
+def _choice(node: resolution.Choice) -> Read:
     branches = [None if branch is None else _reader(branch) for branch in node.branches]
     count = len(branches)
 
@@ -267,7 +253,7 @@ def _choice(node: Choice) -> Read:
     return read
 
 
-def _member(node: AvroMember) -> Reader:
+def _member(node: resolution.AvroMember) -> Reader:
     kind, read_inner = _reader(node.inner)
     members: dict[str, Any] = dict.fromkeys(field.name for field in node.column.fields)
 
@@ -277,7 +263,7 @@ def _member(node: AvroMember) -> Reader:
     return Reader(kind, read)
 
 
-def _unfit(node: Unfit) -> Read:
+def _unfit(node: resolution.Unfit) -> Read:
     def read(cursor: ByteCursor) -> None:
         raise InvalidError(f"a value of the type {node.type} does not fit")
 
@@ -318,10 +304,7 @@ def skip(cursor: ByteCursor, kind: Type) -> None:
         raise error.inside("", str(kind)) from None
 
 
-# --- values without parts ---
-
-
-def _boolean(node: AvroScalar) -> Read:
+def _boolean(node: resolution.AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> bool:
         (byte,) = cursor.take(1)
         if byte > 1:
@@ -331,7 +314,7 @@ def _boolean(node: AvroScalar) -> Read:
     return read
 
 
-def _whole(node: AvroScalar) -> Read:
+def _whole(node: resolution.AvroScalar) -> Read:
     (low, high), factor, problem = node.bounds, node.factor, node.problem
 
     def read(cursor: ByteCursor) -> int:
@@ -343,15 +326,15 @@ def _whole(node: AvroScalar) -> Read:
     return read
 
 
-def _nearest(node: AvroScalar) -> Read:
+def _nearest(node: resolution.AvroScalar) -> Read:
     whole = _whole(node)
     if isinstance(node.column, T.DoubleType):
         return lambda cursor: float(whole(cursor))
     return lambda cursor: float(np.int64(whole(cursor)).astype(np.float32))
 
 
-def _ieee(node: AvroScalar) -> Read:
-    code = struct.Struct("<f" if node.form is Form.FLOAT else "<d")
+def _ieee(node: resolution.AvroScalar) -> Read:
+    code = struct.Struct("<f" if node.form is resolution.Form.FLOAT else "<d")
 
     def read(cursor: ByteCursor) -> float:
         value: float = code.unpack(cursor.take(code.size))[0]
@@ -360,17 +343,17 @@ def _ieee(node: AvroScalar) -> Read:
     return read
 
 
-def _enum(node: AvroScalar) -> Read:
+def _enum(node: resolution.AvroScalar) -> Read:
     symbols = node.symbols
     return lambda cursor: symbols[cursor.index(len(symbols), "enum")]
 
 
-def _binary(node: AvroScalar) -> Read:
+def _binary(node: resolution.AvroScalar) -> Read:
     size = node.size
     return ByteCursor.bytes if size is None else lambda cursor: cursor.take(size)
 
 
-def _decimal(node: AvroScalar) -> Read:
+def _decimal(node: resolution.AvroScalar) -> Read:
     column = node.column
     assert isinstance(column, T.DecimalType)  # noqa: S101  its form is of such a column
     read_bytes, shift, limit = _binary(node), column.scale - node.scale, 10**column.precision
@@ -397,7 +380,7 @@ def _decimal(node: AvroScalar) -> Read:
     return read
 
 
-def _connect_text(node: AvroScalar) -> Read:
+def _connect_text(node: resolution.AvroScalar) -> Read:
     text = node.text
     assert text is not None  # noqa: S101  its form has it
 
@@ -411,7 +394,7 @@ def _connect_text(node: AvroScalar) -> Read:
     return read
 
 
-def _nanos(node: AvroScalar) -> Read:
+def _nanos(node: resolution.AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> int:
         number = cursor.number()
         if number in INFINITE_NANOS:
@@ -421,11 +404,11 @@ def _nanos(node: AvroScalar) -> Read:
     return read
 
 
-def _decimal_text(node: AvroScalar) -> Read:
+def _decimal_text(node: resolution.AvroScalar) -> Read:
     return lambda cursor: _unscaled(cursor.bytes(), node.scale)
 
 
-def _variable_decimal(node: AvroScalar) -> Read:
+def _variable_decimal(node: resolution.AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> str:
         found: dict[str, Any] = {
             name: cursor.number() if name == "scale" else cursor.bytes() for name in node.symbols
@@ -442,18 +425,18 @@ def _unscaled(data: bytes, scale: int) -> str:
         raise InvalidError(str(error)) from None
 
 
-_SCALARS: dict[Form, Callable[[AvroScalar], Read]] = {
-    Form.BOOLEAN: _boolean,
-    Form.WHOLE: _whole,
-    Form.NEAREST: _nearest,
-    Form.FLOAT: _ieee,
-    Form.DOUBLE: _ieee,
-    Form.TEXT: lambda _: ByteCursor.text,
-    Form.BINARY: _binary,
-    Form.ENUM: _enum,
-    Form.DECIMAL: _decimal,
-    Form.CONNECT_TEXT: _connect_text,
-    Form.NANOS: _nanos,
-    Form.DECIMAL_TEXT: _decimal_text,
-    Form.VARIABLE_DECIMAL: _variable_decimal,
+_SCALARS: dict[resolution.Form, Callable[[resolution.AvroScalar], Read]] = {
+    resolution.Form.BOOLEAN: _boolean,
+    resolution.Form.WHOLE: _whole,
+    resolution.Form.NEAREST: _nearest,
+    resolution.Form.FLOAT: _ieee,
+    resolution.Form.DOUBLE: _ieee,
+    resolution.Form.TEXT: lambda _: ByteCursor.text,
+    resolution.Form.BINARY: _binary,
+    resolution.Form.ENUM: _enum,
+    resolution.Form.DECIMAL: _decimal,
+    resolution.Form.CONNECT_TEXT: _connect_text,
+    resolution.Form.NANOS: _nanos,
+    resolution.Form.DECIMAL_TEXT: _decimal_text,
+    resolution.Form.VARIABLE_DECIMAL: _variable_decimal,
 }

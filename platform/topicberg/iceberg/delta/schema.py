@@ -18,18 +18,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pyiceberg import types as T
 from pyiceberg.schema import index_by_id, index_name_by_id
 from pyiceberg.table import Table
-from pyiceberg.types import (
-    DecimalType,
-    FixedType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    StructType,
-    TimestampType,
-)
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.names import name_in_files
@@ -119,11 +110,11 @@ class _Fields:
         self.mapped = mapped
         self.features: set[str] = set()
 
-    def struct(self, struct: StructType, path: str) -> Action:
+    def struct(self, struct: T.StructType, path: str) -> Action:
         fields = [self.field(field, f"{path}{field.name}") for field in struct.fields]
         return {"type": "struct", "fields": fields}
 
-    def field(self, field: NestedField, path: str) -> Action:
+    def field(self, field: T.NestedField, path: str) -> Action:
         metadata: Action = {"comment": field.doc} if field.doc else {}
         if self.mapped:
             metadata["delta.columnMapping.id"] = field.field_id
@@ -135,31 +126,31 @@ class _Fields:
             "metadata": metadata,
         }
 
-    def type(self, kind: IcebergType, path: str) -> Action | str:
-        if isinstance(kind, StructType):
+    def type(self, kind: T.IcebergType, path: str) -> Action | str:
+        if isinstance(kind, T.StructType):
             return self.struct(kind, f"{path}.")
-        if isinstance(kind, ListType):
+        if isinstance(kind, T.ListType):
             return {
                 "type": "array",
                 "elementType": self.type(kind.element_type, f"{path}.element"),
                 "containsNull": not kind.element_required,
             }
-        if isinstance(kind, MapType):
+        if isinstance(kind, T.MapType):
             return {
                 "type": "map",
                 "keyType": self.type(kind.key_type, f"{path}.key"),
                 "valueType": self.type(kind.value_type, f"{path}.value"),
                 "valueContainsNull": not kind.value_required,
             }
-        if isinstance(kind, DecimalType):
+        if isinstance(kind, T.DecimalType):
             return f"decimal({kind.precision},{kind.scale})"
-        name = "binary" if isinstance(kind, FixedType) else _PRIMITIVES.get(str(kind))
+        name = "binary" if isinstance(kind, T.FixedType) else _PRIMITIVES.get(str(kind))
         if name is None:
             raise TableflowError(
                 f"table {self.table}: Delta has no type for column {path}, a {kind}",
                 hint="remove DELTA from tableflow.table_formats, or change the column's type",
             )
-        if isinstance(kind, TimestampType):
+        if isinstance(kind, T.TimestampType):
             self.features.add("timestampNtz")
         return name
 

@@ -14,22 +14,9 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from pyiceberg import types as T
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    NestedField,
-    PrimitiveType,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
 
 from topicberg.iceberg.manifests import bounds_of
 from topicberg.iceberg.names import name_in_files
@@ -39,7 +26,7 @@ _Bound = int | float | str | Decimal
 _Nested = dict[str, Any]
 
 
-def statistics(file: DataFile, schema: StructType) -> str:
+def statistics(file: DataFile, schema: T.StructType) -> str:
     """Return rows, bounds and nulls of the columns by their names in the file; not for lists."""
     lower, upper, nulls = _columns(file, schema)
     return to_json(
@@ -59,18 +46,18 @@ def to_json(value: Any) -> str:
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value)
 
 
-def _columns(file: DataFile, struct: StructType) -> tuple[_Nested, _Nested, _Nested]:
+def _columns(file: DataFile, struct: T.StructType) -> tuple[_Nested, _Nested, _Nested]:
     lower: _Nested = {}
     upper: _Nested = {}
     nulls: _Nested = {}
     for field in struct.fields:
         name = name_in_files(field.name)
-        if isinstance(field.field_type, StructType):
+        if isinstance(field.field_type, T.StructType):
             inner = _columns(file, field.field_type)
             for outer, values in zip((lower, upper, nulls), inner, strict=True):
                 if values:
                     outer[name] = values
-        elif isinstance(field.field_type, PrimitiveType):
+        elif isinstance(field.field_type, T.PrimitiveType):
             count = (file.null_value_counts or {}).get(field.field_id)
             if count is not None:
                 nulls[name] = count
@@ -81,14 +68,14 @@ def _columns(file: DataFile, struct: StructType) -> tuple[_Nested, _Nested, _Nes
 
 
 def _bounds(
-    file: DataFile, field: NestedField, kind: PrimitiveType
+    file: DataFile, field: T.NestedField, kind: T.PrimitiveType
 ) -> tuple[_Bound, _Bound] | None:
     """Return both bounds or none: some readers treat a file with one bound as damaged."""
     first, last = bounds_of(file, field.field_id)
     if first is None or last is None:
         return None
     nans = (file.nan_value_counts or {}).get(field.field_id)
-    if isinstance(kind, (FloatType, DoubleType)) and nans != 0:
+    if isinstance(kind, (T.FloatType, T.DoubleType)) and nans != 0:
         return None  # Spark sorts NaN above all numbers; Iceberg's bounds exclude it
     try:
         ends = (first, 0), (last, 1)
@@ -99,17 +86,17 @@ def _bounds(
     return None if lower is None or upper is None or lower > upper else (lower, upper)
 
 
-def _bound(kind: PrimitiveType, value: Any, up: int) -> _Bound | None:
+def _bound(kind: T.PrimitiveType, value: Any, up: int) -> _Bound | None:
     """:param up: 1: an upper bound between two milliseconds is rounded up to the later one"""
-    if isinstance(kind, (IntegerType, LongType, StringType, DecimalType)):
+    if isinstance(kind, (T.IntegerType, T.LongType, T.StringType, T.DecimalType)):
         return value  # type: ignore[no-any-return]
-    if isinstance(kind, (FloatType, DoubleType)):
+    if isinstance(kind, (T.FloatType, T.DoubleType)):
         return float(value) if math.isfinite(value) else None
-    if isinstance(kind, DateType):
+    if isinstance(kind, T.DateType):
         return date.fromordinal(_EPOCH.toordinal() + value).isoformat()
-    if isinstance(kind, (TimestampType, TimestamptzType)):
+    if isinstance(kind, (T.TimestampType, T.TimestamptzType)):
         milliseconds = -(-value // 1000) if up else value // 1000
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
-        zone = "Z" if isinstance(kind, TimestamptzType) else ""
+        zone = "Z" if isinstance(kind, T.TimestamptzType) else ""
         return f"{moment.isoformat(timespec='milliseconds')}{zone}"
     return None

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
+from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg import delta
 from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.data_files import file_bytes
@@ -30,7 +31,6 @@ from topicberg.iceberg.position_deletes import misplaced_files, trim_deletes
 from topicberg.iceberg.read_tags import reading
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
-from topicberg.topics.spec import PARTITION, RAW_KEY
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ analyzes what each function returns. Nothing is read, and nothing is written.
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from topicberg.errors import SpecError, TopicbergError, line_in
 from topicberg.orchestration.assets.derived import (
@@ -22,10 +24,6 @@ from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
 from topicberg.transforms.topic_columns import topic_columns
 from topicberg.wording import suggestion
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 LINEAGE_HINT = "correct `lineage={…}`: column of the result → columns of the sources"

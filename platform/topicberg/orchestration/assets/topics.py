@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 from pyiceberg.table import Table
 
-from topicberg import kafka
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.orchestration.assets.metadata import copied_columns, documentation, table_metadata
 from topicberg.orchestration.assets.retries import retried

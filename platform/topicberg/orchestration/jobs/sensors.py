@@ -33,12 +33,12 @@ from dagster import AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table as IcebergTable
 
-from topicberg import kafka
 from topicberg.catalogs.glue import registered_state
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.errors.meaning import classify
+from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.assets.topics import (

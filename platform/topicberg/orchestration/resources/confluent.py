@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.service.wait import held_offsets, wait_for

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.status import reported_snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,9 +10,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg import summaries
-from topicberg.kafka.last_records import LastRecords
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.tableflow.layout.layout import Layout
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_state import KeyState
 from topicberg.tableflow.values import commit, skips
@@ -59,13 +58,31 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class BatchPlan:
-    """The next batch, and what it was planned on."""
+class TablePlan:
+    """A table that a batch fills, as it was when the batch was planned."""
 
-    spec: TopicSpec
+    number: int
+    """Its place among the tables of the topic."""
     table: Table
     head: Snapshot | None
     layout: Layout
+    committed: commit.Committed
+    offsets: Offsets
+    """The first ones that it lacks."""
+    missed: tombstones.DeleteWatch
+
+    @property
+    def planned_on(self) -> int | None:
+        """The id of the head of ``main`` whose offsets the batch starts from."""
+        return self.head.snapshot_id if self.head else None
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The next batch: its ranges, once, and the tables that it fills. Each has its own commit."""
+
+    spec: TopicSpec
+    tables: tuple[TablePlan, ...]
     batch: Batch
     size: float | None
     """Average bytes of its records in Kafka; None: not known."""
@@ -75,20 +92,10 @@ class BatchPlan:
     now_ms: int
     learnt: str
     """See :class:`topicberg.tableflow.batch.sizing.BatchSize`."""
-    missed: tombstones.DeleteWatch
-    key_definition: str | None
-    """Which keys the newest batch of the table took as equal; None: keys of the same bytes."""
     failing: Mapping[PartitionOffset, skips.Skip]
     """Records that fail by themselves."""
     reader: Reader
     """What reads it."""
-    last_records: LastRecords
-    """Of the batches before."""
-
-    @property
-    def planned_on(self) -> int | None:
-        """The id of the head of ``main`` whose offsets the batch starts from."""
-        return self.head.snapshot_id if self.head else None
 
     @property
     def backlog(self) -> bool:
@@ -97,6 +104,24 @@ class BatchPlan:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The summary of the batch's snapshot."""
+        """The summary of the batch's snapshots."""
         given = self.spec.name, self.topic_id, self.batch, self.now_ms, self.learnt
         return commit.snapshot_properties(*given) | {summaries.READER: self.reader}
+
+
+def due(tables: Sequence[TablePlan], beginning: Offsets) -> tuple[tuple[TablePlan, ...], Offsets]:
+    """Return the tables that the next batch fills, and where it has to end at the latest.
+
+    All of them lack the same records. When the engine ended between two commits of a batch, some
+    tables are behind. They get the records that the others have before any table gets more.
+
+    :param beginning: the first offsets that Kafka has
+    :returns: and partition → offset; none: the batch may end anywhere
+    """
+    offsets = [{**beginning, **each.offsets} for each in tables]
+    ends = {p: max(each.get(p, 0) for each in offsets) for each in offsets for p in each}
+    behind = [number for number, each in enumerate(offsets) if each != ends]
+    if not behind:
+        return tuple(tables), {}
+    of_first = offsets[behind[0]]
+    return tuple(tables[number] for number in behind if offsets[number] == of_first), ends

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.settings import Settings

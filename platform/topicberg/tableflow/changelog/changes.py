@@ -18,36 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    NestedField,
-    PrimitiveType,
-    StringType,
-    StructType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
+from topicberg.formats import metadata
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.reasons import shown
 from topicberg.tableflow.changelog.placeholders import is_placeholder, toastable
-from topicberg.tableflow.layout.layout import Layout
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS
-from topicberg.topics import TopicSpec
-from topicberg.topics.spec import (
-    METADATA_TYPES,
-    OP,
-    RAW_KEY,
-    SOURCE_POSITION,
-    SOURCE_SNAPSHOT,
-    SOURCE_TIMESTAMP,
-    SOURCE_TRANSACTION,
-)
 
 READ = "r"
 """A snapshot read the row: the change has the time of the reading."""
@@ -73,7 +53,7 @@ _SOURCE_FIELDS = (
 )
 _WHOLE = (*_TIMES, "lsn")
 """Of these, those that are whole numbers; the others are numbers or text."""
-_NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType, StringType)
+_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType, T.StringType)
 """Types of columns that can hold a whole number: text is that of a JSON value."""
 _DIGITS = 20
 """Of a number in a position."""
@@ -81,13 +61,6 @@ _BEYOND = 2**63
 """No whole number of 64 bits is so large."""
 _FILE_DIGITS = 6
 """At least, of the number of a file of MySQL's log."""
-
-
-def row_columns(spec: TopicSpec, fields: Sequence[NestedField]) -> list[NestedField]:
-    """Return the table's columns without the metadata columns."""
-    names = (*METADATA_TYPES, RAW_KEY, *spec.change_columns)
-    metadata = {spec.metadata_column(name) for name in names}
-    return [field for field in fields if field.name not in metadata]
 
 
 def key_names(layout: Layout) -> list[str]:
@@ -102,13 +75,14 @@ def key_columns(keys: Sequence[str]) -> list[str]:
     return [f"{_KEY}{number}" for number in range(len(keys))]
 
 
-def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> list[NestedField]:
-    """Return the parts of the envelope that are decoded, as columns; ``fields``: of the table.
+def envelope(layout: Layout, rows: Sequence[T.NestedField]) -> list[T.NestedField]:
+    """Return the parts of the envelope that are decoded, as columns.
 
+    :param rows: the table's columns without the metadata columns
     :raises TableflowError: a field of the source has another type than Debezium gives it
     """
     ids = itertools.count(1_000_000)
-    own = row_columns(spec, fields)
+    own = list(rows)
     if any(field.write_default is not None for field in own):
         versions = [layout.value.fields(), *layout.value.older_fields(itertools.count(1))]
         written = {field.name for version in versions for field in version}
@@ -116,14 +90,14 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
         own = [field for field in own if field.write_default is None or field.name in written]
     columns = []
     if layout.value.changes == "rows":
-        columns.append(_optional(ids, AFTER, StructType(*own)))
+        columns.append(_optional(ids, AFTER, T.StructType(*own)))
     else:
         columns += [field for field in own if field.name in (BEFORE, AFTER)]
     source = layout.value.source_fields()
     parts = [_optional(ids, name, source[name]) for name in _SOURCE_FIELDS if name in source]
     for part in parts:
         kind, is_whole = part.field_type, part.name in _WHOLE
-        if not isinstance(kind, _NUMBERS if is_whole else PrimitiveType):
+        if not isinstance(kind, _NUMBERS if is_whole else T.PrimitiveType):
             raise TableflowError(
                 f"field source.{part.name} is {kind}; Debezium writes "
                 + ("a whole number" if is_whole else "a number or text"),
@@ -135,17 +109,17 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
             "change of a row is the newest one is not known",
             hint="set `write_mode: append`, or let the connector write the time",
         )
-    columns.append(_optional(ids, SOURCE, StructType(*parts)))
-    columns.append(_optional(ids, OPERATION, StringType()))
+    columns.append(_optional(ids, SOURCE, T.StructType(*parts)))
+    columns.append(_optional(ids, OPERATION, T.StringType()))
     # Without a schema, JSON does not show the type of a transaction that is null.
-    if isinstance(layout.value.envelope().get(TRANSACTION), StructType):
-        transaction = StructType(_optional(ids, "id", StringType()))
+    if isinstance(layout.value.envelope().get(TRANSACTION), T.StructType):
+        transaction = T.StructType(_optional(ids, "id", T.StringType()))
         columns.append(_optional(ids, TRANSACTION, transaction))
     return columns
 
 
-def _optional(ids: itertools.count[int], name: str, kind: IcebergType) -> NestedField:
-    return NestedField(next(ids), name, kind, required=False)
+def _optional(ids: itertools.count[int], name: str, kind: T.IcebergType) -> T.NestedField:
+    return T.NestedField(next(ids), name, kind, required=False)
 
 
 @dataclass(frozen=True)
@@ -154,11 +128,11 @@ class ChangePlan:
 
     is_folded: bool
     """Whether the table has the current rows; else every change is a row."""
-    rows: tuple[NestedField, ...]
+    rows: tuple[T.NestedField, ...]
     """The table's columns without the metadata columns."""
     keys: tuple[str, ...]
     """Of these, those of the primary key; none: the keys have no schema."""
-    source: Mapping[str, IcebergType]
+    source: Mapping[str, T.IcebergType]
     """The fields of the source that are decoded."""
     columns: Mapping[str, str]
     """The metadata columns of a change → their names in the table."""
@@ -166,23 +140,24 @@ class ChangePlan:
     """What the connector writes instead of a value that it does not have."""
 
     @classmethod
-    def of(cls, spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> ChangePlan:
-        """:param fields: of the table"""
-        assert spec.changelog is not None  # noqa: S101  see the caller
-        parts = {part.name: part.field_type for part in envelope(spec, layout, fields)}
+    def of(
+        cls,
+        layout: Layout,
+        rows: Sequence[T.NestedField],
+        columns: Mapping[str, str],
+        placeholder: str,
+        *,
+        is_folded: bool,
+    ) -> ChangePlan:
+        """Return what becomes of the changes of a layout; the arguments are those of the class."""
+        parts = {part.name: part.field_type for part in envelope(layout, rows)}
         source = parts[SOURCE]
-        assert isinstance(source, StructType)  # noqa: S101  see envelope()
-        return cls(
-            spec.write_mode == "upsert",
-            tuple(row_columns(spec, fields)),
-            tuple(key_names(layout)),
-            {part.name: part.field_type for part in source.fields},
-            {name: spec.metadata_column(name) for name in spec.change_columns},
-            spec.changelog.unavailable_value,
-        )
+        assert isinstance(source, T.StructType)  # noqa: S101  see envelope()
+        types = {part.name: part.field_type for part in source.fields}
+        return cls(is_folded, tuple(rows), tuple(key_names(layout)), types, columns, placeholder)
 
     @property
-    def toast(self) -> list[NestedField]:
+    def toast(self) -> list[T.NestedField]:
         """The columns whose values the connector may not have."""
         return toastable(self.rows) if self.is_folded else []
 
@@ -239,11 +214,11 @@ def read_envelopes(
     if "txId" in source:
         transaction = pc.coalesce(transaction, source["txId"].cast(pa.string()))
     of_change = {
-        OP: op,
-        SOURCE_TIMESTAMP: micros.cast(pa.timestamp("us", "UTC")),
-        SOURCE_POSITION: position,
-        SOURCE_TRANSACTION: transaction,
-        SOURCE_SNAPSHOT: source.get("snapshot", nothing).cast(pa.string()),
+        metadata.OP: op,
+        metadata.SOURCE_TIMESTAMP: micros.cast(pa.timestamp("us", "UTC")),
+        metadata.SOURCE_POSITION: position,
+        metadata.SOURCE_TRANSACTION: transaction,
+        metadata.SOURCE_SNAPSHOT: source.get("snapshot", nothing).cast(pa.string()),
     }
     columns |= {column: of_change[name] for name, column in plan.columns.items()}
     has_after = np.zeros(count, np.bool_) if after is None else flags(after.is_valid())
@@ -349,7 +324,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _position(
-    source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int
+    source: Mapping[str, Any], kinds: Mapping[str, T.IcebergType], count: int
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Return a number or text that grows along the source's log, and which places have a wrong one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -14,21 +14,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
+from topicberg.formats.metadata import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.changelog.changes import READ, key_columns, row_columns
+from topicberg.tableflow.changelog.changes import READ, key_columns
 from topicberg.tableflow.changelog.fold_state import Order, is_repetition, order_of
 from topicberg.tableflow.changelog.old_keys import OldKeys
 from topicberg.tableflow.changelog.placeholders import toastable
-from topicberg.tableflow.layout.layout import MessageField
 from topicberg.tableflow.layout.meanings import columns_of
+from topicberg.tableflow.layout.message_fields import MessageField
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.arrays import flags
-from topicberg.topics import TopicSpec
-from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KeyedRows = tuple[FileRows, NDArray[np.intp]]
@@ -42,7 +42,11 @@ class FoldTarget:
     ``key``: the key of its records, whose fields are the columns ``keys``.
     """
 
-    spec: TopicSpec
+    topic: str
+    columns: Mapping[str, str]
+    """The names of metadata columns."""
+    rows: Sequence[NestedField]
+    """The columns of the table without these."""
     table: Table
     head: Snapshot | None
     index: KeyIndex
@@ -59,18 +63,17 @@ class FoldTarget:
     @cached_property
     def toast(self) -> list[str]:
         """The columns whose values the connector may not have."""
-        columns = row_columns(self.spec, self.table.schema().fields)
-        return [each.name for each in toastable(columns)]
+        return [column.name for column in toastable(self.rows)]
 
     @property
     def order_columns(self) -> list[str]:
         """The columns of partition, source's time and source's position."""
         names = (PARTITION, SOURCE_TIMESTAMP, SOURCE_POSITION)
-        return [self.spec.metadata_column(name) for name in names]
+        return [self.columns[name] for name in names]
 
     @property
     def offset_column(self) -> str:
-        return self.spec.metadata_column(OFFSET)
+        return self.columns[OFFSET]
 
     @property
     def key_columns(self) -> list[str]:
@@ -204,7 +207,7 @@ class OldRows:
             old = order_of(_micros(micros[row].as_py()), position[row].as_py())
             if change is not None and old is None:
                 raise TableflowError(
-                    f"topic {self.target.spec.name}: a key has changes in the partitions "
+                    f"topic {self.target.topic}: a key has changes in the partitions "
                     f"{row_partitions[row]} and {new[number]}, without a position in the source",
                     hint="let the connector write to a topic of one partition",
                 )

@@ -27,7 +27,7 @@ from topicberg.formats.limits import UNREADABLE
 from topicberg.formats.meanings import meaning_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.tableflow.layout.layout import MessageField
+from topicberg.tableflow.layout.message_fields import MessageField
 
 if TYPE_CHECKING:
     from topicberg.formats.avro.schema import Type

@@ -265,7 +265,7 @@ class OldValues:
     def _wait(self, waiting: Mapping[int, int]) -> None:
         if not waiting:
             return
-        name, batch = self.target.spec.name, self.progress.batch
+        name, batch = self.target.topic, self.progress.batch
         if batch.until(waiting).records:
             raise BatchCutError(waiting)
         partition, offset = next(iter(waiting.items()))

@@ -22,20 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    PrimitiveType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats.json.syntax import Number, rendered
 from topicberg.tableflow.values.arrays import flags
@@ -43,31 +30,31 @@ from topicberg.tableflow.values.arrays import flags
 _EPOCH = datetime(1970, 1, 1)
 
 
-def toastable(fields: Iterable[NestedField]) -> list[NestedField]:
+def toastable(fields: Iterable[T.NestedField]) -> list[T.NestedField]:
     """Return the columns whose values the connector may not have."""
     return [one for one in fields if _is_toastable(one.field_type)]
 
 
-def _is_toastable(kind: IcebergType) -> bool:
+def _is_toastable(kind: T.IcebergType) -> bool:
     match kind:
-        case StringType() | BinaryType():
+        case T.StringType() | T.BinaryType():
             return True
-        case ListType(element_type=element):
-            return isinstance(element, PrimitiveType)
-        case MapType(key_type=StringType(), value_type=StringType()):
+        case T.ListType(element_type=element):
+            return isinstance(element, T.PrimitiveType)
+        case T.MapType(key_type=T.StringType(), value_type=T.StringType()):
             return True
     return False
 
 
-def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDArray[np.bool_]:
+def is_placeholder(values: pa.Array, kind: T.IcebergType, placeholder: str) -> NDArray[np.bool_]:
     """Return which values of a column are the placeholder."""
     match kind:
-        case StringType():
+        case T.StringType():
             texts = [*_texts(placeholder), *map(rendered, _untyped(placeholder))]
             is_same = pc.is_in(values, pa.array(texts, values.type))
-        case BinaryType():
+        case T.BinaryType():
             is_same = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
-        case ListType(element_type=element):
+        case T.ListType(element_type=element):
             lists = _as_elements(placeholder.encode(), element)
             # As Python has values of the column's type.
             wanted = [pa.array(items).cast(values.type.value_type).to_pylist() for items in lists]
@@ -128,11 +115,11 @@ def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
     return found
 
 
-def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
+def _as_elements(raw: bytes, element: T.IcebergType) -> list[list[Any]]:
     """Return the lists that are the placeholder, for a type of elements."""
     numbers = _numbers(raw)
     match element:
-        case StringType():
+        case T.StringType():
             lists = _untyped_lists(raw)
             return [
                 *(items for items in lists if all(type(item) is str for item in items)),
@@ -140,17 +127,17 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
                 [str(number) for number in numbers],
                 *([rendered(item) for item in items] for items in lists),
             ]
-        case BinaryType():
+        case T.BinaryType():
             return [[raw]]
-        case DateType():
+        case T.DateType():
             return [[_EPOCH.date() + timedelta(days=number) for number in numbers]]
-        case TimestampType() | TimestamptzType():
+        case T.TimestampType() | T.TimestamptzType():
             # In microseconds, milliseconds and nanoseconds.
             return [
                 [_EPOCH + timedelta(microseconds=number * factor // 1000) for number in numbers]
                 for factor in (1_000, 1_000_000, 1)
             ]
-        case DecimalType(precision=precision, scale=scale):
+        case T.DecimalType(precision=precision, scale=scale):
             values = [Decimal(number).scaleb(-scale) for number in numbers]
             # Else the column cannot have it: such a record is malformed.
             return (
@@ -158,6 +145,6 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
                 if all(len(value.as_tuple().digits) <= precision for value in values)
                 else []
             )
-        case BooleanType():
+        case T.BooleanType():
             return [[number != 0 for number in numbers]]
     return [numbers]

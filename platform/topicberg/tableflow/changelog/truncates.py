@@ -64,7 +64,7 @@ class Truncates:
         """:raises TableflowError: some changes have no order, and there are several partitions"""
         if len(self.batch.end) > 1 and unordered:
             raise TableflowError(
-                f"topic {self.target.spec.name}: its table was truncated, and "
+                f"topic {self.target.topic}: its table was truncated, and "
                 f"{unordered} changes have no position in the source: whether changes of "
                 "other partitions came before the truncate is not known",
                 hint="let the connector write to a topic of one partition, or leave truncates out "

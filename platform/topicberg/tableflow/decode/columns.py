@@ -27,6 +27,7 @@ from topicberg.formats.columnar.framing import (
 )
 from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
+from topicberg.formats.metadata import EVENT_TIME, HEADERS, RAW_KEY
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import WriteTarget, source_column
 from topicberg.iceberg.file_columns import unwritten_column
@@ -40,7 +41,7 @@ from topicberg.tableflow.changelog.changes import (
 )
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.layout.event_time import event_times
-from topicberg.tableflow.layout.layout import KEY, VALUE
+from topicberg.tableflow.layout.message_fields import KEY, VALUE
 from topicberg.tableflow.layout.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
 from topicberg.tableflow.layout.writers import MessageDecoder
 from topicberg.tableflow.rejected.rejections import Rejections
@@ -53,7 +54,6 @@ from topicberg.tableflow.values.metadata import (
     out_of_range,
     wrong_header,
 )
-from topicberg.topics.spec import EVENT_TIME, HEADERS, RAW_KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from topicberg.formats.columnar.decoding import Decoded
     from topicberg.kafka.records import Records
-    from topicberg.tableflow.layout.framing import InlineSchemas
+    from topicberg.tableflow.layout.inline_schemas import InlineSchemas
 
 MAX_ROWS, MAX_BYTES = 131_072, 16 * 1024 * 1024
 """Records that are decoded at once, and so rows of a row group, and their bytes."""

@@ -46,27 +46,31 @@ class Processes:
         self._idle: list[_Process] = []
 
     def ingest(
-        self, plan: ReadPlan, io: FileIO, parts: Sequence[Ranges], check: Callable[[], None]
-    ) -> WrittenBatch:
+        self,
+        plans: Sequence[ReadPlan],
+        ios: Sequence[FileIO],
+        parts: Sequence[Ranges],
+        check: Callable[[], None],
+    ) -> list[WrittenBatch]:
         """Do :func:`.reading.ingest` in other processes, in as many at once as there may be.
 
-        :param io: of the table
+        :param ios: of the tables
         :param check: called now and then; if it raises, the batch ends
         :raises ExhaustedError: a part takes more memory than there is
         """
         from pyspark import cloudpickle
 
-        tasks = [cloudpickle.dumps((plan, ranges)) for ranges in parts]  # type: ignore[no-untyped-call]
+        tasks = [cloudpickle.dumps((plans, ranges)) for ranges in parts]  # type: ignore[no-untyped-call]
         if len(tasks) == 1:
-            return joined(plan, io, [self._outcome(tasks[0], check)])
+            return joined(plans, ios, [self._outcome(tasks[0], check)])
         with ThreadPoolExecutor(min(len(tasks), self._most)) as threads:
             outcomes = threads.map(lambda task: self._outcome(task, check), tasks)
-            return joined(plan, io, list(outcomes))
+            return joined(plans, ios, list(outcomes))
 
-    def _outcome(self, task: bytes, check: Callable[[], None]) -> WrittenBatch | Exception:
+    def _outcome(self, task: bytes, check: Callable[[], None]) -> list[WrittenBatch] | Exception:
         try:
             with self._taken() as process:
-                return cast("WrittenBatch | Exception", process.run(task, check))
+                return cast("list[WrittenBatch] | Exception", process.run(task, check))
         except Exception as error:
             return error
 
@@ -147,8 +151,8 @@ def serve(channel: socket.socket, memory: int) -> None:
         try:
             (task,) = _receive(channel)
             if task:
-                plan, ranges = pickle.loads(task)  # noqa: S301  from the engine
-                answer = outcome(plan, ranges, memory)
+                plans, ranges = pickle.loads(task)  # noqa: S301  from the engine
+                answer = outcome(plans, ranges, memory)
             else:
                 answer = lacking_memory(memory)
             # Arrays are sent as they are, not as a part of the pickle: they would be copied.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.manifest import DataFile
 
 from topicberg.errors import TopicbergError
+from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.iceberg.files import discard
 from topicberg.kafka.fetch import fetcher
@@ -41,7 +43,6 @@ from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_files import Keys, newest
 from topicberg.tableflow.upsert.key_hashing import hash_keys, hash_values, key_types, times_of
 from topicberg.tableflow.values.memory import limited
-from topicberg.topics.spec import PARTITION, RAW_KEY
 
 EARLY = 1 / 3
 """The part of a task's records that may be read in vain, where new schemas are found."""
@@ -49,7 +50,7 @@ EARLY = 1 / 3
 
 @dataclass(frozen=True)
 class WrittenBatch:
-    """What became of some records."""
+    """What became of some records, of one table."""
 
     files: list[DataFile]
     records: int
@@ -91,59 +92,83 @@ class ChangesRead:
         self.lost.append(copied(chunk.lost))
 
 
-def ingest(
-    plan: ReadPlan, ranges: Ranges, check: Callable[[], None] = lambda: None
-) -> WrittenBatch:
-    """Write the records of some offsets as data files.
+class _TableFiles:
+    """The files of one table."""
 
-    If the plan is to suspend at a malformed record, there are no files when there is one. Nor are
+    def __init__(self, plan: ReadPlan, rows: int) -> None:
+        """:param rows: of the largest part of the records"""
+        self.plan = plan
+        self.io = load_file_io(dict(plan.files), plan.target.location)
+        self.writer = DataFileWriter(plan.target, self.io)
+        self.rejections = Rejections(plan.error_mode)
+        self._buffers = buffers_of(plan.decoded, rows)
+        self._keys = None if plan.upserts is None or plan.is_folded else WrittenKeys()
+        self._changes = ChangesRead() if plan.is_folded else None
+        self._keys_of = _key_hasher(plan) if plan.is_folded else None
+
+    def write(self, records: Records, check: Callable[[], None]) -> None:
+        plan, fields = self.plan, self.plan.target.schema.fields
+        for chunk in chunks(plan, records, self._buffers, self.rejections):
+            check()
+            if self.rejections.is_final:
+                break
+            columns = chunk.columns | absent_columns(chunk, fields)
+            if self._changes is not None and self._keys_of is not None:
+                of_table = {column.name: columns[column.name] for column in fields}
+                self._changes.add(chunk, of_table, self._keys_of(of_table))
+            elif self._keys is None:
+                self.writer.write(columns)
+            else:
+                _upsert(plan, columns, chunk.has_value, self.writer, self._keys)
+
+    def written(self, count: int, last: LastRecords) -> WrittenBatch:
+        """Return what became of the records, of which some may be left out."""
+        keys = None if self._keys is None else self._keys.all()
+        return WrittenBatch(self.writer.files, count, self.rejections, keys, self._changes, last)
+
+
+def ingest(
+    plans: Sequence[ReadPlan], ranges: Ranges, check: Callable[[], None] = lambda: None
+) -> list[WrittenBatch]:
+    """Write the records of some offsets, which are read once, as data files of each table.
+
+    If a plan is to suspend at a malformed record, there are no files when there is one. Nor are
     there if reading stopped early.
 
+    :param plans: of one topic, one for each table
     :param check: called now and then; raises if the batch is abandoned
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    target = plan.target
-    io = load_file_io(dict(plan.files), target.location)
     total = sum(end - start for start, end in ranges.values())
     rows = min(MAX_ROWS, max(1, total))
-    buffers = buffers_of(plan.decoded, rows)
-    writer = DataFileWriter(target, io)
-    keys = None if plan.upserts is None or plan.is_folded else WrittenKeys()
-    rejections = Rejections(plan.error_mode)
-    changes = ChangesRead() if plan.is_folded else None
-    keys_of = _key_hasher(plan) if plan.is_folded else None
-    count, last = 0, LastRecords()
+    tables = [_TableFiles(plan, rows) for plan in plans]
+    count, last, ends_reading = 0, LastRecords(), False
     try:
-        with fetcher(plan.kafka, plan.topic, ranges) as reader, writer:
+        with fetcher(plans[0].kafka, plans[0].topic, ranges) as reader, ExitStack() as writers:
+            for table in tables:
+                writers.enter_context(table.writer)
             for records in reader.fill(Records(rows, MAX_BYTES)):
                 count += records.count
                 last |= last_records(records)
-                for chunk in chunks(plan, records, buffers, rejections):
-                    check()
-                    if rejections.is_final:
-                        break
-                    columns = chunk.columns | absent_columns(chunk, target.schema.fields)
-                    if changes is not None and keys_of is not None:
-                        names = [column.name for column in target.schema.fields]
-                        of_table = {name: columns[name] for name in names}
-                        changes.add(chunk, of_table, keys_of(of_table))
-                    elif keys is None:
-                        writer.write(columns)
-                    else:
-                        _upsert(plan, columns, chunk.has_value, writer, keys)
-                is_early = plan.stops_early and count <= total * EARLY
-                rejections.is_partial = is_early and rejections.has_new_schemas
-                if rejections.ends_reading:
+                for table in tables:
+                    table.write(records, check)
+                    is_early = table.plan.stops_early and count <= total * EARLY
+                    table.rejections.is_partial = is_early and table.rejections.has_new_schemas
+                if ends_reading := any(table.rejections.ends_reading for table in tables):
                     break
     except BaseException:
-        discard(io, writer.files)
+        _discard(tables)
         raise
-    if rejections.ends_reading:
-        discard(io, writer.files)
-        return WrittenBatch([], count, rejections)
-    of_keys = None if keys is None else keys.all()
-    return WrittenBatch(writer.files, count, rejections, of_keys, changes, last)
+    if ends_reading:
+        _discard(tables)
+        return [WrittenBatch([], count, table.rejections) for table in tables]
+    return [table.written(count, last) for table in tables]
+
+
+def _discard(tables: Sequence[_TableFiles]) -> None:
+    for table in tables:
+        discard(table.io, table.writer.files)
 
 
 def _key_hasher(plan: ReadPlan) -> Callable[[Mapping[str, pa.Array]], Keys]:
@@ -184,41 +209,55 @@ def _upsert(
 
 
 def joined(
-    plan: ReadPlan, io: FileIO, outcomes: Sequence[WrittenBatch | Exception]
-) -> WrittenBatch:
-    """Return what several tasks together did.
+    plans: Sequence[ReadPlan],
+    ios: Sequence[FileIO],
+    outcomes: Sequence[list[WrittenBatch] | Exception],
+) -> list[WrittenBatch]:
+    """Return what several tasks together did, for each table.
 
-    :param io: of the table
+    :param ios: of the tables
     :param outcomes: of :func:`outcome`; later ones are of later records of a partition
     :raises Exception: what a task raised; there are no files then
     """
-    written = [each for each in outcomes if isinstance(each, WrittenBatch)]
-    files = [file for each in written for file in each.files]
-    if failed := next((each for each in outcomes if isinstance(each, Exception)), None):
-        discard(io, files)
+    done = [each for each in outcomes if not isinstance(each, Exception)]
+    of_tables = [[of_task[number] for of_task in done] for number in range(len(plans))]
+    failed = next((each for each in outcomes if isinstance(each, Exception)), None)
+    whole = list[WrittenBatch]()
+    if failed is None:
+        whole = [_joined(*each) for each in zip(plans, of_tables, strict=True)]
+    if failed is not None or any(written.rejections.ends_reading for written in whole):
+        for io, parts in zip(ios, of_tables, strict=True):
+            discard(io, [file for part in parts for file in part.files])
+        whole = [replace(written, files=[]) for written in whole]
+    if failed is not None:
         raise failed
-    rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
-    if rejections.ends_reading:
-        discard(io, files)
-        files = []
+    return whole
+
+
+def _joined(plan: ReadPlan, parts: Sequence[WrittenBatch]) -> WrittenBatch:
+    """Return what several tasks together did for one table."""
+    rejections = Rejections.joined(plan.error_mode, (part.rejections for part in parts))
     keys = changes = None
     if plan.is_folded:
-        changes = ChangesRead.joined(each.changes for each in written)
+        changes = ChangesRead.joined(part.changes for part in parts)
     elif plan.upserts is not None and not rejections.is_final:
-        keys = BatchKeys.joined(each.keys for each in written if each.keys is not None)
-    records = sum(each.records for each in written)
-    last = {p: record for each in written for p, record in each.last_records.items()}
+        keys = BatchKeys.joined(part.keys for part in parts if part.keys is not None)
+    files = [file for part in parts for file in part.files]
+    records = sum(part.records for part in parts)
+    last = {p: record for part in parts for p, record in part.last_records.items()}
     return WrittenBatch(files, records, rejections, keys, changes, last)
 
 
-def outcome(plan: ReadPlan, ranges: Ranges, memory: int) -> WrittenBatch | Exception:
+def outcome(
+    plans: Sequence[ReadPlan], ranges: Ranges, memory: int
+) -> list[WrittenBatch] | Exception:
     """Return what :func:`ingest` returned or raised, so that it can be sent to another process.
 
     :param memory: bytes that it may take
     """
     try:
         with limited(memory):
-            return ingest(plan, ranges)
+            return ingest(plans, ranges)
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))  # noqa: S301  from this process

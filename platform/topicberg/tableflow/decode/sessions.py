@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from topicberg.errors import TopicbergError, UnreachableError
+import pyarrow as pa
+
+from topicberg.errors import TopicbergError, UnreachableError, first_line
+from topicberg.errors.meaning import explain, is_of_service
 from topicberg.spark import check_spark, new_session
-from topicberg.tableflow.decode.tasks import check_workers
+from topicberg.tableflow.decode.shipping import code_version, on_worker, ship
+from topicberg.tableflow.decode.tasks import WorkerProbe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-
 logger = logging.getLogger(__name__)
 
+Login = Callable[[], tuple[dict[str, str], float | None]]
+"""Returns the configuration of a session, and when the login in it ends (monotonic)."""
 IDLE_SECONDS = 1200.0
 """Spark drops a session that is not used for half an hour."""
 AGAIN_SECONDS = 600.0
@@ -45,9 +50,12 @@ class _Checked(NamedTuple):
 class Sessions:
     """The sessions of one engine. Safe to use from several threads."""
 
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
-        self._endpoints = endpoints
-        self._config = config
+    def __init__(self, url: str, login: Login, memory: int) -> None:
+        """:param url: of Spark Connect
+        :param login: see :data:`Login`
+        :param memory: bytes that a task may take for its records
+        """
+        self._url, self._login, self._memory = url, login, memory
         self._lock = threading.Lock()
         self._free: list[tuple[SparkSession, float]] = []
         """With the time (monotonic) from which a session is not used any more."""
@@ -57,7 +65,6 @@ class Sessions:
         """By id of a session: how often Spark had ended before the session was lent."""
         self._ends = 0
         self._checked: _Checked | None = None
-        self._memory = config.engine_process_memory_mb * 1024**2
         self._with_code: set[int] = set()
         """Ids of the sessions whose workers were sent topicberg."""
 
@@ -76,8 +83,8 @@ class Sessions:
         for old_session in outdated:
             self._stop(old_session)
         if session is None:
-            conf, renew_at = self._endpoints.spark_session(self._config)
-            session = new_session(self._endpoints.spark_connect, conf)
+            conf, renew_at = self._login()
+            session = new_session(self._url, conf)
             if renew_at is not None:
                 self._renewals[id(session)] = renew_at
         with self._lock:
@@ -139,7 +146,56 @@ class Sessions:
         self._renewals.pop(id(session), None)
         self._with_code.discard(id(session))
         try:
-            check_spark(self._endpoints.spark_connect)  # Spark's client would retry for a minute
+            check_spark(self._url)  # Spark's client would retry for a minute
             session.stop()
         except Exception as error:  # if the server has ended, so has the session
             logger.debug("closing a Spark session: %s", error)
+
+
+def check_workers(spark: SparkSession, memory: int) -> bool:
+    """Check that tasks of Spark can read batches, by one that does nothing.
+
+    If the workers lack topicberg, it is sent to them.
+
+    :param memory: bytes that a task may take for its records
+    :return: whether it was sent: the workers of other sessions lack it as well
+    :raises TopicbergError: they cannot read batches, or Spark does not answer
+    """
+    if not _lack(spark, memory):
+        return False
+    from pyspark.errors import PySparkException
+
+    try:
+        ship(spark)
+        lack = _lack(spark, memory)
+    except PySparkException as error:
+        if is_of_service(error):
+            raise explain("Spark", error) from error
+        lack = f"they have no topicberg, and Spark does not take it: {first_line(error)[:300]}"
+    if lack:
+        raise TopicbergError(
+            f"the workers of Spark cannot read batches: {lack}",
+            hint="see docs/production.md, Spark, for what workers need",
+        )
+    return True
+
+
+def _lack(spark: SparkSession, memory: int) -> str:
+    from pyspark.errors import PySparkException
+
+    probe = on_worker(WorkerProbe(code_version(), pa.__version__, memory))
+    try:
+        done = spark.range(0, 1, 1, 1).mapInArrow(probe, "reason string").toArrow()
+    except PySparkException as error:
+        if is_of_service(error):
+            raise explain("Spark", error) from error
+        return _reason_of_worker(str(error))
+    (reason,) = done.column(0).to_pylist()
+    return str(reason)
+
+
+def _reason_of_worker(text: str) -> str:
+    """Return what a worker's Python said last, without the stack."""
+    of_python = re.findall(r"^\s*((?:[\w.]+Error|[\w.]+Exception): .+)$", text, re.MULTILINE)
+    lines = of_python or text.strip().splitlines() or ["it says no reason"]
+    return str(lines[0])[:300]

@@ -1,15 +1,25 @@
-"""The session of Spark that a step of one topic uses."""
+"""The session of Spark that a step of one topic uses, and the batches that its tasks read."""
 
 from __future__ import annotations
 
+import pickle
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from pyiceberg.io import FileIO
+
 from topicberg.errors import TopicbergError
+from topicberg.kafka.offsets import Ranges
 from topicberg.spark import check_spark
+from topicberg.tableflow.batch.sizing import FILE_RECORDS
+from topicberg.tableflow.decode.plan import ReadPlan
+from topicberg.tableflow.decode.reading import WrittenBatch, joined
 from topicberg.tableflow.decode.sessions import Sessions
+from topicberg.tableflow.decode.shipping import on_worker
+from topicberg.tableflow.decode.tasks import Task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,3 +75,51 @@ class SparkTurn:
         with suppress(Exception):  # the jobs end by themselves
             check_spark(self._url)  # Spark's client would retry for a minute
             session.interruptTag(self._tag)
+
+
+TASK_BYTES = 128 * 1024 * 1024
+"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
+each writes its files."""
+MAX_TASKS = 256
+
+
+def ingest_by_spark(
+    spark: SparkSession,
+    plans: Sequence[ReadPlan],
+    ios: Sequence[FileIO],
+    parts: Sequence[Ranges],
+    memory: int,
+) -> list[WrittenBatch]:
+    """Do :func:`ingest` by tasks of Spark.
+
+    :param ios: of the tables
+    :param memory: bytes that a task may take for its records
+    :raises PySparkException: a task ended without an outcome
+    """
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    done = numbers.mapInArrow(on_worker(Task(plans, parts, memory)), "outcome binary").toArrow()
+    outcomes = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  our tasks'
+    return joined(plans, ios, outcomes)
+
+
+def split(ranges: Ranges, size: float | None, tasks: int = 1) -> list[Ranges]:
+    """Return parts of about the same number of offsets.
+
+    :param tasks: so many usual tasks are one
+    """
+    total = sum(end - start for start, end in ranges.values())
+    wanted = max(total / FILE_RECORDS, total * (size or 0) / TASK_BYTES) / tasks
+    count = max(1, min(MAX_TASKS, round(wanted)))
+    most = -(-total // count)
+    parts: list[dict[int, tuple[int, int]]] = [{}]
+    room = most
+    for partition, (start, end) in ranges.items():
+        while start < end:
+            if not room:
+                parts.append({})
+                room = most
+            till = min(end, start + room)
+            parts[-1][partition] = start, till
+            room -= till - start
+            start = till
+    return list(parts)

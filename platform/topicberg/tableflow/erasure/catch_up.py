@@ -10,10 +10,10 @@ from functools import cached_property
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.rows import ErasureTarget

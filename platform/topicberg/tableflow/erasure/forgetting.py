@@ -16,22 +16,22 @@ import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg import delta
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
 from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
 from topicberg.tableflow.erasure.steps import Erased, Erasure
-from topicberg.tableflow.layout.layout import KEY
+from topicberg.tableflow.layout.message_fields import KEY
 from topicberg.tableflow.layout.upsert_key import held_key
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.topics.spec import PARTITION, RAW_KEY
 
 FORGOTTEN = "topicberg.forgotten."
 """Prefix of the table property of each erased key, followed by the key's digest."""
@@ -163,7 +163,7 @@ class Forgetting:
 
         done = Erasure(table, rows, target.time, note, rebuild_delta).erase()
         if spec is not None:
-            keys.forget_files(self.config, spec.name, table, done.replaced)
+            keys.forget_files(self.config.state_dir, spec.name, table, done.replaced)
         return done
 
     def prove(self, target: ErasureTarget) -> Found | None:

@@ -12,23 +12,22 @@ import pyarrow as pa
 from confluent_kafka import Message, Producer
 from pyiceberg.schema import Schema
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import HEADERS, header_of
 from topicberg.formats.reasons import MalformedError
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
 from topicberg.tableflow.decode.columns import decode_raw
-from topicberg.tableflow.decode.plan import message_decoder
 from topicberg.tableflow.decode.raw_keys import KeyFraming
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.matching import Condition, Rows
-from topicberg.tableflow.layout.foreign import foreign_schemas
 from topicberg.tableflow.layout.framing import framing
-from topicberg.tableflow.layout.layout import KEY, Layout
-from topicberg.tableflow.layout.writers import Writers
+from topicberg.tableflow.layout.layout import foreign_schemas
+from topicberg.tableflow.layout.message_fields import KEY, Layout
+from topicberg.tableflow.layout.writers import Writers, message_decoder
 from topicberg.topics import TopicSpec
 
 CHUNK = 200_000

@@ -15,6 +15,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import header_of
+from topicberg.formats.metadata import RAW_KEY
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.key import Key, described
@@ -22,12 +23,12 @@ from topicberg.tableflow.erasure.locations import file_batches
 from topicberg.tableflow.erasure.matching import ColumnPath, Condition, Rows, find_column
 from topicberg.tableflow.erasure.records import KafkaKey, Matching, matching_keys
 from topicberg.tableflow.layout.identity_columns import changed_identity
-from topicberg.tableflow.layout.layout import KEY, read_layout, table_schema
+from topicberg.tableflow.layout.layout import read_layout, table_schema
+from topicberg.tableflow.layout.message_fields import KEY
 from topicberg.tableflow.layout.upsert_key import held_key
 from topicberg.tableflow.service.history import history_table
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.topics.spec import RAW_KEY
 from topicberg.wording import suggestion
 
 _SOURCE = "source_record"

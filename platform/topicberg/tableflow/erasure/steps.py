@@ -31,7 +31,7 @@ from tenacity import wait_random
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.errors.retry import conflicts, retry
-from topicberg.iceberg import read_tags
+from topicberg.iceberg import read_tags, summaries
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.clocks import current_time
 from topicberg.iceberg.commits import set_ref
@@ -41,16 +41,6 @@ from topicberg.iceberg.maintenance.expiry import Expirable, remove
 from topicberg.iceberg.manifests import read_manifests
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.snapshots import affected_hours
-from topicberg.iceberg.summaries import (
-    CHECKPOINT_TAG,
-    END_OFFSETS,
-    ERASURE,
-    OWN,
-    SOURCE_SNAPSHOTS,
-    ancestry,
-    checkpoint,
-    summary,
-)
 from topicberg.tableflow.erasure.locations import RowLocations
 from topicberg.tableflow.erasure.matching import Rows, is_data
 from topicberg.tableflow.erasure.rewriting import check_rewritable, is_parquet, rewritten
@@ -173,7 +163,7 @@ class Erasure:
                 break
         # Without a row that readers see, nothing changes for what is derived from the table.
         operation = Operation.OVERWRITE if rows else Operation.REPLACE
-        change = SnapshotChange(self.table, operation, properties={ERASURE: "true"})
+        change = SnapshotChange(self.table, operation, properties={summaries.ERASURE: "true"})
         change.time = self.time_column
         change.remove(files[path].data_file for path in replaced)
         change.add(file for file in replaced.values() if file is not None)
@@ -196,22 +186,26 @@ class Erasure:
         properties = {
             key: value
             for snapshot in carried.values()
-            for key, value in summary(snapshot).items()
-            if key.startswith(OWN)
+            for key, value in summaries.summary(snapshot).items()
+            if key.startswith(summaries.OWN)
         }
-        has_offsets = END_OFFSETS in properties
+        has_offsets = summaries.END_OFFSETS in properties
         change = SnapshotChange(self.table, Operation.REPLACE, properties=properties)
         change.forget_removed()
-        change.commit(more=[set_ref(CHECKPOINT_TAG, change.snapshot_id)] if has_offsets else ())
+        change.commit(
+            more=[set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)] if has_offsets else ()
+        )
 
     def _carried(self) -> dict[int, Any]:
         """Return the snapshots that say where the engine, and what computes the table, resume.
 
         :raises TableflowError: the table was rolled back to a state whose offsets are not known
         """
-        line = ancestry(self.table)
-        computed = next((each for each in line if SOURCE_SNAPSHOTS in summary(each)), None)
-        newest = (checkpoint(self.table), computed)
+        line = summaries.ancestry(self.table)
+        computed = next(
+            (each for each in line if summaries.SOURCE_SNAPSHOTS in summaries.summary(each)), None
+        )
+        newest = (summaries.checkpoint(self.table), computed)
         return {each.snapshot_id: each for each in newest if each is not None}
 
     def _expire(self) -> bool:

@@ -7,9 +7,9 @@ reasons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,19 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg import types as T
-from pyiceberg.types import NestedField
 
-from topicberg.errors import TableflowError
 from topicberg.formats.reasons import field_at, shown
-from topicberg.formats.time_text import moment
+from topicberg.formats.time_text import EPOCHS, ISO, TIME, moment
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
-from topicberg.topics import TopicSpec
-from topicberg.topics.event_time import EPOCHS, ISO, TIME, EventTimeSpec
 
 FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 _LOCAL_EPOCH = datetime(1970, 1, 1)
-_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 _EXACT = Context(prec=80)
 _BLOCK = 1_024
 """Texts that the reference reads one by one if Arrow does not read one of them."""
@@ -52,38 +47,16 @@ class EventTimes(NamedTuple):
 class EventTime:
     """How the event time of a topic's records is read; small enough to be sent to a task."""
 
-    rule: EventTimeSpec
     format: str
+    """See :class:`topicberg.topics.event_time.EventTimeSpec`, as of the last four."""
     path: tuple[str, ...]
     """A column, and the fields in it."""
     type: T.IcebergType
     """Of the field."""
-
-    @classmethod
-    def of(cls, spec: TopicSpec, columns: Sequence[NestedField]) -> EventTime | None:
-        """Return how event times are read; None: a column of the table is the event time.
-
-        :param columns: of the table
-        :raises TableflowError: there is no such field, or it cannot have times of that format
-        """
-        rule = spec.payload_time
-        if rule is None or rule.format is None:
-            return None
-        path_and_type = _field(rule.field, columns)
-        if path_and_type is None:
-            raise TableflowError(
-                f"topic {spec.name}: event_time.field {rule.field}: the table has no such column, "
-                "and no such field in a struct",
-                hint="set event_time.field to a column, or to `column.field` in a struct",
-            )
-        path, kind = path_and_type
-        if not isinstance(kind, _types_of(rule.format)):
-            raise TableflowError(
-                f"topic {spec.name}: event_time.field {rule.field} is a {kind}, which does not "
-                f"have times of format {rule.format}",
-                hint="set event_time.format to what the field has",
-            )
-        return cls(rule, rule.format, path, kind)
+    timezone: str | None = None
+    otherwise: str = "malformed"
+    earliest: date | None = None
+    max_ahead_hours: float | None = None
 
     def micros(self, value: Any, kafka_ms: int) -> int | str:
         """Return an event time in microseconds since 1970, or why a value is none.
@@ -104,12 +77,12 @@ class EventTime:
             )
         if outcome < self.earliest_us:
             return (
-                f"{where}: the event time is before {self.rule.earliest} (event_time.earliest), "
+                f"{where}: the event time is before {self.earliest} (event_time.earliest), "
                 f"found {shown(value)}"
             )
         if kafka_ms != NO_TIMESTAMP and outcome > kafka_ms * 1_000 + self.ahead_us:
             return (
-                f"{where}: the event time is more than {self.rule.max_ahead_hours:g} hours after "
+                f"{where}: the event time is more than {self.max_ahead_hours:g} hours after "
                 f"Kafka's time (event_time.max_ahead_hours), found {shown(value)}"
             )
         return outcome
@@ -122,14 +95,14 @@ class EventTime:
 
     @property
     def earliest_us(self) -> int:
-        day = self.rule.earliest
+        day = self.earliest
         if day is None:
             return FIRST_US
         return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
     @property
     def ahead_us(self) -> int:
-        hours = self.rule.max_ahead_hours
+        hours = self.max_ahead_hours
         return LAST_US - FIRST_US if hours is None else int(hours * 3_600_000_000)
 
     def _read(self, value: Any) -> int | str:
@@ -151,13 +124,13 @@ class EventTime:
             except ValueError:
                 return f"a time of the format {kind} expected"
         if local.tzinfo is None:
-            zone = self.rule.timezone
+            zone = self.timezone
             if zone is None:
                 return "a time with an offset from UTC expected (or set event_time.timezone)"
             local = local.replace(tzinfo=_zone(zone))
         try:
-            if self.rule.timezone is not None and not _exists(local):
-                return f"a time that exists in {self.rule.timezone} expected"
+            if self.timezone is not None and not _exists(local):
+                return f"a time that exists in {self.timezone} expected"
             return (local - _EPOCH) // _MICROSECOND
         except OverflowError:  # an offset beyond the year 1 or 9999
             return FIRST_US - 1
@@ -180,7 +153,7 @@ def event_times(
     is_read &= (micros >= max(FIRST_US, event_time.earliest_us)) & (micros <= LAST_US)
     has_kafka = (kafka_ms != NO_TIMESTAMP) & (kafka_ms >= FIRST_MS) & (kafka_ms <= LAST_MS)
     kafka_us = np.where(has_kafka, kafka_ms, 0) * 1_000
-    if event_time.rule.max_ahead_hours is not None:
+    if event_time.max_ahead_hours is not None:
         is_read &= ~has_kafka | (micros - kafka_us <= event_time.ahead_us)
     wrong, replaced = dict[int, str](), list[int]()
     has_none = ~is_read & ~is_needed & ~has_kafka
@@ -193,7 +166,7 @@ def event_times(
         )
         if isinstance(outcome, int):
             micros[number] = outcome
-        elif not is_needed[number] or (event_time.rule.otherwise == "kafka" and has_kafka[number]):
+        elif not is_needed[number] or (event_time.otherwise == "kafka" and has_kafka[number]):
             micros[number] = kafka_us[number]
             if is_needed[number]:
                 replaced.append(number)
@@ -276,24 +249,3 @@ def _exists(local: datetime) -> bool:
 @lru_cache(maxsize=8)
 def _zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)
-
-
-def _types_of(kind: str) -> tuple[type[T.IcebergType], ...]:
-    """Return the types of columns that have times of a format."""
-    if kind == TIME:
-        return (T.TimestamptzType,)
-    return (*_NUMBERS, T.StringType) if kind in EPOCHS else (T.StringType,)
-
-
-def _field(
-    text: str, columns: Sequence[NestedField]
-) -> tuple[tuple[str, ...], T.IcebergType] | None:
-    """Return the path and the type of a column, or of a field in structs."""
-    by_name = {field.name: field.field_type for field in columns}
-    if text in by_name:
-        return (text,), by_name[text]
-    for position in (number for number, letter in enumerate(text) if letter == "."):
-        kind = by_name.get(text[:position])
-        if isinstance(kind, T.StructType) and (inner := _field(text[position + 1 :], kind.fields)):
-            return (text[:position], *inner[0]), inner[1]
-    return None

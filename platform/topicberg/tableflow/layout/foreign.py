@@ -13,14 +13,7 @@ from uuid import UUID
 
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import id_of
-from topicberg.formats.subjects import (
-    DEFAULT_CONTEXT,
-    RegisteredSchema,
-    SchemaReader,
-    SchemaReaders,
-)
-from topicberg.topics import TopicSpec
-from topicberg.topics.schema import PARTS
+from topicberg.formats.subjects import DEFAULT_CONTEXT, RegisteredSchema, SchemaReader
 
 MAX_SCHEMAS = 1_000
 """The most schemas, and the most missing ids, that are cached."""
@@ -122,24 +115,3 @@ class ForeignSchemas:
         while sum(stored.size for stored in self.schemas.values()) > MAX_CHARACTERS:
             self.schemas.popitem(last=False)
         return schema is not None
-
-
-def foreign_schemas(spec: TopicSpec, readers: SchemaReaders) -> dict[str, ForeignSchemas]:
-    """Return the schemas for the keys and the values of a topic, each of its subject's context.
-
-    Keys, or values, without a schema share those of the other: no registry is asked for them alone.
-    """
-    known = dict[tuple[int, str], ForeignSchemas]()
-    by_part = dict[str, ForeignSchemas]()
-    for part in PARTS:
-        own = spec.section(part)
-        if own.has_schema or not any(spec.section(side).has_schema for side in PARTS):
-            reader = readers.of(own.framing)
-            place = id(reader), reader.context(spec.subject(part))
-            by_part[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
-    return {part: by_part.get(part) or next(iter(by_part.values())) for part in PARTS}
-
-
-def named_schemas(texts: Iterable[str]) -> list[int | UUID]:
-    """Return ids and GUIDs of their texts: decimal, and 32 hexadecimal digits."""
-    return [UUID(text) if len(text) == 32 else int(text) for text in texts]

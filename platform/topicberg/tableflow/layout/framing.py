@@ -10,42 +10,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
-import numpy as np
-from confluent_kafka.schema_registry import Schema
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.registry import registry_errors
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.formats.envelope import AFTER, OPERATION, SOURCE
-from topicberg.formats.framing import MAGIC_BYTE, wire_prefix
 from topicberg.formats.json import connect as connect_json
-from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES
-from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.tableflow.layout.layout import KEY, VALUE, Layout, MessageField
+from topicberg.kafka.consumer import messages
+from topicberg.kafka.offsets import Offsets, PartitionOffset
+from topicberg.kafka.records import DamagedRecordsError
+from topicberg.tableflow.layout.inline_schemas import Frame, InlineSchemas
+from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
+from topicberg.topics import TopicSpec
 from topicberg.topics.schema import PARTS
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from numpy.typing import NDArray
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.kafka.offsets import Offsets, PartitionOffset
-    from topicberg.topics import TopicSpec
-    from topicberg.topics.spec import SchemaSection
+from topicberg.topics.spec import SchemaSection
 
 MAX_OPENINGS, MAX_BYTES = 500, 16 * MAX_SCHEMA_BYTES
 """The most schemas in records that are known, and their total size."""
 REFUSED_SECONDS = 20.0
 """How long a refused schema is not registered again."""
-_UNKNOWN = "the schema of the record is not known: the batch has too many different ones"
 _MISSING, _CONFLICT, _INVALID = 404, 409, 422
-_WORD = 8
-Frame = tuple[bytes, bytes]
-"""The text of a record before its payload, and after it."""
 
 
 @dataclass
@@ -72,8 +60,6 @@ class Framing:
         self._known = {half: _Known() for half in self._subjects}
         self._has_read = False
         self._lookups = 0
-
-    # --- schemas ---
 
     def learn_from(self, begin: Offsets, end: Offsets) -> None:
         """Register the schemas of the first and the last record of each partition, once.
@@ -183,8 +169,6 @@ class Framing:
                 return False
         return True
 
-    # --- records ---
-
     def begin_batch(self) -> None:
         self._lookups = 0
 
@@ -212,78 +196,6 @@ class Framing:
         """
         inline = self.inline(half)
         return raw if inline is None else inline.wire(raw)
-
-
-class UnknownInlineError(MalformedError):
-    """A record begins with a schema that is not registered yet."""
-
-    def __init__(self, reason: str, opening: bytes) -> None:
-        """:param opening: what surrounds the payload"""
-        super().__init__(reason)
-        self.opening = opening
-
-
-@dataclass(frozen=True)
-class InlineSchemas:
-    """How keys, or values, with a schema of their own, or with none, get into the wire format.
-
-    ``newest``: the id of the schema of records without one. ``openings``: what surrounds a payload,
-    and the id of its schema. ``refused``: why others cannot be used. Small enough to be sent to a
-    task.
-    """
-
-    side: str
-    newest: int
-    openings: tuple[tuple[Frame, int | None], ...]
-    refused: Mapping[Frame, str]
-
-    def wire(self, raw: bytes) -> bytes:
-        """Return a key or value in the wire format.
-
-        :raises MalformedError: it begins with a schema that cannot be used
-        """
-        if raw[:1] == bytes([MAGIC_BYTE]):
-            return raw
-        for (before, after), number in self.openings:
-            if raw.startswith(before) and raw.endswith(after):
-                payload = raw[len(before) : -len(after)]
-                return wire_prefix(self.newest if number is None else number) + payload
-        opening = connect_json.opening(raw)
-        if opening is None and not connect_json.has_schema(raw):
-            return wire_prefix(self.newest) + raw
-        if opening is None or not raw.endswith(opening.rest):
-            raise MalformedError(
-                f"the {self.side}: it begins with a schema, but does not end with its payload"
-            )
-        reason = self.refused.get((opening.text, opening.rest))
-        if reason is None:
-            opened = opening.text + opening.rest
-            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}", opened)
-        raise MalformedError(f"the {self.side}: {reason}")
-
-    def in_wire_format(
-        self, data: NDArray[np.uint8], offsets: NDArray[np.int64], wanted: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict[int, MalformedError]]:
-        """Return keys or values in the wire format, where they begin, and why some cannot be.
-
-        :param wanted: those to change; others are as they are
-        """
-        parts, malformed = list[bytes](), dict[int, MalformedError]()
-        there = wanted & (np.diff(offsets) > 0)
-        if (data[offsets[:-1][there]] == MAGIC_BYTE).all() and not (wanted & ~there).any():
-            return data, offsets, malformed  # as those of a registry's converter are
-        for place, (begin, end) in enumerate(pairwise(offsets.tolist())):
-            raw = data[begin:end].tobytes()
-            if wanted[place]:
-                try:
-                    raw = self.wire(raw)
-                except MalformedError as error:
-                    malformed[place] = error.with_traceback(None)
-            parts.append(raw)
-        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        whole = b"".join(parts) + bytes(_WORD)  # compiled code reads words, also at the end
-        return np.frombuffer(whole, np.uint8).copy(), ends, malformed
 
 
 def _other_record(value: bytes | None) -> str | None:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
-from topicberg.tableflow.layout.layout import Layout
+from topicberg.formats.metadata import OFFSET, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.topics import TopicSpec
-from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 IDENTITY_COLUMNS = "topicberg.identity-columns"
 """Property of a table: the field id of each column that identifies rows, and of those in it."""

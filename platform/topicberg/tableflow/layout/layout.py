@@ -7,185 +7,45 @@ columns; a half without one schema of its own is one binary column, ``key`` or `
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Final
-from uuid import UUID
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from pyiceberg import types as T
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    BinaryType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestamptzType,
-)
 
 from topicberg.errors import TableflowError
-from topicberg.formats.dispatch import as_read, format_of, is_union
-from topicberg.formats.envelope import SOURCE, Changes, changed_columns
-from topicberg.formats.framing import OWN_SCHEMA_ID, Framing, RecordFraming
+from topicberg.formats.dispatch import as_read, is_union
+from topicberg.formats.framing import OWN_SCHEMA_ID
 from topicberg.formats.limits import MAX_FIELDS
-from topicberg.formats.protobuf import message_indexes
-from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
-from topicberg.formats.table import FORMATS
-from topicberg.iceberg.names import name_in_files, shared_full_name
+from topicberg.formats.metadata import HEADERS, METADATA_TYPES, RAW_KEY, SOURCE_POSITION
+from topicberg.formats.registry import SchemaReaders
+from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.formats.table import FORMATS, Part
+from topicberg.formats.time_text import EPOCHS, TIME
+from topicberg.iceberg.names import shared_full_name
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.meanings import without_comments
+from topicberg.tableflow.layout import message_fields
+from topicberg.tableflow.layout.event_time import EventTime
+from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.topics.columns import check_names
-from topicberg.topics.schema import SECTIONS, Part
-from topicberg.topics.spec import HEADERS, METADATA_TYPES, RAW_KEY, SOURCE_POSITION, TopicSpec
+from topicberg.topics.schema import PARTS, SECTIONS
+from topicberg.topics.spec import TopicSpec
 
-KEY: Final = "key"
-VALUE: Final = "value"
-
-_METADATA_TYPES: Mapping[str, type[IcebergType]] = {
-    "string": StringType,
-    "int": IntegerType,
-    "long": LongType,
-    "timestamptz": TimestamptzType,
-    "binary": BinaryType,
+_METADATA_TYPES: Mapping[str, type[T.IcebergType]] = {
+    "string": T.StringType,
+    "int": T.IntegerType,
+    "long": T.LongType,
+    "timestamptz": T.TimestamptzType,
+    "binary": T.BinaryType,
 }
+_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 METADATA_COLUMNS = (*(name for name in METADATA_TYPES if name != HEADERS), RAW_KEY)
 """The metadata columns of simple types."""
 
 
-@dataclass(frozen=True)
-class MessageField:
-    """The key or the value of the records."""
-
-    column: str
-    """``key`` or ``value``: Kafka's column, and the table's column if the bytes are not decoded."""
-    subject: Subject | None
-    """None: the bytes are not decoded."""
-    message: str | None = None
-    """Protobuf only: the message type."""
-    changes: Changes | None = None
-    """The value is the envelope of a change: the columns are the row's after it, or both rows."""
-    has_connect_types: bool = False
-    """See :mod:`topicberg.formats.connect`."""
-    framing: Framing = "confluent"
-    """How the records name their schemas; ``none``: all are of the newest one."""
-    is_text: bool = False
-    """The bytes that are not decoded are text in UTF-8."""
-
-    @property
-    def latest(self) -> RegisteredSchema | None:
-        return self.subject.latest if self.subject else None
-
-    @property
-    def fitted(self) -> object:
-        """What the columns come from: the id of a schema, or the schema if no id stays its own."""
-        latest = self.latest
-        return latest and (latest if self.framing in ("none", "glue") else latest.schema_id)
-
-    def record_framing(self, guids: Mapping[UUID, int] = MappingProxyType({})) -> RecordFraming:
-        """Return how the records name their schemas.
-
-        :param guids: the ids of GUIDs that were looked up since
-        :raises TableflowError: the one schema of all records has no such message
-        """
-        assert self.subject is not None  # noqa: S101  it is decoded
-        latest, indexes = self.subject.latest, b""
-        if self.framing == "none" and latest.schema_type == "PROTOBUF":
-            indexes = message_indexes(latest, self.message)
-        of_subject = latest.schema_type, {**self.subject.guids, **guids}
-        return RecordFraming(self.column, *of_subject, self.framing, indexes)
-
-    def fields(self, ids: Iterator[int] | None = None) -> list[NestedField]:
-        """Return the half's columns, all of them optional.
-
-        :param ids: of the columns; None: from 1
-        :raises TableflowError: the schema cannot become a table
-        """
-        ids = itertools.count(1) if ids is None else ids
-        if self.subject is None:
-            kind = StringType() if self.is_text else BinaryType()
-            return [NestedField(next(ids), self.column, kind, required=False)]
-        return self._columns(self._written(self.subject, self.subject.latest, ids))
-
-    def _written(
-        self, subject: Subject, version: RegisteredSchema, ids: Iterator[int]
-    ) -> list[NestedField]:
-        return format_of(version).fields(f"subject {subject.name}", version, ids, self.message)
-
-    def _columns(self, fields: list[NestedField]) -> list[NestedField]:
-        if self.changes is None or self.subject is None:
-            return fields
-        return changed_columns(f"subject {self.subject.name}", fields, self.changes)
-
-    def envelope(self) -> dict[str, IcebergType]:
-        """Return the fields of the envelope of a change, in the newest version."""
-        if self.subject is None or self.changes is None:
-            return {}
-        fields = self._written(self.subject, self.subject.latest, itertools.count(1))
-        return {field.name: field.field_type for field in fields}
-
-    def source_fields(self) -> dict[str, IcebergType]:
-        """Return the fields of a change's source."""
-        source = self.envelope().get(SOURCE)
-        fields = inner_fields(source) if source is not None else ()
-        return {field.name: field.field_type for field in fields}
-
-    def older_fields(self, ids: Iterator[int]) -> Iterator[list[NestedField]]:
-        """Yield the columns of each older version, the newest one first.
-
-        Versions that cannot become a table are left out: their records are malformed.
-        """
-        if self.subject is None:
-            return
-        latest = self.subject.latest
-        for older in reversed([*self.subject.schemas.values()]):
-            if older == latest or older.schema_type != latest.schema_type:
-                continue
-            try:
-                if is_union(older):
-                    continue
-                names = format_of(older).written(older, latest, self.message)
-                columns = self._written(self.subject, older, ids)
-                columns = self._columns([field for field in columns if field.name in names])
-            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
-                continue
-            yield columns
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The source of every column of a topic's table."""
-
-    key: MessageField
-    value: MessageField
-
-    @property
-    def fitted(self) -> tuple[object, object]:
-        """What the columns come from, to find out whether it is another schema."""
-        return self.key.fitted, self.value.fitted
-
-    @property
-    def schema_ids(self) -> tuple[object, ...]:
-        """Ids of all schemas by which records are decoded, and of the newest ones."""
-        subjects = (half.subject for half in (self.key, self.value))
-        return self.fitted, *(subject and tuple(subject.schemas) for subject in subjects)
-
-    def older_columns(self) -> Iterator[StructType]:
-        """Yield the columns of each older version, those of keys without the values' columns."""
-        ids = itertools.count(1)
-        names = {field.name for field in self.value.fields(ids)}
-        for fields in self.value.older_fields(ids):
-            names.update(field.name for field in fields)
-            yield StructType(*fields)
-        for fields in self.key.older_fields(ids):
-            yield StructType(*(field for field in fields if field.name not in names))
-
-
-def read_layout(spec: TopicSpec, readers: SchemaReaders, config: Settings | None = None) -> Layout:
+def read_layout(
+    spec: TopicSpec, readers: SchemaReaders, config: Settings | None = None
+) -> message_fields.Layout:
     """Return the layout for the spec and the current schemas of the registries.
 
     Records that name no schema are of the spec's schema file, or of a version of the subject.
@@ -196,8 +56,8 @@ def read_layout(spec: TopicSpec, readers: SchemaReaders, config: Settings | None
     :raises TableflowError: a subject is missing
     :raises SpecError: a schema file is missing or invalid
     """
-    value = _message_field(spec, VALUE, readers, config)
-    layout = Layout(_message_field(spec, KEY, readers, config), value)
+    value = _message_field(spec, message_fields.VALUE, readers, config)
+    layout = message_fields.Layout(_message_field(spec, message_fields.KEY, readers, config), value)
     if spec.changelog is not None:
         _check_changes(spec, layout)
     return layout
@@ -205,7 +65,7 @@ def read_layout(spec: TopicSpec, readers: SchemaReaders, config: Settings | None
 
 def _message_field(
     spec: TopicSpec, part: Part, readers: SchemaReaders, config: Settings | None
-) -> MessageField:
+) -> message_fields.MessageField:
     """Return the keys or the values; the arguments and errors are those of :func:`read_layout`."""
     own, is_change = spec.section(part), spec.changelog is not None
     subject = None
@@ -226,11 +86,11 @@ def _message_field(
                 f"and with {section}.framing none nothing says of which one a record is",
                 hint=f"set {section}.format to bytes, or name a schema of one type",
             )
-    return MessageField(
+    return message_fields.MessageField(
         column=part,
         subject=subject,
         message=own.message,
-        changes=spec.changes if part == VALUE else None,
+        changes=spec.changes if part == message_fields.VALUE else None,
         has_connect_types=is_change,
         framing=own.framing,
         is_text=own.is_text,
@@ -257,7 +117,7 @@ def _subject(
     return Subject(name, {OWN_SCHEMA_ID: schema}, schema)
 
 
-def _check_changes(spec: TopicSpec, layout: Layout) -> None:
+def _check_changes(spec: TopicSpec, layout: message_fields.Layout) -> None:
     """:raises TableflowError: the records are not changes that the table can follow"""
     if layout.value.subject is None:
         raise TableflowError(
@@ -273,7 +133,7 @@ def _check_changes(spec: TopicSpec, layout: Layout) -> None:
             "needs write_mode append",
         )
     for field in layout.key.fields():
-        if field.field_type.is_struct or isinstance(field.field_type, ListType | MapType):
+        if field.field_type.is_struct or isinstance(field.field_type, T.ListType | T.MapType):
             raise TableflowError(
                 f"topic {spec.name}: the field {field.name} of the key is a {field.field_type}, "
                 "which cannot be a key",
@@ -281,25 +141,7 @@ def _check_changes(spec: TopicSpec, layout: Layout) -> None:
             )
 
 
-def raw_columns(
-    layout: Layout, fields: Iterable[NestedField]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Return which of ``key`` and ``value`` are columns as they are, and which of these are text.
-
-    The column ``key`` holds no keys if it is a field of the value with another type.
-
-    :param fields: of the table
-    """
-    types = {field.name: field.field_type for field in fields}
-    raw = {VALUE} if layout.value.subject is None else set[str]()
-    own = StringType if layout.key.is_text else BinaryType
-    if layout.key.subject is None and isinstance(types.get(KEY), own):
-        raw.add(KEY)
-    texts = {half.column for half in (layout.key, layout.value) if half.is_text}
-    return frozenset(raw), frozenset(raw & texts)
-
-
-def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
+def table_schema(spec: TopicSpec, layout: message_fields.Layout) -> Schema:
     """Return the columns of a topic's table; of a field of both key and value, the value's.
 
     The columns are those of the newest versions, then what only older versions have, at every
@@ -319,7 +161,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     if SOURCE_POSITION in types and "lsn" in layout.value.source_fields():
         types[SOURCE_POSITION] = "long"
     metadata = [
-        NestedField(
+        T.NestedField(
             field_id=next(ids),
             name=spec.metadata_column(name),
             field_type=_metadata_type(kind, ids),
@@ -342,12 +184,13 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             hint="rename the field, or choose the other metadata_column_naming_scheme",
         )
     check_names(f"topic {spec.name}", (field.name for field in fields))
-    for field, twin in twins((), fields):
+    for field, twin in message_fields.twins((), fields):
+        why = message_fields.sameness(field, twin)
         raise TableflowError(
-            f"topic {spec.name}: the fields {twin} and {field} {sameness(field, twin)}",
+            f"topic {spec.name}: the fields {twin} and {field} {why}",
             hint="rename one: they would be one column",
         )
-    if (full_name := shared_full_name(StructType(*fields, *metadata))) is not None:
+    if (full_name := shared_full_name(T.StructType(*fields, *metadata))) is not None:
         raise TableflowError(
             f"topic {spec.name}: two fields of the versions of its schemas are {full_name} in a "
             "table, one by the dot in its name, the other inside of another field",
@@ -357,7 +200,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     return Schema(*fields, *metadata)
 
 
-def _metadata_type(kind: str, ids: Iterator[int]) -> IcebergType:
+def _metadata_type(kind: str, ids: Iterator[int]) -> T.IcebergType:
     """Return the type of a metadata column.
 
     :param kind: its name; ``map`` and ``list`` are those of headers, whose names a list may repeat
@@ -365,19 +208,19 @@ def _metadata_type(kind: str, ids: Iterator[int]) -> IcebergType:
     if kind in _METADATA_TYPES:
         return _METADATA_TYPES[kind]()
     if kind == "map":
-        return MapType(next(ids), StringType(), next(ids), BinaryType(), False)
-    pair = StructType(
-        NestedField(next(ids), "key", StringType(), required=False),
-        NestedField(next(ids), "value", BinaryType(), required=False),
+        return T.MapType(next(ids), T.StringType(), next(ids), T.BinaryType(), False)
+    pair = T.StructType(
+        T.NestedField(next(ids), "key", T.StringType(), required=False),
+        T.NestedField(next(ids), "value", T.BinaryType(), required=False),
     )
-    return ListType(next(ids), pair, element_required=False)
+    return T.ListType(next(ids), pair, element_required=False)
 
 
-def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
+def _check_count(topic: str, fields: Sequence[T.NestedField]) -> None:
     count, more = 0, list(fields)
     while more:
         count += len(more)
-        more = [inner for field in more for inner in inner_fields(field.field_type)]
+        more = [inner for field in more for inner in message_fields.inner_fields(field.field_type)]
     if count > 2 * MAX_FIELDS:
         raise TableflowError(
             f"topic {topic}: the versions of the schema together have {count} fields, including "
@@ -386,7 +229,9 @@ def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
         )
 
 
-def _with_dropped(fields: Sequence[NestedField], older: Sequence[NestedField]) -> list[NestedField]:
+def _with_dropped(
+    fields: Sequence[T.NestedField], older: Sequence[T.NestedField]
+) -> list[T.NestedField]:
     """Return the fields, and those that only an older version has.
 
     A field whose type differs from a later version's has no column, nor has one whose name differs
@@ -407,88 +252,88 @@ def _with_dropped(fields: Sequence[NestedField], older: Sequence[NestedField]) -
     return columns
 
 
-def _type_with_dropped(kind: IcebergType, older: IcebergType) -> IcebergType:
+def _type_with_dropped(kind: T.IcebergType, older: T.IcebergType) -> T.IcebergType:
     match kind, older:
-        case StructType(), StructType():
-            return StructType(*_with_dropped(kind.fields, older.fields))
-        case ListType(), ListType():
+        case T.StructType(), T.StructType():
+            return T.StructType(*_with_dropped(kind.fields, older.fields))
+        case T.ListType(), T.ListType():
             inside = _type_with_dropped(kind.element_type, older.element_type)
-            return ListType(kind.element_id, inside, kind.element_required)
-        case MapType(), MapType():
+            return T.ListType(kind.element_id, inside, kind.element_required)
+        case T.MapType(), T.MapType():
             inside = _type_with_dropped(kind.value_type, older.value_type)
-            return MapType(kind.key_id, kind.key_type, kind.value_id, inside, kind.value_required)
+            return T.MapType(kind.key_id, kind.key_type, kind.value_id, inside, kind.value_required)
     return kind
 
 
 _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than 256 bytes"
 
 
-def twins(
-    existing: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
-) -> Iterator[tuple[str, str]]:
-    """Yield the fields that would be one column with another one, at every depth.
+def row_columns(spec: TopicSpec, fields: Sequence[T.NestedField]) -> list[T.NestedField]:
+    """Return the table's columns without the metadata columns."""
+    names = (*METADATA_TYPES, RAW_KEY, *spec.change_columns)
+    metadata = {spec.metadata_column(name) for name in names}
+    return [field for field in fields if field.name not in metadata]
 
-    Their names differ only in case, as of which Spark, Glue, DuckDB and Snowflake treat them as one
-    column; or they have one name in Parquet files, as ``a b`` and ``a_x20b`` do.
 
-    :return: path of the new field, name of the column
+def event_time(spec: TopicSpec, columns: Sequence[T.NestedField]) -> EventTime | None:
+    """Return how event times are read; None: a column of the table is the event time.
+
+    :param columns: of the table
+    :raises TableflowError: there is no such field, or it cannot have times of that format
     """
-    by_lower: dict[str, NestedField] = {}
-    for field in existing:
-        by_lower.setdefault(name_in_files(field.name).lower(), field)
-    by_name = {field.name: field for field in existing}
-    for field in new:
-        where = f"{path}{field.name}"
-        twin = by_lower.setdefault(name_in_files(field.name).lower(), field)
-        if twin.name != field.name:
-            yield where, f"{path}{twin.name}"
-        same = by_name.get(field.name, field)
-        held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)
-        yield from twins(held_inside, inside, f"{where}.")
+    rule = spec.payload_time
+    if rule is None or rule.format is None:
+        return None
+    path_and_type = _field(rule.field, columns)
+    if path_and_type is None:
+        raise TableflowError(
+            f"topic {spec.name}: event_time.field {rule.field}: the table has no such column, "
+            "and no such field in a struct",
+            hint="set event_time.field to a column, or to `column.field` in a struct",
+        )
+    path, kind = path_and_type
+    if not isinstance(kind, _types_of(rule.format)):
+        raise TableflowError(
+            f"topic {spec.name}: event_time.field {rule.field} is a {kind}, which does not "
+            f"have times of format {rule.format}",
+            hint="set event_time.format to what the field has",
+        )
+    of_rule = rule.timezone, rule.otherwise, rule.earliest, rule.max_ahead_hours
+    return EventTime(rule.format, path, kind, *of_rule)
 
 
-def sameness(field: str, twin: str) -> str:
-    """Return why two fields that :func:`twins` found would be one column, after their names."""
-    if field.lower() == twin.lower():
-        return "differ only in case, which Spark, Glue, DuckDB and Snowflake ignore"
-    return f"are both {name_in_files(field)} in Parquet files"
+def _types_of(kind: str) -> tuple[type[T.IcebergType], ...]:
+    """Return the types of columns that have times of a format."""
+    if kind == TIME:
+        return (T.TimestamptzType,)
+    return (*_NUMBERS, T.StringType) if kind in EPOCHS else (T.StringType,)
 
 
-def columns_to_fill(
-    half: MessageField, layout: Layout, fields: Sequence[NestedField]
-) -> Sequence[NestedField]:
-    """Return the table's columns, without those of the value that a key's field does not fit."""
-    value = layout.value.subject
-    if half.column == VALUE or value is None:
-        return fields
-    natural = {field.name: type_text(field) for field in half.fields()}
-    unlike = {
-        field.name
-        for field in fields
-        if natural.get(field.name, type_text(field)) != type_text(field)
-    }
-    if not unlike:
-        return fields
-    written = (
-        format_of(schema).written(schema, value.latest, layout.value.message)
-        for schema in value.schemas.values()
-        if schema.schema_type == value.latest.schema_type
-    )
-    shared = unlike & frozenset().union(*written)
-    return [field for field in fields if field.name not in shared]
+def _field(
+    text: str, columns: Sequence[T.NestedField]
+) -> tuple[tuple[str, ...], T.IcebergType] | None:
+    """Return the path and the type of a column, or of a field in structs."""
+    by_name = {field.name: field.field_type for field in columns}
+    if text in by_name:
+        return (text,), by_name[text]
+    for position in (number for number, letter in enumerate(text) if letter == "."):
+        kind = by_name.get(text[:position])
+        if isinstance(kind, T.StructType) and (inner := _field(text[position + 1 :], kind.fields)):
+            return (text[:position], *inner[0]), inner[1]
+    return None
 
 
-def type_text(field: NestedField) -> str:
-    """Return the type of a column without field ids and comments."""
-    return re.sub(r"\b\d+: ", "", str(without_comments(field.field_type)))
+def foreign_schemas(spec: TopicSpec, readers: SchemaReaders) -> dict[str, ForeignSchemas]:
+    """Return the schemas for the keys and the values of a topic, each of its subject's context.
 
-
-def inner_fields(kind: IcebergType) -> Sequence[NestedField]:
-    """Return the fields of a struct, or of the struct in a list or a map."""
-    if isinstance(kind, StructType):
-        return kind.fields
-    if isinstance(kind, ListType):
-        return inner_fields(kind.element_type)
-    if isinstance(kind, MapType):
-        return inner_fields(kind.value_type)
-    return ()
+    Keys, or values, without a schema share those of the other: no registry is asked for them alone.
+    """
+    known = dict[tuple[int, str], ForeignSchemas]()
+    by_part = dict[str, ForeignSchemas]()
+    for part in PARTS:
+        own = spec.section(part)
+        if own.has_schema or not any(spec.section(side).has_schema for side in PARTS):
+            reader = readers.of(own.framing)
+            place = id(reader), reader.context(spec.subject(part))
+            by_part[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
+    return {part: by_part.get(part) or next(iter(by_part.values())) for part in PARTS}

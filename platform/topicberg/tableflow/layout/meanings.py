@@ -12,18 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from pyiceberg import types as T
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
-from pyiceberg.types import (
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-)
 
 from topicberg.formats.meanings import NULLS, Meaning, meaning_of, parts_of, with_meaning
 
@@ -38,7 +29,7 @@ class Noted(NamedTuple):
     meanings: Mapping[int, Meaning] = MappingProxyType({})
     last_id: int = 0
 
-    def comment(self, field: NestedField) -> str | None:
+    def comment(self, field: T.NestedField) -> str | None:
         """Return the meaning of a field; its comment has that of one that is not noted."""
         if field.field_id <= self.last_id:
             return with_meaning(None, self.meanings.get(field.field_id, Meaning()))
@@ -49,7 +40,7 @@ class _Place(NamedTuple):
     """Values of a column: the field's own, the innermost items or values, or the keys of a map."""
 
     path: str
-    kind: IcebergType
+    kind: T.IcebergType
     meaning: str | None
 
 
@@ -66,17 +57,19 @@ def noted(table: Table) -> Noted:
     return Noted({number: meaning for number, (_, meaning) in parts.items()}, last_id)
 
 
-def columns_of(table: Table) -> tuple[NestedField, ...]:
+def columns_of(table: Table) -> tuple[T.NestedField, ...]:
     """Return the columns of a table, whose comments are their meanings."""
     return with_noted(table.schema().as_struct(), noted(table)).fields
 
 
-def with_noted(columns: StructType, own: Noted) -> StructType:
+def with_noted(columns: T.StructType, own: Noted) -> T.StructType:
     """Return the columns of a table with their meanings as comments."""
     return _with_comments(columns, [], lambda field, *_: own.comment(field))
 
 
-def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted) -> dict[str, str]:
+def property_of(
+    schema: Schema, last_id: int, columns: T.StructType, before: Noted
+) -> dict[str, str]:
     """Return the property of a table.
 
     :param schema: of the table
@@ -85,7 +78,7 @@ def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted
     :param before: what was noted, also of columns that the topic's schema does not have
     """
 
-    def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
+    def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
         if column is not None:
             return with_meaning(None, meaning_of(column.doc))
@@ -97,7 +90,7 @@ def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted
     return {MEANINGS: json.dumps({"last_id": last_id, "meanings": meanings})}
 
 
-def shown(columns: StructType, table: StructType) -> StructType:
+def shown(columns: T.StructType, table: T.StructType) -> T.StructType:
     """Return the columns of a schema with the comments for a table.
 
     A column of a field without a description keeps its comment, which someone may have written.
@@ -105,7 +98,7 @@ def shown(columns: StructType, table: StructType) -> StructType:
     :param table: the columns that the table has
     """
 
-    def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
+    def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
         description, meaning = parts_of(field.doc)
         if description is None and column is not None and column.doc:
@@ -117,32 +110,32 @@ def shown(columns: StructType, table: StructType) -> StructType:
     return _with_comments(columns, [table], comment)
 
 
-def with_older(new: StructType, older: Sequence[StructType]) -> StructType:
+def with_older(new: T.StructType, older: Sequence[T.StructType]) -> T.StructType:
     """Return the columns of a schema; one of nulls has the meaning of the text of older versions.
 
     :param older: the columns of the older versions, the newest one first
     """
 
-    def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
+    def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
         description, meaning = parts_of(field.doc)
         if meaning.values != NULLS:
             return field.doc
         places = (_values(version, "") for version in versions if version is not None)
-        texts = (place.meaning for place in places if isinstance(place.kind, StringType))
+        texts = (place.meaning for place in places if isinstance(place.kind, T.StringType))
         values = next((text for text in texts if text != NULLS), NULLS)
         return with_meaning(description, meaning._replace(values=values))
 
     return _with_comments(new, older, comment)
 
 
-def followed(existing: StructType, new: StructType) -> StructType:
+def followed(existing: T.StructType, new: T.StructType) -> T.StructType:
     """Return the columns of a new schema, whose comments keep the meanings of the table's.
 
     :param existing: the columns of the table, see :func:`with_noted`
     :raises ValueError: a column would have values of different meanings
     """
 
-    def comment(field: NestedField, versions: _Versions, path: str) -> str | None:
+    def comment(field: T.NestedField, versions: _Versions, path: str) -> str | None:
         (column,) = versions
         if column is None:
             return field.doc
@@ -162,26 +155,26 @@ def followed(existing: StructType, new: StructType) -> StructType:
     return _with_comments(new, [existing], comment)
 
 
-def without_comments(kind: IcebergType) -> IcebergType:
+def without_comments(kind: T.IcebergType) -> T.IcebergType:
     """Return a type whose fields have no comments, at every depth."""
     return _inside(kind, [], lambda *_: None, "")
 
 
-_Versions: TypeAlias = Sequence[NestedField | None]
+_Versions: TypeAlias = Sequence[T.NestedField | None]
 """The same field in other columns; None: they do not have it."""
-_Comment: TypeAlias = Callable[[NestedField, _Versions, str], str | None]
+_Comment: TypeAlias = Callable[[T.NestedField, _Versions, str], str | None]
 """Returns the comment of a field: of the field, of it in other columns, and of its path."""
 
 
 def _with_comments(
-    columns: StructType, others: Sequence[IcebergType | None], comment: _Comment, path: str = ""
-) -> StructType:
+    columns: T.StructType, others: Sequence[T.IcebergType | None], comment: _Comment, path: str = ""
+) -> T.StructType:
     """Return columns with other comments, at every depth.
 
     :param others: other columns; those that are no struct have none of the fields
     """
     by_name = [
-        {field.name: field for field in other.fields} if isinstance(other, StructType) else {}
+        {field.name: field for field in other.fields} if isinstance(other, T.StructType) else {}
         for other in others
     ]
     fields = []
@@ -192,25 +185,27 @@ def _with_comments(
         kinds = [version and version.field_type for version in versions]
         kind = _inside(field.field_type, kinds, comment, where)
         fields.append(field.model_copy(update={"doc": doc, "field_type": kind}))
-    return StructType(*fields)
+    return T.StructType(*fields)
 
 
 def _inside(
-    kind: IcebergType, others: Sequence[IcebergType | None], comment: _Comment, path: str
-) -> IcebergType:
+    kind: T.IcebergType, others: Sequence[T.IcebergType | None], comment: _Comment, path: str
+) -> T.IcebergType:
     match kind:
-        case StructType():
+        case T.StructType():
             return _with_comments(kind, others, comment, path)
-        case ListType():
+        case T.ListType():
             items = [
-                other.element_type if isinstance(other, ListType) else None for other in others
+                other.element_type if isinstance(other, T.ListType) else None for other in others
             ]
             element = _inside(kind.element_type, items, comment, f"{path}.element")
-            return ListType(kind.element_id, element, kind.element_required)
-        case MapType():
-            values = [other.value_type if isinstance(other, MapType) else None for other in others]
+            return T.ListType(kind.element_id, element, kind.element_required)
+        case T.MapType():
+            values = [
+                other.value_type if isinstance(other, T.MapType) else None for other in others
+            ]
             value = _inside(kind.value_type, values, comment, f"{path}.value")
-            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
+            return T.MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
     return kind
 
 
@@ -219,10 +214,10 @@ def _check(before: _Place, now: _Place) -> None:
     if before.meaning == now.meaning or NULLS in (before.meaning, now.meaning):
         return
     kinds = before.kind, now.kind
-    widens = isinstance(before.kind, IntegerType) and isinstance(now.kind, LongType)
-    are_texts = all(isinstance(kind, StringType) for kind in kinds)
+    widens = isinstance(before.kind, T.IntegerType) and isinstance(now.kind, T.LongType)
+    are_texts = all(isinstance(kind, T.StringType) for kind in kinds)
     if (before.meaning and now.meaning) or widens or are_texts:
-        preposition = "in " if before.meaning and not isinstance(before.kind, StringType) else ""
+        preposition = "in " if before.meaning and not isinstance(before.kind, T.StringType) else ""
         raise ValueError(
             f"the column {now.path} is {preposition}{_described(before)}, the schema has "
             f"{_described(now)}"
@@ -232,21 +227,21 @@ def _check(before: _Place, now: _Place) -> None:
 def _described(place: _Place) -> str:
     if place.meaning is not None:
         return place.meaning
-    return "text" if isinstance(place.kind, StringType) else "a number without a unit"
+    return "text" if isinstance(place.kind, T.StringType) else "a number without a unit"
 
 
-def _values(field: NestedField, path: str) -> _Place:
+def _values(field: T.NestedField, path: str) -> _Place:
     kind = field.field_type
-    while isinstance(kind, ListType | MapType):
-        kind = kind.element_type if isinstance(kind, ListType) else kind.value_type
+    while isinstance(kind, T.ListType | T.MapType):
+        kind = kind.element_type if isinstance(kind, T.ListType) else kind.value_type
     return _Place(path, kind, meaning_of(field.doc).values)
 
 
-def _keys(field: NestedField, path: str) -> _Place | None:
+def _keys(field: T.NestedField, path: str) -> _Place | None:
     """Return the keys of the outermost map of a field."""
     kind = field.field_type
-    while isinstance(kind, ListType):
+    while isinstance(kind, T.ListType):
         kind = kind.element_type
-    if not isinstance(kind, MapType):
+    if not isinstance(kind, T.MapType):
         return None
     return _Place(path, kind.key_type, meaning_of(field.doc).keys)

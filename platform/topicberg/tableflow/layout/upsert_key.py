@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,12 @@ from pyiceberg.types import NestedField
 from topicberg.errors import TableflowError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
+from topicberg.formats.metadata import OFFSET, PARTITION, RAW_KEY
 from topicberg.formats.protobuf import absent_values
-from topicberg.tableflow.layout.layout import Layout, MessageField, inner_fields, type_text
+from topicberg.tableflow.layout.message_fields import Layout, MessageField, inner_fields, type_text
 from topicberg.tableflow.values.key_values import KeyShape
-from topicberg.topics import TopicSpec
-from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY
 
+MetadataColumn = Callable[[str], str]
 NO_KEY = "the record has no key to upsert by"
 IDENTITY = "__topicberg_identity"
 """What identifies a row of an upsert table: the text of a decoded key, or the raw key."""
@@ -104,13 +104,16 @@ def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
     return KeyShape(absent=absent)
 
 
-def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) -> UpsertKey:
+def upsert_key(
+    metadata_column: MetadataColumn, layout: Layout, columns: Sequence[NestedField]
+) -> UpsertKey:
     """Return the key of an upsert table.
 
+    :param metadata_column: see :meth:`.TopicSpec.metadata_column`
     :param columns: of the table
     """
     if layout.key.subject is None:
-        return raw_key(spec)
+        return raw_key(metadata_column)
     natural = layout.key.fields()
     texts = {field.name: type_text(field) for field in natural}
     shared = texts.keys() & _written(layout.value)
@@ -127,7 +130,7 @@ def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) 
         set(_paths(natural)) <= set(_paths(version)) for version in _versions(layout.key)
     )
     return replace(
-        raw_key(spec),
+        raw_key(metadata_column),
         fields=tuple(fitting.get(field.name, field) for field in natural),
         shapes=tuple(key_shape(field.field_type, absent.get(field.name)) for field in natural),
         is_in_columns=is_in_columns,
@@ -147,10 +150,10 @@ def _named_versions(key: MessageField) -> dict[str, Any]:
     return {"versions": versions, "version_at": (2, GLUE_BYTES)}
 
 
-def raw_key(spec: TopicSpec) -> UpsertKey:
+def raw_key(metadata_column: MetadataColumn) -> UpsertKey:
     """Return the key of an upsert table whose keys have no schema."""
     names = (RAW_KEY, PARTITION, OFFSET, "timestamp")
-    raw, partition, offset, time = (spec.metadata_column(name) for name in names)
+    raw, partition, offset, time = map(metadata_column, names)
     return UpsertKey(raw, partition, offset, time)
 
 

@@ -16,13 +16,14 @@ from pyiceberg.types import MapType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
+from topicberg.formats.metadata import HEADERS, PARTITION
 from topicberg.iceberg.tables import find_table
-from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
+from topicberg.kafka.topics import partition_drift
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.identity_columns import changed_identity
 from topicberg.topics import TopicSpec
-from topicberg.topics.spec import HEADERS, PARTITION, partition_field_text
+from topicberg.topics.spec import partition_field_text
 
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"

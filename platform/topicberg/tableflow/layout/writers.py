@@ -7,7 +7,8 @@ the same type.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -17,65 +18,20 @@ from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats import framing
-from topicberg.formats.columnar.program import Programs
+from topicberg.formats.columnar.program import NotCoveredError, ProgramCode, Programs, Shape
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.dispatch import as_read, format_of
 from topicberg.formats.framing import Framed, RecordFraming, id_of
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.layout.foreign import ForeignSchemas
-from topicberg.tableflow.layout.framing import Framing
-from topicberg.tableflow.layout.layout import VALUE, MessageField, sameness, twins
+from topicberg.tableflow.layout.message_fields import VALUE, MessageField, sameness, twins
 
 MAX_FOREIGN_WRITERS = 100
 """The most schemas of other subjects by which the records of one batch are decoded."""
-UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 UNREADABLE_SCHEMA = (TableflowError, ValueError, KeyError, TypeError, RecursionError)
 """What the functions of a format raise at a schema that cannot be used."""
-
-
-class UnknownSchemaError(MalformedError):
-    """A record names a schema that was not looked up yet.
-
-    ``schema_id``: its id, or its GUID in hex; see :func:`..foreign.named_schemas`.
-    """
-
-    def __init__(self, what: str, schema: int | UUID) -> None:
-        super().__init__(f"{what}, {UNKNOWN}")
-        self.schema_id = schema.hex if isinstance(schema, UUID) else str(schema)
-
-
-def resolved(
-    column: str,
-    record: Framed | str,
-    guids: Mapping[UUID, int],
-    writers: Mapping[int, ResolvedSchema],
-    refused: Mapping[int | UUID, str],
-) -> tuple[ResolvedSchema, bytes]:
-    """Return by which schema a key or a value is decoded, and its payload.
-
-    :param record: a reason: it names no schema
-    :param guids: the ids of known GUIDs
-    :param refused: why the records of other writers are not decoded
-    :raises MalformedError: it is not decoded
-    :raises UnknownSchemaError: its schema was not looked up yet
-    """
-    if isinstance(record, str):
-        raise MalformedError(record)
-    schema = record.schema
-    number = id_of(schema, guids)
-    if number is None or number not in writers:
-        where = framing.named(column, is_header=record.indexes is not None)
-        naming = f"{where} names {record.named}"
-        reason = refused.get(schema) or refused.get(schema if number is None else number)
-        if reason is None:
-            raise UnknownSchemaError(naming, schema)
-        raise MalformedError(f"{naming}, {reason}")
-    payload = payload_of(column, record, writers[number].writer.schema_type)
-    if isinstance(payload, str):
-        raise MalformedError(payload)
-    return writers[number], payload
 
 
 @dataclass(frozen=True)
@@ -109,82 +65,6 @@ class Writers:
         if number == self.subject.latest.schema_id:
             raise error
         self.refused[number] = f"which does not fit the table: {why(error)}"
-
-    def read(
-        self, raw: bytes, header: bytes | None, framing: Framing | None = None
-    ) -> tuple[ResolvedSchema, bytes]:
-        """Return the schema and the payload of a key or a value.
-
-        :param header: what a header says of the schema
-        :param framing: what brings changes without schema ids into the wire format
-        :raises MalformedError: there is none
-        """
-        if framing is not None and header is None:
-            raw = framing.wire(self.half, raw)
-        record = self.half.record_framing().framed(raw, header)
-        writers = {number: self.pairing(writer) for number, writer in self.accepted.items()}
-        refused = {**self.foreign.missing, **self.refused}
-        return resolved(self.half.column, record, self.subject.guids, writers, refused)
-
-
-@dataclass(frozen=True)
-class MessageDecoder:
-    """How the keys, or the values, of a batch are decoded; small enough to be sent to a task."""
-
-    column: str
-    """``key`` or ``value``."""
-    fields: tuple[NestedField, ...]
-    """The columns that they fill."""
-    programs: Programs | None
-    """None: no schema has one."""
-    writers: Mapping[int, ResolvedSchema]
-    """By the ids of their schemas."""
-    filled: Mapping[int, frozenset[str]]
-    """For each writer: the columns that it has a field for."""
-    refused: Mapping[int | UUID, str]
-    """For each refused id or GUID: why its records are not decoded."""
-    framing: RecordFraming
-    """How records name their schemas."""
-
-    def without(self, missing: Mapping[int | UUID, str]) -> MessageDecoder:
-        """Return the same for a registry that lacks some schemas.
-
-        :param missing: why, by their ids and GUIDs
-        """
-        return replace(self, refused={**missing, **self.refused}) if missing else self
-
-    def decode(self, raw: bytes, header: bytes | None) -> Mapping[str, Any]:
-        """Return the stored values of one record, by the reference decoder of its format.
-
-        :param header: what a header says of the schema
-        :raises MalformedError: the record is malformed
-        :raises UnknownSchemaError: its schema was not looked up yet
-        """
-        return self._decode(self.framing.framed(raw, header))
-
-    def decode_held(self, raw: bytes) -> Mapping[str, Any]:
-        """Return the same for what a table holds of a record; see :meth:`.RecordFraming.held`."""
-        return self._decode(self.framing.of_held(raw))
-
-    def _decode(self, record: Framed | str) -> Mapping[str, Any]:
-        of_record = self.column, record, self.framing.guids
-        pairing, payload = resolved(*of_record, self.writers, self.refused)
-        try:
-            return _record_decoder(pairing)(payload)
-        except MalformedError as error:
-            if self.column == VALUE:
-                raise
-            raise MalformedError(named(self.column, str(error))) from None
-
-
-@lru_cache(maxsize=1024)
-def _record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
-    return format_of(pairing.writer).record_decoder(pairing)
-
-
-def named(column: str, reason: str) -> str:
-    """Return a reason of the format, with the record's part that it is about."""
-    return reason if column == VALUE else f"the {column}: {reason}"
 
 
 def check_names(
@@ -270,3 +150,169 @@ def _identity(schema: RegisteredSchema, message: str | None) -> str | TableflowE
 def why(error: Exception) -> str:
     """Return why a schema cannot be used."""
     return error.message if isinstance(error, TableflowError) else f"{type(error).__name__}"
+
+
+logger = logging.getLogger(__name__)
+
+
+def message_decoder(writers: Writers) -> MessageDecoder:
+    """Return how keys or values are decoded; of schemas that the registry lacks, it knows nothing.
+
+    :raises TableflowError: the latest schema does not fit the table
+    """
+    half, latest = writers.half, writers.subject.latest
+    for number, writer in candidates(writers):
+        try:
+            pairing = writers.pairing(writer)
+            filled = format_of(writer).filled(pairing)
+            check_names(writer, filled, writers.fields)
+            format_of(writer).record_decoder(pairing)
+        except UNREADABLE_SCHEMA as error:
+            writers.refuse(number, error)
+        else:
+            writers.accepted[number], writers.columns[number] = writer, filled
+    names = frozenset[str]().union(*writers.columns.values())
+    fields = tuple(column for column in writers.fields if column.name in names)
+    pairings = {
+        number: ResolvedSchema(writer, latest, fields, half.message)
+        for number, writer in writers.accepted.items()
+    }
+    return MessageDecoder(
+        column=half.column,
+        fields=fields,
+        programs=_programs(pairings, fields, latest.schema_type),
+        writers=pairings,
+        filled=writers.columns,
+        refused=writers.refused,
+        # What a table holds of a key names a version of AWS Glue, which may be of another schema.
+        framing=half.record_framing(writers.foreign.guids if half.framing == "glue" else {}),
+    )
+
+
+def _programs(
+    pairings: Mapping[int, ResolvedSchema], fields: Sequence[NestedField], language: SchemaType
+) -> Programs | None:
+    """Return the programs of the schemas that have one."""
+    code, places = ProgramCode(), {place.name: place for place in Shape(fields).places}
+    starts = list[tuple[int, int]]()
+    for number, pairing in pairings.items():
+        begin = code.mark()
+        try:
+            format_of(pairing.writer).program(code, places, pairing)
+        except (NotCoveredError, *UNREADABLE_SCHEMA) as error:
+            code.reset(begin)
+            logger.info("schema %d has no program: %s", number, error)
+        else:
+            starts.append((number, begin[0]))
+    return Programs.of(code, starts, language) if starts else None
+
+
+UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
+
+
+class UnknownSchemaError(MalformedError):
+    """A record names a schema that was not looked up yet.
+
+    ``schema_id``: its id, or its GUID in hex; see :func:`named_schemas`.
+    """
+
+    def __init__(self, what: str, schema: int | UUID) -> None:
+        super().__init__(f"{what}, {UNKNOWN}")
+        self.schema_id = schema.hex if isinstance(schema, UUID) else str(schema)
+
+
+def resolved(
+    column: str,
+    record: Framed | str,
+    guids: Mapping[UUID, int],
+    writers: Mapping[int, ResolvedSchema],
+    refused: Mapping[int | UUID, str],
+) -> tuple[ResolvedSchema, bytes]:
+    """Return by which schema a key or a value is decoded, and its payload.
+
+    :param record: a reason: it names no schema
+    :param guids: the ids of known GUIDs
+    :param refused: why the records of other writers are not decoded
+    :raises MalformedError: it is not decoded
+    :raises UnknownSchemaError: its schema was not looked up yet
+    """
+    if isinstance(record, str):
+        raise MalformedError(record)
+    schema = record.schema
+    number = id_of(schema, guids)
+    if number is None or number not in writers:
+        where = framing.named(column, is_header=record.indexes is not None)
+        naming = f"{where} names {record.named}"
+        reason = refused.get(schema) or refused.get(schema if number is None else number)
+        if reason is None:
+            raise UnknownSchemaError(naming, schema)
+        raise MalformedError(f"{naming}, {reason}")
+    payload = payload_of(column, record, writers[number].writer.schema_type)
+    if isinstance(payload, str):
+        raise MalformedError(payload)
+    return writers[number], payload
+
+
+@dataclass(frozen=True)
+class MessageDecoder:
+    """How the keys, or the values, of a batch are decoded; small enough to be sent to a task."""
+
+    column: str
+    """``key`` or ``value``."""
+    fields: tuple[NestedField, ...]
+    """The columns that they fill."""
+    programs: Programs | None
+    """None: no schema has one."""
+    writers: Mapping[int, ResolvedSchema]
+    """By the ids of their schemas."""
+    filled: Mapping[int, frozenset[str]]
+    """For each writer: the columns that it has a field for."""
+    refused: Mapping[int | UUID, str]
+    """For each refused id or GUID: why its records are not decoded."""
+    framing: RecordFraming
+    """How records name their schemas."""
+
+    def without(self, missing: Mapping[int | UUID, str]) -> MessageDecoder:
+        """Return the same for a registry that lacks some schemas.
+
+        :param missing: why, by their ids and GUIDs
+        """
+        return replace(self, refused={**missing, **self.refused}) if missing else self
+
+    def decode(self, raw: bytes, header: bytes | None) -> Mapping[str, Any]:
+        """Return the stored values of one record, by the reference decoder of its format.
+
+        :param header: what a header says of the schema
+        :raises MalformedError: the record is malformed
+        :raises UnknownSchemaError: its schema was not looked up yet
+        """
+        return self._decode(self.framing.framed(raw, header))
+
+    def decode_held(self, raw: bytes) -> Mapping[str, Any]:
+        """Return the same for what a table holds of a record; see :meth:`.RecordFraming.held`."""
+        return self._decode(self.framing.of_held(raw))
+
+    def _decode(self, record: Framed | str) -> Mapping[str, Any]:
+        of_record = self.column, record, self.framing.guids
+        pairing, payload = resolved(*of_record, self.writers, self.refused)
+        try:
+            return _record_decoder(pairing)(payload)
+        except MalformedError as error:
+            if self.column == VALUE:
+                raise
+            raise MalformedError(named(self.column, str(error))) from None
+
+
+@lru_cache(maxsize=1024)
+def _record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
+    return format_of(pairing.writer).record_decoder(pairing)
+
+
+def named(column: str, reason: str) -> str:
+    """Return a reason of the format, with the record's part that it is about."""
+    return reason if column == VALUE else f"the {column}: {reason}"
+
+
+def named_schemas(texts: Iterable[str]) -> list[int | UUID]:
+    """Return ids and GUIDs of their texts: decimal, and 32 hexadecimal digits."""
+    return [UUID(text) if len(text) == 32 else int(text) for text in texts]

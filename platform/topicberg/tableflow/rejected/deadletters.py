@@ -15,7 +15,9 @@ in ``topics/schemas/error_log.avsc``.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,31 +26,27 @@ from io import BytesIO
 from typing import Any
 
 import fastavro
+import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import wire_prefix
-from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
-from topicberg.kafka import schemas
-from topicberg.kafka.consumer import DamagedRecordsError, messages
+from topicberg.formats.registry import NOT_FOUND
+from topicberg.formats.subjects import RegisteredSchema
+from topicberg.kafka import schemas, transactions
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import headers_of
-from topicberg.kafka.transactions import (
-    abort,
-    newest_states,
-    transaction_errors,
-    transactional_producer,
-)
+from topicberg.kafka.records import DamagedRecordsError, headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
-from topicberg.tableflow.values.places import Places
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
 
@@ -77,7 +75,7 @@ class _State(BaseModel):
 
     topic_id: str
     logged: dict[str, str] = Field(default_factory=dict)
-    """See :class:`topicberg.tableflow.values.places.Places`."""
+    """See :class:`topicberg.tableflow.rejected.deadletters.Places`."""
 
 
 @dataclass
@@ -115,7 +113,7 @@ class DeadLetters:
         :raises TopicbergError: the dead-letter topic does not take them
         """
         session, self._session = self._session, None  # any failure ends it
-        with transaction_errors(
+        with transactions.transaction_errors(
             f"topic {self.spec.name}: dead-letter topic {self.target.name}",
             hint=f"check the rights to write transactions to {self.target.name} and {STATE_TOPIC}; "
             "nothing of the batch was committed, the engine tries again",
@@ -132,7 +130,7 @@ class DeadLetters:
                 for some in self._new(session, malformed):
                     self._send(session, some)
             finally:
-                abort(session.producer)
+                transactions.abort(session.producer)
         self._session = session
 
     def record(self, place: PartitionOffset, reason: str, *, is_readable: bool = True) -> Record:
@@ -160,7 +158,7 @@ class DeadLetters:
             raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
         allowed = kafka.topic_config(self._endpoints, self.target.name).get("max.message.bytes")
         max_bytes = int(allowed or _DEFAULT_MAX_BYTES)
-        producer = transactional_producer(
+        producer = transactions.transactional_producer(
             producer_id,
             self._endpoints,
             TRANSACTION_SECONDS,
@@ -170,7 +168,7 @@ class DeadLetters:
             },
         )
         wait = TRANSACTION_SECONDS * 1.5
-        state_text = newest_states(self._endpoints, STATE_TOPIC, wait).get(producer_id)
+        state_text = transactions.newest_states(self._endpoints, STATE_TOPIC, wait).get(producer_id)
         state = _State.model_validate_json(state_text) if state_text else _State(topic_id=topic_id)
         logged = Places.load(state.logged) if state.topic_id == topic_id else Places()
         return _Session(
@@ -338,3 +336,54 @@ def _fields(message: Message) -> dict[str, Any]:
         "timestamp_ms": milliseconds,
         "headers": [{"key": name, "value": value} for name, value in headers or ()],
     }
+
+
+CHUNK = 1 << 16
+KEPT_CHUNKS = 50
+
+
+class Places:
+    """Bits for the offsets of each partition, in chunks of :data:`CHUNK`.
+
+    Five million consecutive places take less than a megabyte, in any pattern.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[tuple[int, int], NDArray[np.bool_]] = {}
+
+    def __contains__(self, place: PartitionOffset) -> bool:
+        chunk = self._chunks.get((place[0], place[1] // CHUNK))
+        return chunk is not None and bool(chunk[place[1] % CHUNK])
+
+    def add(self, place: PartitionOffset) -> None:
+        key = (place[0], place[1] // CHUNK)
+        if key not in self._chunks:
+            self._chunks[key] = np.zeros(CHUNK, np.bool_)
+        self._chunks[key][place[1] % CHUNK] = True
+
+    def forget(self, committed: Mapping[int, int]) -> None:
+        """Remove places before these offsets, once there are many."""
+        if len(self._chunks) > KEPT_CHUNKS:
+            self._chunks = {
+                (partition, number): chunk
+                for (partition, number), chunk in self._chunks.items()
+                if (number + 1) * CHUNK > committed.get(partition, 0)
+            }
+
+    def dump(self) -> dict[str, str]:
+        """Return the places for :meth:`load`, as a JSON object."""
+        return {
+            f"{partition}.{number}": base64.b64encode(
+                zlib.compress(np.packbits(chunk).tobytes())
+            ).decode()
+            for (partition, number), chunk in self._chunks.items()
+        }
+
+    @classmethod
+    def load(cls, dumped: Mapping[str, str]) -> Places:
+        places = cls()
+        for key, text in dumped.items():
+            partition, _, number = key.partition(".")
+            packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+            places._chunks[int(partition), int(number)] = np.unpackbits(packed).astype(np.bool_)
+        return places

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from pyiceberg.table import Table
+
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.kafka.offsets import PartitionOffset
@@ -30,7 +32,7 @@ class LeftOut:
         if spec.tableflow.error_handling.mode == "LOG":
             self._dead_letters = DeadLetters(spec, endpoints, config)
 
-    def malformed(self, plan: BatchPlan, rejections: Rejections) -> None:
+    def malformed(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
         """Treat malformed records.
 
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
@@ -47,7 +49,7 @@ class LeftOut:
             )
         self._check()
         if self._dead_letters is not None:
-            known = plan.table, plan.topic_id, plan.batch.start
+            known = table, plan.topic_id, plan.batch.start
             self._dead_letters.write(*known, rejections.records)
         else:
             logger.warning(
@@ -55,7 +57,7 @@ class LeftOut:
                 *(name, count(rejections.count, "record"), partition, offset, reason),
             )
 
-    def failing(self, plan: BatchPlan) -> None:
+    def failing(self, plan: BatchPlan, table: Table) -> None:
         """Write dead letters of records that fail by themselves, and are left out now (LOG)."""
         if (letters := self._dead_letters) is None:
             return
@@ -66,9 +68,11 @@ class LeftOut:
                 for place in lost
                 for skip in [plan.failing[place]]
             ]
-            letters.write(plan.table, plan.topic_id, plan.batch.start, records)
+            letters.write(table, plan.topic_id, plan.batch.start, records)
 
-    def refused(self, plan: BatchPlan, refused: Mapping[PartitionOffset, str]) -> None:
+    def refused(
+        self, plan: BatchPlan, table: Table, refused: Mapping[PartitionOffset, str]
+    ) -> None:
         """Treat changes that cannot be applied like malformed records.
 
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
@@ -87,7 +91,7 @@ class LeftOut:
             )
         if self._dead_letters is not None:
             lost = [self._dead_letters.record(*each) for each in sorted(refused.items())]
-            self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, lost)
+            self._dead_letters.write(table, plan.topic_id, plan.batch.start, lost)
         else:
             first = f"partition {partition}, offset {offset}: {reason}"
             logger.warning(

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
+from uuid import UUID
 
 from topicberg.formats.reasons import MalformedError
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.kafka.records import Records
-from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
-from topicberg.tableflow.layout.framing import UnknownInlineError
-from topicberg.tableflow.layout.layout import KEY, VALUE
-from topicberg.tableflow.layout.writers import UNKNOWN, UnknownSchemaError
+from topicberg.tableflow.layout.inline_schemas import UnknownInlineError
+from topicberg.tableflow.layout.message_fields import KEY, VALUE
+from topicberg.tableflow.layout.writers import UNKNOWN, UnknownSchemaError, named_schemas
 
 ErrorMode = Literal["SUSPEND", "SKIP", "LOG"]
 MAX_UNKNOWN = 1_000
@@ -68,12 +68,11 @@ class Rejections:
         if self.mode == "LOG":
             self.records.append(records.raw(index) | {"reason": str(reason), "schema_id": number})
 
-    def name_missing(self, foreign: Mapping[str, ForeignSchemas]) -> None:
+    def name_missing(self, missing: Mapping[str, Mapping[int | UUID, str]]) -> None:
         """Give the reasons of records whose schemas were looked up and are missing.
 
-        :param foreign: of keys and of values
+        :param missing: for keys and for values: what the registry does not have, and why
         """
-        missing = {side: schemas.missing for side, schemas in foreign.items()}
 
         def named(reason: str, number: str | None) -> str:
             if number is None:

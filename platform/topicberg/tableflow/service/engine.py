@@ -5,7 +5,7 @@ by tasks of Spark; both do the same (:mod:`topicberg.tableflow.decode.reading`).
 
 Every step starts from the offsets that the table holds, so a step that failed or was killed at any
 point is run again. A batch that exhausts the memory of a process is divided until only the failing
-record is left, see :mod:`topicberg.tableflow.batch.isolation`.
+record is left, see :mod:`topicberg.tableflow.service.record_search`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import replace
 from threading import Event
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from tenacity import wait_random
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, TopicbergError
@@ -28,40 +28,29 @@ from topicberg.errors.meaning import explain, is_of_service, means
 from topicberg.errors.retry import conflicts, retry
 from topicberg.errors.table import ENDED, FULL
 from topicberg.iceberg.files import discard
-from topicberg.kafka.consumer import DamagedRecordsError, batch_end
-from topicberg.kafka.offsets import Offsets, Ranges
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import batch_end
+from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
+from topicberg.kafka.records import DamagedRecordsError
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_limits import BatchLimits
-from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader
-from topicberg.tableflow.batch.batch_start import (
-    check_recreated,
-    check_suspended,
-    first_offsets,
-    in_time_order,
-    still_failing,
-)
-from topicberg.tableflow.batch.isolation import Isolation
-from topicberg.tableflow.batch.sizing import small, usual_tasks
+from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader, due
+from topicberg.tableflow.batch.batch_start import check_suspended, in_time_order, still_failing
+from topicberg.tableflow.batch.sizing import BatchLimits, small, usual_tasks
 from topicberg.tableflow.changelog.old_values import BatchCutError
-from topicberg.tableflow.decode.plan import ONE_BATCH, Planner
+from topicberg.tableflow.decode.plan import ONE_BATCH, ReadPlan
 from topicberg.tableflow.decode.processes import ProcessEndedError, shared
 from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.decode.spark_turn import SparkTurn
-from topicberg.tableflow.decode.tasks import ingest_by_spark, split
-from topicberg.tableflow.layout.foreign import foreign_schemas
+from topicberg.tableflow.decode.spark_turn import SparkTurn, ingest_by_spark, split
 from topicberg.tableflow.layout.framing import framing
-from topicberg.tableflow.layout.layout import Layout, read_layout
+from topicberg.tableflow.layout.layout import foreign_schemas, read_layout
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.rejected.rejections import Rejections
-from topicberg.tableflow.service.log_check import LogCheck
-from topicberg.tableflow.service.record_search import RecordSearch
+from topicberg.tableflow.service.record_search import Isolation, RecordSearch, discard_written
+from topicberg.tableflow.service.topic_table import TopicTable
 from topicberg.tableflow.service.turns import turn
-from topicberg.tableflow.table.batch_commit import BatchCommitter, SchemasFoundError, result
-from topicberg.tableflow.table.foreign_commits import ForeignWatch
-from topicberg.tableflow.table.table_loader import TableLoader
-from topicberg.tableflow.table.topic_keys import TopicKeys
-from topicberg.tableflow.upsert import tombstones
-from topicberg.tableflow.values import commit, skips
+from topicberg.tableflow.table.batch_commit import SchemasFoundError, result
+from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
@@ -109,29 +98,20 @@ class Ingestor:
         self.spec = spec
         self.endpoints = endpoints
         self.config = config
-        self.loader = TableLoader(spec, config, endpoints.catalog(config), held_ms)
         self.limits = BatchLimits(spec, endpoints)
         registry = registry or endpoints.schema_registry_client()
         self._readers = schema_readers(endpoints, config, registry)
         self._framing = framing(spec, endpoints, registry)
-        self._spark = SparkTurn(sessions or Sessions(endpoints, config), endpoints.spark_connect)
-        self._foreign = foreign_schemas(spec, self._readers)
-        self._foreign_commits = ForeignWatch(spec, config)
-        self._abandoned = abandoned or Event()
-        self._keys = TopicKeys(spec, config, self._foreign)
-        self._committer = BatchCommitter(
-            spec=spec,
-            endpoints=endpoints,
-            config=config,
-            keys=self._keys,
-            foreign=self._foreign,
-            framing=self._framing,
-            check=self._check_abandoned,
+        self._spark = SparkTurn(
+            sessions or spark_sessions(endpoints, config), endpoints.spark_connect
         )
+        self._foreign = foreign_schemas(spec, self._readers)
+        self._abandoned = abandoned or Event()
+        known = self._foreign, self._framing, self._check_abandoned, held_ms
+        self.tables = (TopicTable(spec, endpoints, config, *known),)
+        """Which each batch fills: a topic has one."""
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
-        self._planner = Planner(spec, endpoints, self._memory)
-        self._log = LogCheck(spec, endpoints, config)
         self._search = RecordSearch(spec, self._processes)
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
@@ -144,24 +124,35 @@ class Ingestor:
     def close(self) -> None:
         """Discard the sessions that only this topic uses, and what is known of the table."""
         self._discard(others=True)
-        self._keys.wait()
+        for table in self.tables:
+            table.keys.wait()
 
     def _discard(self, *, others: bool) -> None:
         """Discard the session of this step, and what is known of the table."""
-        self.loader.forget()
+        self.forget()
         self._spark.discard(others=others)
+
+    @property
+    def location(self) -> str | None:
+        """Where the table was when it was loaded last."""
+        return self.tables[0].loader.location
+
+    def forget(self) -> None:
+        """Read everything about the tables and their schemas again in the next step."""
+        for table in self.tables:
+            table.loader.forget()
 
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
-        with self.loader.explained(self.endpoints):
-            return self.loader.load(self._layout())
+        with self.tables[0].loader.explained(self.endpoints):
+            return self.tables[0].loader.load(self._layouts()[0])
 
-    def _layout(self, log: kafka.TopicLog | None = None) -> Layout:
+    def _layouts(self, log: kafka.TopicLog | None = None) -> list[Layout]:
         """Return the columns by the newest schemas, those that records carry included."""
         if self._framing is not None:
             log = log or kafka.topic_log(self.endpoints, self.spec.name)
             self._framing.learn_from(log.beginning, log.end)
-        return read_layout(self.spec, self._readers, self.config)
+        return [read_layout(table.spec, self._readers, self.config) for table in self.tables]
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -185,7 +176,8 @@ class Ingestor:
                     exhausted=exhausted,
                 )
         except BaseException as error:
-            self._log.forget()
+            for table in self.tables:
+                table.log_check.forget()
             if not isinstance(error, TopicbergError):  # else the session is as good as before
                 self._discard(others=False)
             raise
@@ -203,7 +195,8 @@ class Ingestor:
         self._stops_early = True
         self.limits.begin_attempt()
         self._search.begin_attempt()
-        self._committer.begin_attempt()
+        for table in self.tables:
+            table.committer.begin_attempt()
         while True:
             try:
                 with self.loader.explained(self.endpoints):
@@ -213,7 +206,8 @@ class Ingestor:
                 self._stops_early = False
             except BatchCutError as cut:
                 self.limits.end_at(cut.ends)
-                self._committer.end_at(cut.ends)
+                for table in self.tables:
+                    table.committer.end_at(cut.ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
                 self._report_search()
@@ -236,76 +230,88 @@ class Ingestor:
         self._check_abandoned()
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
-        layout = self._layout(log)
-        table = self.loader.load(layout, log.beginning)
-        head = table.current_snapshot()
-        committed = commit.committed(table, head)
-        check_recreated(self.spec, committed, log)
-        self._foreign_commits.check(table)
-        now_ms = int(time.time() * 1000)
-        if committed.offsets:
-            self.loader.held_ms = now_ms
-        first = first_offsets(self.spec, self.endpoints, table, committed, log)
-        offsets = committed.offsets or {**log.beginning, **first}
-        self._log.check(table, offsets, committed.last_records, log)
-        self.limits.learn(committed.batch_size)
+        now_ms, current = int(time.time() * 1000), (self.current_offsets, self.current_ms)
+        layouts = zip(self.tables, self._layouts(log), strict=True)
+        tables = [
+            table.plan(number, layout, log, now_ms, current)
+            for number, (table, layout) in enumerate(layouts)
+        ]
+        filled, ends = due(tables, log.beginning)
+        self.limits.end_at(ends)
+        offsets = filled[0].offsets
+        self.limits.learn(filled[0].committed.batch_size)
         start = {**log.beginning, **offsets}
-        failing = still_failing(self.spec, self.config, table, start)
-        requested = skips.places(skips.requested(table).values(), start).keys()
+        failing, requested = dict[PartitionOffset, skips.Skip](), set[PartitionOffset]()
+        for into in tables:
+            failing |= still_failing(self.spec, self.config, into.table, start)
+            requested |= skips.places(skips.requested(into.table).values(), start).keys()
         skip = {*requested, *failing}
         search = self._search.active
-        batch, size = self.limits.next_batch(offsets, log, skip, search)
+        part = None if search is None else (search.start, search.next_ends())
+        batch, size = self.limits.next_batch(offsets, log, skip, part)
         if search is not None and not batch.records:  # the log ends earlier
             self._search.isolation = None
             raise PartReadError
         if search is None:
             check_suspended(self.spec, batch, failing, requested)
-            if self._keys.has_decoded(layout, table):
+            if any(self.tables[f.number].keys.has_decoded(f.layout, f.table) for f in filled):
                 limit = self.limits.size.limit
                 batch = in_time_order(name, self.endpoints, batch, log, skip, limit)
-        seen_ms = self.current_ms if committed.offsets == self.current_offsets else None
-        missed = tombstones.DeleteWatch(
-            self.spec, self.endpoints, table, committed, now_ms, seen_ms
-        )
         plan = BatchPlan(
             spec=self.spec,
-            table=table,
-            head=head,
-            layout=layout,
+            tables=filled,
             batch=batch,
             size=size,
             topic_id=log.topic_id,
             latest=log.end,
             now_ms=now_ms,
             learnt=self.limits.size.dump(),
-            missed=missed,
-            key_definition=committed.key_definition,
             failing=failing,
             reader=self._reader(batch, size),
-            last_records=committed.last_records,
         )
-        unproven = {p: o for p, o in self._log.unproven.items() if p not in batch.ranges}
         if not batch.records:
-            missed.nothing_new()
-            done = replace(result(plan, head, {}), unproven=unproven)
-            return replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
+            return self._nothing_new(plan)
         written = self._written(plan)
         if search is not None:
-            discard(table.io, written.files)
+            discard_written(plan, written)
             search.succeed(batch.end)
             self._end_search(search)
             raise PartReadError
-        try:
-            if self._log.has_changed(log, batch.ranges):
-                raise LogMovedError("a partition has another leader; planning the batch again")
-        except BaseException:
-            discard(table.io, written.files)
-            raise
-        done = replace(self._committer.commit(plan, written), unproven=unproven)
-        self._log.note_commit({**committed.last_records, **written.last_records})
-        self.loader.held_ms = now_ms
+        done = self._commit(plan, written, log)
         self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)
         return done
+
+    def _nothing_new(self, plan: BatchPlan) -> Commit:
+        """Return what a step without records did."""
+        for into in plan.tables:
+            into.missed.nothing_new()
+        first = plan.tables[0]
+        done = result(plan, first.table, first.head, {})
+        unproven = self.tables[first.number].unproven(plan.batch)
+        ends = first.offsets
+        return replace(done, unproven=unproven, end_offsets=ends, backlog=False, rows=0, bytes=0)
+
+    def _commit(self, plan: BatchPlan, written: list[WrittenBatch], log: kafka.TopicLog) -> Commit:
+        """Commit a batch to each of its tables; return what the first commit did.
+
+        If the engine ends between two commits, the tables that are behind get the batch first.
+        """
+        left = list(zip(plan.tables, written, strict=True))
+        commits = list[Commit]()
+        try:
+            if self.tables[0].log_check.has_changed(log, plan.batch.ranges):
+                raise LogMovedError("a partition has another leader; planning the batch again")
+            for into, part in left:
+                rejections = part.rejections
+                self.tables[into.number].committer.handle_rejected(plan, into.table, rejections)
+            while left:
+                into, part = left.pop(0)  # whose files the commit deletes if it is refused
+                commits.append(self.tables[into.number].commit(plan, into, part))
+        except BaseException:
+            for into, part in left:
+                discard(into.table.io, part.files)
+            raise
+        return commits[0]
 
     def _reader(self, batch: Batch, size: float | None) -> Reader:
         """Return what reads a batch: see :class:`topicberg.topics.spec.TableflowSpec`.
@@ -324,17 +330,17 @@ class Ingestor:
             return "process"
         raise TopicbergError(f"topic {self.spec.name}: {lack.message}", hint=lack.hint)
 
-    def _written(self, plan: BatchPlan) -> WrittenBatch:
-        """Write the data files of a batch, or read the changes that are folded.
+    def _written(self, plan: BatchPlan) -> list[WrittenBatch]:
+        """Write the data files of a batch for each table, or read the changes that are folded.
 
         :raises BatchFailedError: a part of the batch has to be read next
         :raises TopicbergError: they cannot be read or written now
         """
         from pyspark.errors import PySparkException
 
-        batch, table = plan.batch, plan.table
+        batch, mode = plan.batch, self.spec.tableflow.error_handling.mode
         if not batch.ranges:
-            return WrittenBatch([], 0, Rejections(self.spec.tableflow.error_handling.mode))
+            return [WrittenBatch([], 0, Rejections(mode)) for _ in plan.tables]
         try:
             return self._read(plan, batch.ranges)
         except DamagedRecordsError as error:
@@ -343,9 +349,10 @@ class Ingestor:
                 raise
             self.report_progress(f"looks for the end of a batch of records: {error.message}")
             name, place = self.spec.name, (error.partition, error.offset)
-            end, max_bytes = plan.latest[error.partition], self._planner.max_bytes
+            end, max_bytes = plan.latest[error.partition], self.tables[0].max_bytes
             after = batch_end(self.endpoints, name, *place, end, max_bytes)
-            skips.note_failing(table, place, error.message, after)
+            for into in plan.tables:
+                skips.note_failing(into.table, place, error.message, after)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
         except ExhaustedError as error:
             is_certain = not isinstance(error, ProcessEndedError)
@@ -362,19 +369,24 @@ class Ingestor:
                 self.limits.size = self.limits.size.out_of_space(batch.records, plan.size)
             raise
 
-    def _read(self, plan: BatchPlan, ranges: Ranges) -> WrittenBatch:
+    def _read(self, plan: BatchPlan, ranges: Ranges) -> list[WrittenBatch]:
         """:raises ExhaustedError: it takes more memory than there is"""
-        table, key = plan.table, self._keys.upsert_key(plan.layout, plan.table)
-        program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
-        program = replace(program, stops_early=self._stops_early and self._search.isolation is None)
+        stops_early = self._stops_early and self._search.isolation is None
+        programs, ios = list[ReadPlan](), list[FileIO]()
+        for into in plan.tables:
+            program = self.tables[into.number].read_plan(into)
+            programs.append(replace(program, stops_early=stops_early))
+            ios.append(into.table.io)
         if sum(end - start for start, end in ranges.values()) == 1:
-            program = replace(program, kafka={**program.kafka, **ONE_BATCH})
+            programs[0] = replace(programs[0], kafka={**programs[0].kafka, **ONE_BATCH})
+        # Tasks are as many as the table needs that has the most files.
+        usual = min(usual_tasks(into.table.spec()) for into in plan.tables)
         if plan.reader == "process":
-            tasks = 1 if program.is_folded else usual_tasks(table.spec())
-            parts = split(ranges, plan.size, tasks)
-            return self._processes.ingest(program, table.io, parts, self._check_abandoned)
-        spark = self._spark.session()
-        return ingest_by_spark(spark, program, table, ranges, plan.size, self._memory)
+            is_folded = all(program.is_folded for program in programs)
+            parts = split(ranges, plan.size, 1 if is_folded else usual)
+            return self._processes.ingest(programs, ios, parts, self._check_abandoned)
+        spark, parts = self._spark.session(), split(ranges, plan.size, usual)
+        return ingest_by_spark(spark, programs, ios, parts, self._memory)
 
     def _searched(self, plan: BatchPlan, reason: str, *, is_certain: bool) -> BatchFailedError:
         """Search for the records at which a batch fails; return what to raise."""
@@ -406,6 +418,12 @@ class Ingestor:
                 f"topic {self.spec.name}: the running batch was abandoned, as another engine takes "
                 "the topic"
             )
+
+
+def spark_sessions(endpoints: Endpoints, config: Settings) -> Sessions:
+    """Return sessions of the deployment's Spark, which topics share."""
+    memory = config.engine_process_memory_mb * 1024**2
+    return Sessions(endpoints.spark_connect, lambda: endpoints.spark_session(config), memory)
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:

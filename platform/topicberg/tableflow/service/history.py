@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_start import adopt_start
 from topicberg.tableflow.values import skips

@@ -11,13 +11,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from pyiceberg.table import Table
 
-from topicberg import kafka
+from topicberg.clients.lineage import TopicLineage
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError, TopicbergError, UnreachableError
+from topicberg.errors import TableflowError, TopicbergError, UnreachableError, safe
 from topicberg.errors.meaning import explain
+from topicberg.iceberg import delta
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
@@ -25,13 +29,13 @@ from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.sizing import SMALL_RECORDS
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.service.after_commit import LineageReporter, sync_delta
 from topicberg.tableflow.service.engine import AbandonedError, Ingestor
 from topicberg.tableflow.service.log_watch import LogWatch
-from topicberg.tableflow.service.status import OpenTransaction
+from topicberg.tableflow.service.status import FailingFormat, OpenTransaction
 from topicberg.tableflow.service.status_report import StatusReport
 from topicberg.tableflow.service.turn_schedule import TurnSchedule
 from topicberg.topics import TopicSpec, check_topics
+from topicberg.topics.spec import metadata_description
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +176,7 @@ class Ingestion:
             is_unanswered = isinstance(error, UnreachableError)
             logger.warning("%s; trying again", error)
             if self._ingestor is not None:
-                self._ingestor.loader.forget()
+                self._ingestor.forget()
             # Who waited for an answer has committed nothing since the turn began.
             self._postpone(error, began_ms if is_unanswered else None)
         finally:
@@ -249,3 +253,44 @@ def _deleted(topic: str) -> TopicbergError:
         hint=f"to keep the table as it is, run `topicberg tableflow disable {topic}`; to start "
         "again, create the topic and drop the table",
     )
+
+
+def sync_delta(spec: TopicSpec, load_table: Callable[[], Table]) -> list[FailingFormat]:
+    """Update the Delta log, if the topic has one; its failure does not stop Iceberg.
+
+    :returns: Delta, if it failed
+    :raises TopicbergError: the table cannot be read, which is not a failure of Delta
+    """
+    if "DELTA" not in spec.tableflow.table_formats:
+        return []
+    table = load_table()
+    try:
+        delta.sync(table, spec)
+    except TopicbergError as error:
+        logger.warning("topic %s: %s", spec.name, error)
+        return [FailingFormat(format="DELTA", error_message=str(error))]
+    return []
+
+
+class LineageReporter:
+    """Reports the commits of one topic to the receiver of lineage, if there is one."""
+
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints) -> None:
+        self._topic, self._endpoints = spec.name, endpoints
+        self._lineage: TopicLineage | None = None
+
+    def report(self, commit: Commit, load_table: Callable[[], Table]) -> None:
+        """Report a commit that has records; nothing of it may fail."""
+        if not commit.records:
+            return
+        try:
+            if self._lineage is None:
+                self._lineage = TopicLineage(self._topic, self._endpoints.kafka_bootstrap)
+            if not self._lineage.is_due(commit.rows, commit.bytes):
+                return
+            table = load_table()
+            names = [field.name for field in table.schema().fields]
+            of_record = [name for name in names if metadata_description(name) is None]
+            self._lineage.report(table, of_record)
+        except Exception as error:  # the batch is committed
+            logger.warning("topic %s: its lineage is not reported: %s", self._topic, safe(error))

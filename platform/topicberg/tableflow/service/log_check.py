@@ -19,10 +19,11 @@ import numpy as np
 from pydantic import BaseModel
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
-from topicberg.kafka.last_records import LastRecord, LastRecords, find_records
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import find_records
+from topicberg.kafka.last_records import LastRecord, LastRecords
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.waiting import start_again

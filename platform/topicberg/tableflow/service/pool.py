@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
-from topicberg.tableflow.decode.sessions import Sessions
+from topicberg.tableflow.service.engine import spark_sessions
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.service.log_poll import LogPoll
 from topicberg.tableflow.service.status import Unavailable
@@ -44,7 +44,7 @@ class Pool:
         self._endpoints = endpoints
         self._config = config
         self._engine = engine
-        self._sessions = Sessions(endpoints, config)
+        self._sessions = spark_sessions(endpoints, config)
         self._registry = endpoints.schema_registry_client()
         self._logs = LogPoll(endpoints, config)
         self.queue = TurnQueue(config.engine_workers)

@@ -24,18 +24,10 @@ from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.service import control
+from topicberg.tableflow.service import control, status
 from topicberg.tableflow.service.maintenance_scheduler import MaintenanceScheduler
 from topicberg.tableflow.service.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.service.pool import Pool
-from topicberg.tableflow.service.status import (
-    TopicStatus,
-    Unavailable,
-    give_up_status,
-    read_status,
-    remove_status,
-    write_status,
-)
 from topicberg.tableflow.values.identity import ENGINES_TOPIC, Identity, engine_group
 from topicberg.topics import TopicSpec
 
@@ -134,7 +126,7 @@ class _Share:
         for name in topics.keys() - specs.keys():
             logger.info("topic %s: disabled", name)
             self.pool.remove(name, STOP_SECONDS)
-            remove_status(self._config, name)
+            status.remove_status(self._config, name)
         for name, spec in specs.items():
             if name not in topics or (spec is not topics[name].spec and spec != topics[name].spec):
                 with self.member.lock:
@@ -146,7 +138,7 @@ class _Share:
                 self.pool.queue.resume()
         others = {name for name in specs if not holds(name)}
         for name in others - self._settled:  # statuses of an earlier process of this engine
-            give_up_status(self._config, TopicStatus(topic=name, engine=self.engine))
+            status.give_up_status(self._config, status.TopicStatus(topic=name, engine=self.engine))
         self._settled = others
 
     def _report(self, specs: Mapping[str, TopicSpec]) -> None:
@@ -155,16 +147,16 @@ class _Share:
             return
         for name in specs.keys() - self.pool.queue.topics.keys():
             with suppress(OSError):
-                known = read_status(self._config, name)
+                known = status.read_status(self._config, name)
                 if known.engine not in (None, self.engine):
                     continue
                 shown = (
                     known.without(problem)
-                    if isinstance(problem, Unavailable)
+                    if isinstance(problem, status.Unavailable)
                     else known.failing(problem)
                 )
                 if shown != known:
-                    write_status(self._config, shown)
+                    status.write_status(self._config, shown)
 
 
 def _usable(

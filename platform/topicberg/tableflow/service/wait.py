@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from pyiceberg.table import Table
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.snapshots import newest_record
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics.spec import TopicSpec

@@ -12,15 +12,17 @@ from dataclasses import replace
 from typing import cast, get_args
 
 import pyarrow as pa
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.endpoints import Endpoints
+from topicberg.formats.metadata import METADATA_TYPES
 from topicberg.iceberg import summaries
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader
+from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader, TablePlan
 from topicberg.tableflow.changelog.change_batch import ChangeBatch
 from topicberg.tableflow.changelog.changes import key_names
 from topicberg.tableflow.changelog.current_rows import FoldTarget
@@ -29,8 +31,10 @@ from topicberg.tableflow.changelog.folded_files import write_rows
 from topicberg.tableflow.changelog.folding import Folded, Folding
 from topicberg.tableflow.changelog.old_values import BatchProgress
 from topicberg.tableflow.decode.reading import ChangesRead, WrittenBatch
-from topicberg.tableflow.layout.foreign import ForeignSchemas, named_schemas
+from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.framing import Framing
+from topicberg.tableflow.layout.layout import row_columns
+from topicberg.tableflow.layout.writers import named_schemas
 from topicberg.tableflow.rejected.left_out import LeftOut
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.table.topic_keys import TopicKeys
@@ -79,24 +83,21 @@ class BatchCommitter:
         if self._progress is not None:
             self._progress.end_at(ends)
 
-    def commit(self, plan: BatchPlan, written: WrittenBatch) -> Commit:
-        """Commit the data files of a batch.
+    def commit(self, plan: BatchPlan, into: TablePlan, written: WrittenBatch) -> Commit:
+        """Commit the data files of a batch for one of its tables.
 
-        :raises SchemasFoundError: schemas of records were looked up: decode the batch again
         :raises BatchCutError: only an earlier part of the batch can be committed now
-        :raises TableflowError: the topic stops before a malformed record (SUSPEND)
+        :raises TableflowError: the topic stops before a change that cannot be applied (SUSPEND)
         """
-        table, batch = plan.table, plan.batch
+        table, batch = into.table, plan.batch
         folded: Folded | None = None
         try:
-            self._handle_rejected(plan, written.rejections)
-            self._left_out.failing(plan)
             if written.changes is not None and written.changes.parts:
-                folded = self._fold(plan, written.changes)
+                folded = self._fold(plan, into, written.changes)
                 target, most = WriteTarget.of(table), self._config.engine_processes
                 files, keys = write_rows(target, table.io, folded.rows, most, self._check)
                 written = replace(written, files=files, keys=keys)
-            changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
+            changed = into.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
             rejected = written.rejections.count + (len(folded.refused) if folded else 0)
             dead_lettered = 0
             if self._spec.tableflow.error_handling.mode == "LOG":
@@ -110,11 +111,11 @@ class BatchCommitter:
                 )
                 known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
                 changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
-            replaced = folded.replaced if folded else self._keys.replaced(plan, written)
-            changed |= self._keys.changed_properties(plan)
-            noted = plan.missed.noted(changed)
+            replaced = folded.replaced if folded else self._keys.replaced(into, written)
+            changed |= self._keys.changed_properties(into, plan.now_ms)
+            noted = into.missed.noted(changed)
             if self._spec.changelog is not None and self._spec.write_mode == "upsert":
-                state = folded.state if folded else FoldState.of(table, plan.head)
+                state = folded.state if folded else FoldState.of(table, into.head)
                 state = state.model_copy(update={"offsets": dict(batch.end)})
                 noted |= state.noted()
                 changed[STATE] = state.model_dump_json()
@@ -122,22 +123,27 @@ class BatchCommitter:
         except BaseException:
             discard(table.io, written.files)
             raise
-        last = dump_last_records({**plan.last_records, **written.last_records}, batch.end)
-        summary = self._keys.summary(plan) | noted | {summaries.LAST_RECORDS: last}
+        last = dump_last_records({**into.committed.last_records, **written.last_records}, batch.end)
+        summary = (
+            plan.properties | self._keys.summary(into) | noted | {summaries.LAST_RECORDS: last}
+        )
         dropped, time = skips.committed(table, batch.end), self._spec.event_time
         snapshot = commit.add_files(
-            table, plan.planned_on, written.files, replaced, summary, changed, dropped, time
+            table, into.planned_on, written.files, replaced, summary, changed, dropped, time
         )
-        self._keys.keep(plan, written)
+        self._keys.keep(into, written, is_last=not plan.backlog)
         return replace(
-            result(plan, snapshot, changed),
+            result(plan, table, snapshot, changed),
             records_read=written.records,
             records_skipped=left_out - dead_lettered,
             records_dead_lettered=dead_lettered,
         )
 
-    def _handle_rejected(self, plan: BatchPlan, rejections: Rejections) -> None:
-        """Treat malformed records as the topic's error mode says.
+    def handle_rejected(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
+        """Treat records that did not become rows as the topic's error mode says.
+
+        This comes before the first commit of the batch: it has no files if one of its tables has
+        to wait.
 
         :raises SchemasFoundError: their schemas were looked up: decode the batch again
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
@@ -150,35 +156,43 @@ class BatchCommitter:
             has_learnt |= self._framing.look_up(rejections.inline.values())
         if has_learnt or rejections.is_partial:
             raise SchemasFoundError("records name, or have, schemas that were not known")
-        rejections.name_missing(self._foreign)
-        self._left_out.malformed(plan, rejections)
+        rejections.name_missing({of: each.missing for of, each in self._foreign.items()})
+        self._left_out.malformed(plan, table, rejections)
+        self._left_out.failing(plan, table)
 
-    def _fold(self, plan: BatchPlan, read: ChangesRead) -> Folded:
+    def _fold(self, plan: BatchPlan, into: TablePlan, read: ChangesRead) -> Folded:
         """Return what a batch of changes makes of the current rows."""
-        table, batch = plan.table, plan.batch
-        head, keys = table.current_snapshot(), key_names(plan.layout)
-        subject = plan.layout.key.subject
+        table, batch = into.table, plan.batch
+        head, keys = table.current_snapshot(), key_names(into.layout)
+        subject = into.layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
         may_move |= FoldState.of(table, head).has_fewer_partitions(len(batch.end))
         index = self._keys.of_changes(table, keys)
-        target = FoldTarget(self._spec, table, head, index, keys, plan.layout.key)
+        names = (*METADATA_TYPES, *self._spec.change_columns)
+        columns = {name: self._spec.metadata_column(name) for name in names}
+        rows, key = row_columns(self._spec, table.schema().fields), into.layout.key
+        name = self._spec.name
+        target = FoldTarget(name, columns, rows, table, head, index, keys, key)
         self._progress = BatchProgress(batch, plan.latest, self._unread, may_move)
         changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)
         folded = Folding(target, self._progress, changes, lost).fold()
         if folded.repeated:
             repeated_count = count(len(folded.repeated), "repeated change")
             logger.info("topic %s: left out %s of deleted rows", self._spec.name, repeated_count)
-        self._left_out.refused(plan, folded.refused)
+        self._left_out.refused(plan, table, folded.refused)
         return folded
 
 
-def result(plan: BatchPlan, head: Snapshot | None, changed: Mapping[str, str]) -> Commit:
+def result(
+    plan: BatchPlan, table: Table, head: Snapshot | None, changed: Mapping[str, str]
+) -> Commit:
     """Return what a step did.
 
+    :param table: one of the batch
     :param head: the snapshot of the batch, or that which the table has without one
     :param changed: table properties that changed with the batch
     """
-    properties = {**plan.table.properties, **changed}
+    properties = {**table.properties, **changed}
     return Commit(
         records=plan.batch.records,
         snapshot_id=head.snapshot_id if head else None,
@@ -189,7 +203,7 @@ def result(plan: BatchPlan, head: Snapshot | None, changed: Mapping[str, str]) -
         bytes=_number(head, "added-files-size"),
         files=_number(head, "added-data-files"),
         data_files=_number(head, "total-data-files"),
-        skip_requests=list(skips.requested(plan.table).values()),
+        skip_requests=list(skips.requested(table).values()),
         missed_deletes=tombstones.missed(properties),
         keys=KeyState.load(properties),
         reader=plan.reader if plan.batch.records else _reader_of(head),

@@ -32,26 +32,17 @@ from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
 from topicberg.errors import TableflowError
 from topicberg.errors.retry import conflicts
+from topicberg.formats.metadata import OFFSET, PARTITION
+from topicberg.iceberg import summaries
 from topicberg.iceberg.commits import move_main
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries, manifests
 from topicberg.iceberg.manifests import identity, is_vector, referenced_file
 from topicberg.iceberg.position_deletes import FileRows, read_deletes
-from topicberg.iceberg.summaries import (
-    CHECKPOINT_TAG,
-    MAIN,
-    PICKED_FROM,
-    ancestry,
-    checkpoint,
-    is_own,
-    operation_of,
-    summary,
-)
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.waiting import start_again
 from topicberg.topics import TopicSpec, requests
-from topicberg.topics.spec import OFFSET, PARTITION
 from topicberg.wording import count, listed
 
 logger = logging.getLogger(__name__)
@@ -90,7 +81,7 @@ class ForeignCommits:
         names = [
             f"{snapshot.snapshot_id} ({operation.value if operation else 'unknown'})"
             for snapshot in self.snapshots
-            for operation in [operation_of(snapshot)]
+            for operation in [summaries.operation_of(snapshot)]
         ]
         at_ms = max(snapshot.timestamp_ms for snapshot in self.snapshots)
         moment = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -163,12 +154,14 @@ def changed_by_others(table: Table, spec: TopicSpec) -> Iterator[ForeignCommits]
 
     :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
-    before = checkpoint(table)
+    before = summaries.checkpoint(table)
     known = before.snapshot_id if before is not None else None
-    line = [*takewhile(lambda snapshot: snapshot.snapshot_id != known, ancestry(table))][::-1]
+    line = [*takewhile(lambda snapshot: snapshot.snapshot_id != known, summaries.ancestry(table))][
+        ::-1
+    ]
     if before is None:
         # Behind expired snapshots, rows that replaced all others look like those of a new table.
-        before = table.snapshot_by_name(CHECKPOINT_TAG)
+        before = table.snapshot_by_name(summaries.CHECKPOINT_TAG)
         first = line[0].sequence_number or 0 if line else 0
         if before is None or (before.sequence_number or 0) >= first:
             return
@@ -188,7 +181,7 @@ def restore(table: Table, changed: ForeignCommits) -> None:
     head = table.metadata.current_snapshot_id
     requirements = (
         AssertTableUUID(uuid=table.metadata.table_uuid),
-        AssertRefSnapshotId(ref=MAIN, snapshot_id=head),
+        AssertRefSnapshotId(ref=summaries.MAIN, snapshot_id=head),
     )
     move = move_main(table, changed.before.snapshot_id)
     with conflicts(f"table {'.'.join(table.name())}"):
@@ -201,11 +194,11 @@ def _is_trusted(snapshot: Snapshot) -> bool:
     They refuse to replace files whose rows were deleted meanwhile. Others use Iceberg's Java
     library, and let it compare with the wrong snapshot (StarRocks/starrocks#77709).
     """
-    properties = summary(snapshot)
-    if PICKED_FROM in properties:
+    properties = summaries.summary(snapshot)
+    if summaries.PICKED_FROM in properties:
         return False
-    is_replaced = operation_of(snapshot) == Operation.REPLACE
-    return is_own(snapshot) or (is_replaced and properties.get("engine-name") == "spark")
+    is_replaced = summaries.operation_of(snapshot) == Operation.REPLACE
+    return summaries.is_own(snapshot) or (is_replaced and properties.get("engine-name") == "spark")
 
 
 class _Files:
@@ -287,7 +280,9 @@ def _compare(
         table, spec, old.live(affected[0]), new.live(affected[1])
     )
     # A statement that deletes rows appends none.
-    are_newest |= any(operation_of(snapshot) == Operation.APPEND for snapshot in snapshots)
+    are_newest |= any(
+        summaries.operation_of(snapshot) == Operation.APPEND for snapshot in snapshots
+    )
     if not added and not (missing and are_newest):
         if missing:
             logger.warning(
@@ -351,7 +346,7 @@ def _identities(
 
 def _writer(table: Table, snapshots: Sequence[Snapshot], written: Sequence[DataFile]) -> str:
     """Return who wrote snapshots: what they say, and else which library wrote their files."""
-    facts = [summary(snapshot) for snapshot in snapshots]
+    facts = [summaries.summary(snapshot) for snapshot in snapshots]
     declared = [f"{key} {each[key]}" for each in facts for key in _WRITERS if key in each]
     if declared:
         return listed(list(dict.fromkeys(declared)), _NAMED)

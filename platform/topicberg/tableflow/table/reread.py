@@ -19,51 +19,41 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 from numpy.typing import NDArray
 from pydantic import BaseModel
+from pyiceberg.table import Table
 
-from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.errors.retry import retry
 from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.kafka.records import headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
-from topicberg.tableflow.layout.foreign import foreign_schemas
-from topicberg.tableflow.layout.layout import KEY, read_layout
+from topicberg.tableflow.layout.layout import foreign_schemas, read_layout
+from topicberg.tableflow.layout.message_fields import KEY
 from topicberg.tableflow.layout.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.layout.waiting import check_identity
 from topicberg.tableflow.table.foreign_commits import changed_by_others, restore
-from topicberg.tableflow.upsert import tombstones
-from topicberg.tableflow.upsert.key_files import (
-    Keys,
-    in_order,
-    merged,
-    newest,
-    newest_of_partitions,
-)
+from topicberg.tableflow.upsert import key_files, tombstones
 from topicberg.tableflow.upsert.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.upsert.keys import KeyIndex, index_of
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.skips import current_user
+from topicberg.topics import TopicSpec
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.topics import TopicSpec
 
 REREAD = "topicberg.reread"
 """Table property: who last did it, when, and how many rows were deleted."""
@@ -116,24 +106,26 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
 def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
     """Return the last record of each key, of ``held`` and ``more``, which were read later."""
     both = np.concatenate([held, more])
-    found: NDArray[Any] = both[newest(both["high"], both["low"])]
+    found: NDArray[Any] = both[key_files.newest(both["high"], both["low"])]
     return found
 
 
-def _kept(records: NDArray[Any], offsets: Offsets, *, is_decoded: bool) -> Keys:
+def _kept(records: NDArray[Any], offsets: Offsets, *, is_decoded: bool) -> key_files.Keys:
     """Return the keys whose rows stay in a table that holds the topic up to these offsets.
 
     :param is_decoded: whether a key may have records in several partitions
     """
     if is_decoded:
-        keys = in_order(records["high"], records["low"])
-        is_newest = newest_of_partitions(keys, np.ascontiguousarray(records["time"]))
+        keys = key_files.in_order(records["high"], records["low"])
+        is_newest = key_files.newest_of_partitions(keys, np.ascontiguousarray(records["time"]))
         records = records[keys.position[is_newest]]
     ends = np.zeros(max([int(records["partition"].max(initial=-1)), *offsets]) + 1, np.int64)
     for partition, offset in offsets.items():
         ends[partition] = offset
     stay = records[~records["deletes"] | (records["offset"] >= ends[records["partition"]])]
-    return merged([Keys(stay["high"], stay["low"], np.zeros(len(stay), np.uint32))])
+    return key_files.merged(
+        [key_files.Keys(stay["high"], stay["low"], np.zeros(len(stay), np.uint32))]
+    )
 
 
 def require_upsert(spec: TopicSpec) -> None:
@@ -188,7 +180,7 @@ def _deleted(
     require_upsert(spec)
     check_identity(table, spec)
     key, decode, framing = _key(spec, table, endpoints)
-    index = index_of(config, spec.name, KeyHasher.of_upserts(table, key, decode))
+    index = index_of(config.state_dir, spec.name, KeyHasher.of_upserts(table, key, decode))
     started_ms, records = int(time.time() * 1000), 0
     keys = np.empty(0, _RECORD)
     reached = kafka.beginning_offsets(endpoints, spec.name)
@@ -244,10 +236,10 @@ def _key(
 ) -> tuple[UpsertKey, DecodeKeys, KeyFraming | None]:
     """Return the key of the table; if it is decoded, by what, and what frames those of records."""
     if not spec.key.has_schema:
-        return raw_key(spec), no_decoder, None
+        return raw_key(spec.metadata_column), no_decoder, None
     readers = schema_readers(endpoints)
     layout = read_layout(spec, readers)
-    key = upsert_key(spec, layout, table.schema().fields)
+    key = upsert_key(spec.metadata_column, layout, table.schema().fields)
     if not key.is_decoded:
         return key, no_decoder, None
     foreign = foreign_schemas(spec, readers)[KEY]

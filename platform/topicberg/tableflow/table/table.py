@@ -15,33 +15,17 @@ from pyiceberg.types import StructType
 
 from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.limits import MAX_FIELDS
+from topicberg.formats.metadata import HEADERS
 from topicberg.iceberg.names import shared_full_name
 from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
+from topicberg.tableflow.layout import meanings, waiting
 from topicberg.tableflow.layout.identity_columns import note_identity
-from topicberg.tableflow.layout.layout import METADATA_COLUMNS, sameness, twins
-from topicberg.tableflow.layout.meanings import (
-    followed,
-    noted,
-    property_of,
-    shown,
-    with_noted,
-    with_older,
-)
-from topicberg.tableflow.layout.waiting import (
-    EVENT_TIME_RULE,
-    KEY_FRAMING,
-    WRITE_MODE,
-    check_table,
-    event_time_rule,
-    formats,
-    key_framing,
-    start_again,
-    unapplied,
-)
-from topicberg.topics.spec import HEADERS, TopicSpec
+from topicberg.tableflow.layout.layout import METADATA_COLUMNS
+from topicberg.tableflow.layout.message_fields import sameness, twins
+from topicberg.topics.spec import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -98,11 +82,11 @@ def ensure_table(
         note_identity(table, identity)
         return table
     require_spark(table)
-    check_table(table, spec, identity)
+    waiting.check_table(table, spec, identity)
     _evolve(table, spec, _with_existing(spec, schema, table.schema()), older)
     keep_bounds(table, _bounded_columns(spec))
     note_identity(table, identity)
-    for change in unapplied(table, spec):
+    for change in waiting.unapplied(table, spec):
         _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
 
@@ -136,15 +120,19 @@ def _create(
     return create_table(
         catalog,
         identifier,
-        Schema(*shown(schema.as_struct(), StructType()).fields),
+        Schema(*meanings.shown(schema.as_struct(), StructType()).fields),
         spec.table.partition_fields,
         f"{config.warehouse}{config.cluster_id}",
         needed={
             "format-version": str(spec.table.format_version),
-            WRITE_MODE: spec.write_mode,
-            KEY_FRAMING: key_framing(spec),
-            **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
-            **formats(spec),
+            waiting.WRITE_MODE: spec.write_mode,
+            waiting.KEY_FRAMING: waiting.key_framing(spec),
+            **(
+                {waiting.EVENT_TIME_RULE: waiting.event_time_rule(spec)}
+                if spec.payload_time
+                else {}
+            ),
+            **waiting.formats(spec),
         },
         optional={**_PROPERTIES, **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {})},
         bounded=_bounded_columns(spec),
@@ -181,21 +169,27 @@ def _evolve(
                 "dot in its name, the other inside of another column"
             )
         check_types(existing.as_struct(), schema.as_struct())
-        before = noted(table)
+        before = meanings.noted(table)
         is_new = table.current_snapshot() is None and not before.last_id
-        described = StructType() if is_new else with_noted(existing.as_struct(), before)
-        columns_now = followed(described, with_older(schema.as_struct(), [*older]))
+        described = StructType() if is_new else meanings.with_noted(existing.as_struct(), before)
+        columns_now = meanings.followed(
+            described, meanings.with_older(schema.as_struct(), [*older])
+        )
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
-                update.union_by_name(Schema(*shown(columns_now, existing.as_struct()).fields))
+                update.union_by_name(
+                    Schema(*meanings.shown(columns_now, existing.as_struct()).fields)
+                )
             metadata = transaction.table_metadata
-            meanings = property_of(metadata.schema(), metadata.last_column_id, columns_now, before)
-            if not meanings.items() <= table.properties.items():
-                transaction.set_properties(meanings)
+            described_by = meanings.property_of(
+                metadata.schema(), metadata.last_column_id, columns_now, before
+            )
+            if not described_by.items() <= table.properties.items():
+                transaction.set_properties(described_by)
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint=f"{_way_back(spec)}; or {start_again(name)}",
+            hint=f"{_way_back(spec)}; or {waiting.start_again(name)}",
         ) from error
 
 

@@ -12,12 +12,12 @@ from pyiceberg.table import Table
 from topicberg.iceberg import summaries
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_plan import BatchPlan
+from topicberg.tableflow.batch.batch_plan import TablePlan
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import RawKeys
 from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.layout.foreign import ForeignSchemas
-from topicberg.tableflow.layout.layout import KEY, Layout
+from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.key_state import KEYS, KeyState
@@ -48,7 +48,8 @@ class TopicKeys:
             return None
         known = layout.schema_ids, table.metadata.table_uuid, table.metadata.current_schema_id
         if self._known is None or self._known[0] != known:
-            self._known = known, upsert_key(self._spec, layout, table.schema().fields)
+            key = upsert_key(self._spec.metadata_column, layout, table.schema().fields)
+            self._known = known, key
         return self._known[1]
 
     def has_decoded(self, layout: Layout, table: Table) -> bool:
@@ -63,22 +64,22 @@ class TopicKeys:
         """
         self.wait()
         hasher = KeyHasher(table, decoded, is_decoded=True)
-        self._index = index_of(self._config, self._spec.name, hasher, self._index)
+        self._index = index_of(self._config.state_dir, self._spec.name, hasher, self._index)
         return self._index
 
-    def replaced(self, plan: BatchPlan, written: WrittenBatch) -> list[FileRows]:
+    def replaced(self, into: TablePlan, written: WrittenBatch) -> list[FileRows]:
         """Return the rows that a batch replaces, of the table and of its own files."""
         if written.keys is None:
             return []
-        table, head = plan.table, plan.table.current_snapshot()
+        table, head = into.table, into.table.current_snapshot()
         keys, own = written.keys.newest()
-        index = self._of_upserts(plan.layout, table)
+        index = self._of_upserts(into.layout, table)
         rows: list[FileRows] = []
         if head is not None and index.hasher.key is not None:
             times = written.keys.times
             times = np.empty(0, np.int64) if times is None else times  # without records
             rows, stale = index.older_rows(table, head, keys, times)
-            rows = together(rows, self._repeated(plan))
+            rows = together(rows, self._repeated(into))
             for path, positions in written.keys.rows_of(keys.chosen(stale)).items():
                 own[path] = np.union1d(own.get(path, positions), positions).astype(np.uint32)
         elif head is not None:
@@ -87,51 +88,51 @@ class TopicKeys:
             FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
         ]
 
-    def _repeated(self, plan: BatchPlan) -> list[FileRows]:
+    def _repeated(self, into: TablePlan) -> list[FileRows]:
         """Return the rows whose key a newer row has, if other keys are equal than before."""
-        table, head = plan.table, plan.table.current_snapshot()
-        index = self._of_upserts(plan.layout, table)
-        if head is None or plan.key_definition == index.hasher.definition:
+        table, head = into.table, into.table.current_snapshot()
+        index = self._of_upserts(into.layout, table)
+        if head is None or into.committed.key_definition == index.hasher.definition:
             return []
         found = index.repeated_rows(table, head)
         self._removed = sum(len(rows.positions) for rows in found)
         return found
 
-    def changed_properties(self, plan: BatchPlan) -> dict[str, str]:
+    def changed_properties(self, into: TablePlan, now_ms: int) -> dict[str, str]:
         """Return the table property that says how the keys are compared, if it changes."""
-        key = self.upsert_key(plan.layout, plan.table)
+        key = self.upsert_key(into.layout, into.table)
         if key is None or not key.is_decoded:
             return {}
-        index, removed = self._of_upserts(plan.layout, plan.table), self._removed
+        index, removed = self._of_upserts(into.layout, into.table), self._removed
         self._removed = 0
-        if plan.key_definition == index.hasher.definition:
+        if into.committed.key_definition == index.hasher.definition:
             return {}
-        is_rebuilt = plan.table.current_snapshot() is not None
-        rebuilt_at_ms = plan.now_ms if is_rebuilt else None
+        is_rebuilt = into.table.current_snapshot() is not None
+        rebuilt_at_ms = now_ms if is_rebuilt else None
         return {
             KEYS: KeyState(
                 columns=list(key.names), rebuilt_at_ms=rebuilt_at_ms, rows_removed=removed
             ).model_dump_json()
         }
 
-    def summary(self, plan: BatchPlan) -> dict[str, str]:
-        """Return the summary of a batch's snapshot."""
-        key = self.upsert_key(plan.layout, plan.table)
+    def summary(self, into: TablePlan) -> dict[str, str]:
+        """Return what the summary of a batch's snapshot says of the keys."""
+        key = self.upsert_key(into.layout, into.table)
         if key is None or not key.is_decoded:
-            return plan.properties
-        definition = self._of_upserts(plan.layout, plan.table).hasher.definition
-        return plan.properties | {summaries.KEY_DEFINITION: definition}
+            return {}
+        definition = self._of_upserts(into.layout, into.table).hasher.definition
+        return {summaries.KEY_DEFINITION: definition}
 
-    def keep(self, plan: BatchPlan, written: WrittenBatch) -> None:
+    def keep(self, into: TablePlan, written: WrittenBatch, *, is_last: bool) -> None:
         """Keep the keys of new files while the next batch is read; after the last one, share them.
 
         Sharing takes as long as writing them, which records that wait do not have to wait for.
         """
         self.wait()
-        table, keys = plan.table, written.keys
+        table, keys = into.table, written.keys
         index = self._index
         if keys is not None and self._spec.changelog is None:
-            index = self._of_upserts(plan.layout, table)
+            index = self._of_upserts(into.layout, table)
         if index is None:
             return
         of_path = {file.file_path: file for file in written.files}
@@ -140,7 +141,7 @@ class TopicKeys:
             try:
                 for path, file_keys in keys.of_files() if keys is not None else ():
                     index.store.hold(of_path[path], file_keys)
-                if not plan.backlog:
+                if is_last:
                     index.store.share(table)
             except Exception as error:  # they are computed when they are needed
                 logger.warning("topic %s: key files are not written: %s", self._spec.name, error)
@@ -159,5 +160,5 @@ class TopicKeys:
         assert key is not None  # noqa: S101  the table is upserted
         decode = RawKeys(layout.key, key, self._foreign[KEY]).texts
         hasher = KeyHasher.of_upserts(table, key, decode)
-        self._index = index_of(self._config, self._spec.name, hasher, self._index)
+        self._index = index_of(self._config.state_dir, self._spec.name, hasher, self._index)
         return self._index

@@ -38,7 +38,6 @@ from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries_by_manifest
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.shared_keys import delete_shared, file_name
-from topicberg.settings import Settings
 from topicberg.tableflow.upsert.deleted_rows import DeletedRows
 from topicberg.tableflow.upsert.key_files import (
     HeldKeys,
@@ -55,26 +54,26 @@ _RANGE_ROWS = 4_000_000
 """Rows of a table whose keys are compared with each other at once."""
 
 
-def key_folder(config: Settings, topic: str) -> Path:
-    """Return the folder of the key files of a topic's table."""
-    return topic_file(config.state_dir / "tableflow" / "keys", topic).with_suffix("")
+def key_folder(state_dir: Path, topic: str) -> Path:
+    """Return the folder of the key files of a topic's table, in the state directory."""
+    return topic_file(state_dir / "tableflow" / "keys", topic).with_suffix("")
 
 
-def forget(config: Settings, topic: str) -> None:
+def forget(state_dir: Path, topic: str) -> None:
     """Remove the key files of a topic whose table was deleted."""
-    shutil.rmtree(key_folder(config, topic), ignore_errors=True)
+    shutil.rmtree(key_folder(state_dir, topic), ignore_errors=True)
 
 
-def forget_files(config: Settings, topic: str, table: Table, paths: Collection[str]) -> None:
+def forget_files(state_dir: Path, topic: str, table: Table, paths: Collection[str]) -> None:
     """Remove the key files of data files that were deleted, here and where they are shared."""
     delete_shared(table, paths)
     for path in paths:
-        for found in key_folder(config, topic).glob(f"*/{file_name(path)}"):
+        for found in key_folder(state_dir, topic).glob(f"*/{file_name(path)}"):
             found.unlink(missing_ok=True)
 
 
 def index_of(
-    config: Settings, topic: str, hasher: KeyHasher, known: KeyIndex | None = None
+    state_dir: Path, topic: str, hasher: KeyHasher, known: KeyIndex | None = None
 ) -> KeyIndex:
     """Return the index of a table.
 
@@ -83,7 +82,7 @@ def index_of(
     if known is not None and known.hasher.of == hasher.of:
         known.hasher.decode = hasher.decode
         return known
-    return KeyIndex(key_folder(config, topic), hasher)
+    return KeyIndex(key_folder(state_dir, topic), hasher)
 
 
 class KeyIndex:

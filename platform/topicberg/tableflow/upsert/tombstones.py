@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping
 from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
 
-from topicberg import kafka
-from topicberg.endpoints import Endpoints
 from topicberg.iceberg.summaries import CURRENT_AT_MS
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.values.commit import Committed
 from topicberg.tableflow.values.offsets import Batch
-from topicberg.topics import TopicSpec
 
 CURRENT_OFFSETS = "topicberg.current-offsets"
 """Table property: up to where the table held its topic at :data:`CURRENT_AT_MS`."""
 MISSED = "topicberg.missed-deletes"
 """Table property: see :class:`Missed`."""
+KeptMs = Callable[[], int | None]
+"""Milliseconds; None: Kafka does not compact the topic."""
 _PATIENCE_MS = 60_000
 """The minimum time between two commits that record that a topic without new records is current."""
 
@@ -67,34 +66,27 @@ class DeleteWatch:
 
     def __init__(
         self,
-        spec: TopicSpec,
-        endpoints: Endpoints,
+        kept_ms: KeptMs | None,
         table: Table,
         committed: Committed,
         now_ms: int,
         seen_ms: int | None = None,
     ) -> None:
-        """:param now_ms: a time before the topic's end was looked up
+        """:param kept_ms: reads how long Kafka keeps a tombstone; None: the topic is not compacted
+        :param now_ms: a time before the topic's end was looked up
         :param seen_ms: when the topic was last seen to have nothing that the table did not hold
         """
-        self._spec, self._endpoints, self._table, self._now_ms = spec, endpoints, table, now_ms
-        self._watched = spec.is_compacted and bool(committed.offsets)
+        self._kept_ms, self._table, self._now_ms = kept_ms, table, now_ms
+        self._watched = kept_ms is not None and bool(committed.offsets)
         self._offsets = committed.offsets
         noted_ms = _current_ms(table.properties, committed)
         self._noted_ms = now_ms if noted_ms is None else noted_ms
         self._current_ms = max(self._noted_ms, seen_ms or 0)
 
-    def _kept_ms(self) -> int | None:
-        """Return how long Kafka keeps a tombstone, or None if the topic is not compacted."""
-        settings = kafka.topic_config(self._endpoints, self._spec.name)
-        if not kafka.is_compacted(settings.get("cleanup.policy")):
-            return None
-        return int(settings.get("delete.retention.ms") or 0)
-
     def nothing_new(self) -> None:
         """Record now and then that a topic without new records is current."""
         age_ms = self._now_ms - self._noted_ms
-        if not self._watched or age_ms <= _PATIENCE_MS:
+        if self._kept_ms is None or not self._watched or age_ms <= _PATIENCE_MS:
             return
         kept = self._kept_ms()
         if kept is not None and age_ms > kept // 4:
@@ -107,7 +99,7 @@ class DeleteWatch:
         :param records: counts the batch's records, if tombstones may be missing
         :param caught_up: after the batch the table holds everything
         """
-        if not self._spec.is_compacted:
+        if self._kept_ms is None:
             return {}
         is_current = caught_up or not self._watched
         changed = current(batch.end, self._now_ms) if is_current else {}
@@ -127,6 +119,6 @@ class DeleteWatch:
 
         :param changed: what :meth:`of` returned
         """
-        if not self._spec.is_compacted:
+        if self._kept_ms is None:
             return {}
         return {CURRENT_AT_MS: changed.get(CURRENT_AT_MS, str(self._current_ms))}

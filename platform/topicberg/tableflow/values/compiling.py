@@ -15,7 +15,7 @@ def compile_all() -> None:
 
     :raises Exception: it cannot be compiled
     """
-    from topicberg.formats.columnar.check import check
+    from topicberg.formats.check import check
     from topicberg.formats.columnar.framing import compile_framing
     from topicberg.kafka.librdkafka import compile_gather
     from topicberg.tableflow.values.key_hash import compile_hashes

@@ -17,14 +17,15 @@ from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
-from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, SpecError, TopicbergError
 from topicberg.errors.retry import retry
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import FIRST_OFFSETS
-from topicberg.kafka.consumer import DamagedRecordsError, messages
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
+from topicberg.kafka.records import DamagedRecordsError
 from topicberg.tableflow.values.commit import committed as held_by
 
 SKIP_PREFIX = "topicberg.skip."

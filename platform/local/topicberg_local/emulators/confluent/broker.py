@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from topicberg.errors import TopicbergError
-from topicberg.kafka import TIMEOUT_SECONDS
+from topicberg.kafka.topics import TIMEOUT_SECONDS
 from topicberg.topics import requests
 from topicberg_local.emulators.confluent.account import TOPIC, Account
 from topicberg_local.emulators.confluent.errors import Refusal

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from topicberg.errors import TopicbergError
 from topicberg_local.datagen import runner
 from topicberg_local.datagen.status import ALIVE, read_status
 from topicberg_local.emulators.confluent.account import CONNECTOR, Account
-from topicberg_local.emulators.confluent.connector_rights import denied
 from topicberg_local.emulators.store import Stored
 
 logger = logging.getLogger(__name__)
@@ -23,9 +23,10 @@ RETRY_SECONDS = 5.0
 class Generators(threading.Thread):
     """Looks after the generators of all connectors; they outlive it, and it finds them again."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, denied: Callable[[Stored], str]) -> None:
+        """:param denied: returns why a connector may not write; empty: it may"""
         super().__init__(name="generators", daemon=True)
-        self._account = account
+        self._account, self._denied = account, denied
         self._wake = threading.Event()
         self._changing = threading.Lock()
         self._not_before: dict[str, float] = {}
@@ -80,7 +81,7 @@ class Generators(threading.Thread):
             now = self._account.store.get(CONNECTOR, connector.name)  # as it is under the lock
             if now is None or now.properties["paused"] or now.properties["topic"] != topic:
                 return
-            if denied(self._account, now):
+            if self._denied(now):
                 return
             status = read_status(self._account.config, topic)
             if status is not None and status.state in ALIVE:

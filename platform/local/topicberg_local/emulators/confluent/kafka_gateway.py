@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from topicberg.errors import TopicbergError
-from topicberg.kafka import TIMEOUT_SECONDS
+from topicberg.kafka.topics import TIMEOUT_SECONDS
 from topicberg_local.access_proxy_server import (
     LOGIN_SECONDS,
     Reports,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topicberg.errors import TopicbergError
-from topicberg.kafka import TIMEOUT_SECONDS
+from topicberg.kafka.topics import TIMEOUT_SECONDS
 from topicberg_local.emulators.confluent import broker, clusters, roles
 from topicberg_local.emulators.confluent.account import (
     ACL,

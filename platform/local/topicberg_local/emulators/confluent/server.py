@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -44,6 +45,7 @@ from topicberg_local.emulators.confluent import (
     topics,
 )
 from topicberg_local.emulators.confluent.account import Account, Delays
+from topicberg_local.emulators.confluent.connector_rights import denied
 from topicberg_local.emulators.confluent.errors import (
     Refusal,
     Shape,
@@ -120,7 +122,7 @@ class Server:
 
     def __init__(self, account: Account, bootstrap: keys.Bootstrap, admin_token: str) -> None:
         self.account = account
-        self.generators = Generators(account)
+        self.generators = Generators(account, partial(denied, account))
         self.tables = Tables(account)
         self.faults = Faults()
         self._bootstrap = bootstrap

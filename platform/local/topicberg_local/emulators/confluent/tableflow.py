@@ -6,9 +6,9 @@ import time
 from http import HTTPStatus
 from typing import Any, Literal
 
-from topicberg import kafka
 from topicberg.errors import SpecError
 from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
 from topicberg.kafka.discovery import find_topic
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.status import read_status

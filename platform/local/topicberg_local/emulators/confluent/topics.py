@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from topicberg.kafka import TIMEOUT_SECONDS
+from topicberg.kafka.topics import TIMEOUT_SECONDS
 from topicberg.topics import requests
 from topicberg_local.emulators.confluent import broker
 from topicberg_local.emulators.confluent.account import TOPIC

@@ -5,10 +5,10 @@ the engine's statuses.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from topicberg.alerts.alert import AlertState
 from topicberg.alerts.observation import Observation
 from topicberg.orchestration.jobs.observation.automations import automations, shared_tables
 from topicberg.orchestration.jobs.observation.checks import failed_checks, stale_assets
@@ -21,9 +21,6 @@ from topicberg.orchestration.jobs.observation.runs import (
 )
 from topicberg.settings import settings
 from topicberg.topics.kept import specs_in_use
-
-if TYPE_CHECKING:
-    from topicberg.alerts.alert import AlertState
 
 
 def observe(

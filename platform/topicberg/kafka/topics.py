@@ -1,0 +1,671 @@
+"""Topics: create them as their spec requires, read a topic's offsets and identity.
+
+Every call has a timeout, and its error names who did not answer. What reads a topic raises
+:class:`NoSuchTopicError` if it does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+    admin,
+)
+from tenacity import stop_after_delay, wait_fixed
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import (
+    CertificateError,
+    LoginError,
+    TopicbergError,
+    UnreachableError,
+    first_line,
+)
+from topicberg.errors.connections import connection_error
+from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors.retry import retry
+from topicberg.kafka.schemas import register_schema
+from topicberg.settings import Settings, settings
+from topicberg.topics import TopicSpec, requests
+from topicberg.wording import count
+
+logger = logging.getLogger(__name__)
+TIMEOUT_SECONDS = 15.0
+_soon = partial(retry, stop=stop_after_delay(10.0), wait=wait_fixed(0.1))
+_GRACE_SECONDS = 5.0
+FAILING_SECONDS = 4.0
+"""After which a request is given up whose client cannot resolve the broker or log in: librdkafka
+tries that again for ever."""
+_CONFIGS_AT_ONCE = 100
+_REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
+_NOT_REACHED = ("_RESOLVE", "_SSL")
+_REPEATED_SECONDS = 30.0
+"""How often librdkafka reports a failure again that stays the same."""
+_BROKER = re.compile(r"(?:^|/)([\w.-]+):(\d+)/\w+: ")
+"""The broker in the text of its failure, as in ``ssl://kafka:9093/bootstrap: SSL handshake …``."""
+_REFUSED_BY_SERVER = "Failed to acquire SASL OAUTHBEARER token"
+_NO_TOKEN = re.compile(
+    r"OAUTHBEARER token: .*(connect|resolve|timed? ?out|empty reply)", re.IGNORECASE
+)
+_RIGHTS_HINT = (
+    "grant the user of this login the right: the engine has to describe and read the topic, and to "
+    "read its consumer group"
+)
+_EARLIEST: admin.OffsetSpec = admin.OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+NO_ANSWER = (
+    *(KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE),
+    KafkaError._TIMED_OUT,
+)
+_LEADERLESS = (
+    *(KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE),
+    # The client's or the broker's metadata is stale.
+    *(KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH),
+)
+LATEST: admin.OffsetSpec = admin.OffsetSpec.latest()  # type: ignore[no-untyped-call]
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class TopicDeletedError(TopicbergError):
+    """A run, but no user, asks for a topic that a user has deleted."""
+
+
+class NoSuchTopicError(TopicbergError):
+    """The topic does not exist."""
+
+
+class TopicDriftError(TopicbergError):
+    """A topic or subject differs from its spec in a way that topicberg must not change."""
+
+
+class PartitionDriftError(TopicDriftError):
+    """A topic has another number of partitions than its spec."""
+
+    def __init__(self, message: str, *, hint: str, can_grow: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.can_grow = can_grow
+
+
+@dataclass(frozen=True)
+class EnsuredTopic:
+    """What :func:`ensure_topic` found or created. Schema ids are None without a schema."""
+
+    created: bool
+    partitions: int
+    value_schema_id: int | None
+    key_schema_id: int | None
+
+
+@dataclass(frozen=True)
+class TopicLog:
+    """The log of a topic. ``beginning``, ``end``: first offset, and end for a read_committed
+    consumer, by partition.
+    """
+
+    topic_id: str
+    beginning: dict[int, int]
+    end: dict[int, int]
+    epochs: dict[int, int] = field(default_factory=dict)
+    """The epoch of each partition's leader, which the next leader raises; without those of brokers
+    that have none."""
+
+
+def ensure_topic(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None, *, recreate: bool = False
+) -> EnsuredTopic:
+    """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
+
+    An external topic is left as it is.
+
+    A topic with fewer partitions than in its spec stays so until :func:`grow_topic`, as that cannot
+    be undone. Safe to call at any time, also concurrently.
+
+    :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
+    :raises TopicDeletedError: it was deleted, and `recreate` is not set
+    :raises TopicDriftError: a difference that topicberg must not change
+    :raises TopicbergError: the broker or the registry does not answer, or refuses
+    """
+    if spec.external:
+        return EnsuredTopic(False, partition_count(endpoints, spec.name), None, None)
+    config = config or settings()
+    created = _create_missing(spec, endpoints, config, recreate=recreate)
+    partitions = await_topic(endpoints, spec.name)
+    if not created:
+        configuration = topic_config(endpoints, spec.name)
+        # First: partitions cannot be removed from a topic that is not what its spec says.
+        _check_cleanup_policy(spec, configuration.get("cleanup.policy") or "delete")
+        if (
+            drift := partition_drift(spec, partitions, configuration.get("cleanup.policy"))
+        ) is not None:
+            if not drift.can_grow:
+                raise drift
+            logger.warning("%s; %s", drift.message, drift.hint)
+        _converge_config(spec, endpoints, configuration)
+    ids = {
+        id(schema): register_schema(endpoints, subject, schema, path)
+        for subject, schema, path in spec.schema_files(config)
+    }
+    value, key = ids.get(id(spec.value_schema)), ids.get(id(spec.key))
+    return EnsuredTopic(created, partitions, value, key)
+
+
+def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
+    """Create the topic if it is missing; an existing topic that differs from its spec stays.
+
+    An external topic is left as it is.
+
+    :raises TopicbergError: the broker does not answer, or refuses
+    """
+    if not spec.external:
+        _create_missing(spec, endpoints, config)
+    await_topic(endpoints, spec.name)
+
+
+def delete_topic(endpoints: Endpoints, topic: str) -> bool:
+    """Delete a topic with its records; return False if it does not exist.
+
+    :raises TopicbergError: the broker does not answer, or refuses
+    """
+    client = admin_client(endpoints, writes=True)
+    future = client.delete_topics([topic], request_timeout=TIMEOUT_SECONDS)[topic]
+    try:
+        result_of(future, endpoints, f"delete topic {topic}")
+    except NoSuchTopicError:
+        return False
+    return True
+
+
+def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1) -> None:
+    """Create a compacted topic for topicberg's own records, if it is missing."""
+    _create(endpoints, topic, partitions, {"cleanup.policy": "compact"})
+
+
+def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Return partition → first offset that the log still has."""
+    return _offsets(_listed(endpoints, topic, _EARLIEST))
+
+
+def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Return partition → offset after the last record that a read_committed consumer may read."""
+    return _offsets(_listed(endpoints, topic, LATEST))
+
+
+def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Return partition → offset after the last record, including open transactions."""
+    return _offsets(_listed(endpoints, topic, LATEST, level=IsolationLevel.READ_UNCOMMITTED))
+
+
+def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
+    """Return partition → first offset of that time or later; -1: there is none."""
+    return _offsets(_listed(endpoints, topic, admin.OffsetSpec.for_timestamp(timestamp_ms)))
+
+
+def produce(
+    producer: Producer,
+    topic: str,
+    value: bytes | None,
+    key: bytes | None,
+    delivered: Callable[[Any, Message], None] | None = None,
+    timestamp_ms: int = 0,
+) -> None:
+    """Pass a record to a transactional producer, waiting while its queue is full.
+
+    :param delivered: called with an error or None, and the record
+    :param timestamp_ms: 0: now
+    :raises KafkaException: the producer cannot be used any more, with the cause, e.g. that another
+        one with its id fenced it off
+    """
+    while True:
+        try:
+            producer.produce(topic, value, key, on_delivery=delivered, timestamp=timestamp_ms)
+        except BufferError:
+            producer.poll(0.1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._FATAL:  # which does not say why; this call does
+                producer.abort_transaction(TIMEOUT_SECONDS)
+            raise
+        else:
+            producer.poll(0)
+            return
+
+
+def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
+    """Return the topic's configuration, with the broker's defaults; uses the writers' account."""
+    ((_, found),) = topic_configs(endpoints, [topic])
+    if isinstance(found, TopicbergError):
+        raise found
+    return found
+
+
+def topic_configs(
+    endpoints: Endpoints, topics: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str | None] | TopicbergError]]:
+    """Yield each topic with what :func:`topic_config` returns of it, or why Kafka refuses that.
+
+    :raises UnreachableError: Kafka does not answer
+    """
+    client = admin_client(endpoints, writes=True)
+    for start in range(0, len(topics), _CONFIGS_AT_ONCE):
+        some = topics[start : start + _CONFIGS_AT_ONCE]
+        resources = [admin.ConfigResource(admin.ResourceType.TOPIC, topic) for topic in some]
+        futures = client.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
+        named = {str(resource.name): future for resource, future in futures.items()}
+        for name, entries in results_of(named, endpoints, "describe the configuration of {}"):
+            if isinstance(entries, TopicbergError):
+                yield name, entries
+            else:
+                yield name, {entry: config.value for entry, config in entries.items()}
+
+
+def topic_id(endpoints: Endpoints, topic: str) -> str:
+    """Return Kafka's UUID of the topic, in base64 as Kafka's tools print it.
+
+    A topic that is deleted and created again has another one.
+    """
+    return str(_describe(endpoints, topic).topic_id)
+
+
+def partition_count(endpoints: Endpoints, topic: str) -> int:
+    """Return the number of partitions of a topic."""
+    return len(_describe(endpoints, topic).partitions)
+
+
+def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
+    """Return the id of a topic, and where its log begins and ends, in three requests."""
+    described = _describe(endpoints, topic)
+    ends = _listed(endpoints, topic, LATEST, described)
+    beginning = _listed(endpoints, topic, _EARLIEST, described)
+    epochs = {
+        p: listed.leader_epoch for p, listed in ends.items() if listed.leader_epoch is not None
+    }
+    return TopicLog(str(described.topic_id), _offsets(beginning), _offsets(ends), epochs)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a client does not get to a broker, and when it said so (monotonic)."""
+
+    at: float
+    error: KafkaError
+
+
+@dataclass
+class _Account:
+    """A client, and why it did not get to a broker or through its login last.
+
+    librdkafka tries again for ever, and reports the reason only to a callback.
+    """
+
+    client: admin.AdminClient
+    failure: _Failure | None = None
+
+
+_answered_at: dict[str, float] = {}
+"""Bootstrap addresses → when a broker answered last (monotonic): what failed before is over, or
+is of another broker."""
+
+
+@lru_cache(maxsize=8)
+def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
+    def note(error: KafkaError) -> None:
+        if error.name() in (*_REFUSALS, *_NOT_REACHED):
+            account.failure = _Failure(time.monotonic(), error)
+
+    # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
+    quiet: dict[str, Any] = {"log_level": 2, "error_cb": note}
+    account = _Account(admin.AdminClient(quiet | dict(config)))
+    return account
+
+
+def _accounts(endpoints: Endpoints) -> Iterator[_Account]:
+    """Yield the accounts for reading and for writing: it is one, or these are two."""
+    for writes in (False, True):
+        config = endpoints.kafka_config(writes=writes)
+        yield _account(tuple(sorted(config.items(), key=lambda each: each[0])))
+
+
+def admin_client(endpoints: Endpoints, *, writes: bool = False) -> admin.AdminClient:
+    """Return the client of an account: it is thread-safe, and keeps its connection."""
+    return list(_accounts(endpoints))[writes].client
+
+
+def _known_failure(
+    endpoints: Endpoints, action: str, since: float | None = None
+) -> TopicbergError | None:
+    """Return why this request has no answer, if a client has said so.
+
+    :param since: when it said so at the earliest (monotonic); None: recently
+    """
+    recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS - _REPEATED_SECONDS
+    recent = recent if since is None else since
+    recent = max(recent, _answered_at.get(endpoints.kafka_bootstrap, -math.inf))
+    for account in _accounts(endpoints):
+        account.client.poll(0)  # calls the callback
+        failure = account.failure
+        if failure is None or failure.at < recent:
+            continue
+        is_login = failure.error.name() not in _NOT_REACHED
+        known = (_login_error if is_login else _not_reached)(endpoints, failure.error.str(), action)
+        known.__cause__ = KafkaException(failure.error)
+        return known
+    return None
+
+
+def _login_error(endpoints: Endpoints, text: str, action: str) -> TopicbergError:
+    """Return the error of a login that failed."""
+    address, login = endpoints.kafka_listener()
+    reason = next(iter(text.splitlines()), "")[-300:]
+    message = f"the login to Kafka at {address} failed"
+    if _NO_TOKEN.search(reason):
+        return UnreachableError(
+            f"{message} ({login.auth}, {action}): the OAuth server {login.oauth.token_uri} does "
+            f"not answer: {reason}",
+            hint=login.settings_hint(),
+        )
+    if _REFUSED_BY_SERVER in reason:
+        reason = f"the OAuth server {login.oauth.token_uri}: {reason}"
+    return LoginError(f"{message} ({login.auth}, {action}): {reason}", hint=login.settings_hint())
+
+
+def _not_reached(endpoints: Endpoints, text: str, action: str) -> TopicbergError:
+    """Return the error of a broker whose name does not resolve, or whose TLS fails."""
+    address, login = endpoints.kafka_listener()
+    if broker := _BROKER.search(text):
+        address = f"{broker[1]}:{broker[2]}"
+    known = connection_error("Kafka", text, where=action, address=address, authority=login.ca_file)
+    return known or CertificateError(
+        f"Kafka at {address} cannot be reached ({action}): {first_line(Exception(text))[:300]}",
+        hint="check that the port in TOPICBERG_KAFKA_BOOTSTRAP is of a listener for "
+        "TOPICBERG_KAFKA_SECURITY_PROTOCOL; if it asks for the client's certificate, check "
+        "TOPICBERG_KAFKA_CERTIFICATE_FILE as well",
+    )
+
+
+def _await(future: Future[T], endpoints: Endpoints, action: str) -> T:
+    """Wait for a response; no longer than a few seconds if a client does not get to the broker.
+
+    :raises FutureTimeoutError: there is none in time
+    :raises TopicbergError: see :func:`_known_failure`
+    """
+    began = time.monotonic()
+    while (left := began + TIMEOUT_SECONDS + _GRACE_SECONDS - time.monotonic()) > FAILING_SECONDS:
+        try:
+            return future.result(FAILING_SECONDS)
+        except FutureTimeoutError:
+            if (known := _known_failure(endpoints, action, since=began)) is not None:
+                raise known from known.__cause__
+    return future.result(max(0.0, left))
+
+
+def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
+    """Wait for a response of the broker.
+
+    :raises NoSuchTopicError: the topic does not exist
+    :raises LoginError: the broker, or the OAuth server, refuses the login
+    :raises TopicbergError: the broker does not answer in time, or refuses
+    """
+
+    def silent() -> UnreachableError:
+        # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
+        server = endpoints.kafka_login.oauth.token_uri
+        return UnreachableError(
+            f"Kafka at {endpoints.kafka_listener()[0]} does not answer ({action})",
+            hint=see_whether_it_runs("Kafka")
+            + (f", and check that the OAuth server {server} gives out tokens" if server else ""),
+        )
+
+    try:
+        answer = _await(future, endpoints, action)
+        _answered_at[endpoints.kafka_bootstrap] = time.monotonic()
+        return answer
+    except FutureTimeoutError:
+        known = _known_failure(endpoints, action) or silent()
+        raise known from known.__cause__
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise NoSuchTopicError(
+                f"{action}: the topic does not exist on {endpoints.kafka_bootstrap}",
+                hint="check the name; the Tableflow engine creates a topic that has a spec",
+            ) from error
+        if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
+            known = _known_failure(endpoints, action) or silent()
+            raise known from known.__cause__ or error
+        if reason.code() in _LEADERLESS:
+            raise no_leader(action) from error
+        hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None
+        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
+
+
+def results_of(
+    futures: Mapping[K, Future[T]], endpoints: Endpoints, action: str
+) -> Iterator[tuple[K, T | TopicbergError]]:
+    """Yield the responses of the broker for several topics, or why it refuses some of them.
+
+    :param action: with braces for the topic
+    :raises UnreachableError: the broker does not answer in time
+    """
+    for key, future in futures.items():
+        topic = key.topic if isinstance(key, TopicPartition) else key
+        result: T | TopicbergError
+        try:
+            result = result_of(future, endpoints, action.format(topic))
+        except UnreachableError:
+            raise
+        except TopicbergError as error:
+            result = error
+        yield key, result
+
+
+def _create_missing(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, *, recreate: bool = False
+) -> bool:
+    """Create the topic; return False if it exists already, also without the right to create it.
+
+    :param recreate: create it also if `topicberg deploy delete` deleted it
+    :raises TopicDeletedError: it was deleted, and `recreate` is not set
+    """
+    try:
+        _describe(endpoints, spec.name)
+    except NoSuchTopicError:
+        request = None if recreate else requests.read_request(config, spec.name)
+        if request and request.deleted:
+            raise TopicDeletedError(
+                f"topic {spec.name} was deleted by `topicberg deploy delete`",
+                hint="run `topicberg deploy create`, which creates it again",
+            ) from None
+        if _create(endpoints, spec.name, spec.partitions, spec.kafka_config):
+            logger.info("created topic %s with %d partitions", spec.name, spec.partitions)
+            requests.topic_created(config, spec.name)
+            return True
+    return False
+
+
+def _create(endpoints: Endpoints, topic: str, partitions: int, config: dict[str, str]) -> bool:
+    """Create the topic, with the broker's default of replicas; return False if it exists."""
+    new = admin.NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=config)
+    client = admin_client(endpoints, writes=True)
+    future = client.create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
+    try:
+        result_of(future, endpoints, f"create topic {topic}")
+    except TopicbergError as error:
+        cause, exists = error.__cause__, KafkaError.TOPIC_ALREADY_EXISTS
+        if isinstance(cause, KafkaException) and cause.args[0].code() == exists:
+            return False
+        raise
+    return True
+
+
+def await_topic(endpoints: Endpoints, topic: str) -> int:
+    """Wait until a topic that was just created, here or elsewhere, can be described.
+
+    :returns: the number of its partitions
+    """
+    return _soon(partial(partition_count, endpoints, topic), on=NoSuchTopicError)
+
+
+def partition_drift(
+    spec: TopicSpec, partitions: int, cleanup_policy: str | None = None
+) -> PartitionDriftError | None:
+    """Return how the number of a topic's partitions differs from its spec; None: it does not.
+
+    :param cleanup_policy: the topic's, if it is known
+    """
+    if partitions == spec.partitions:
+        return None
+    message = (
+        f"topic {spec.name} has {count(partitions, 'partition')}, its spec has {spec.partitions}"
+    )
+    if partitions > spec.partitions:
+        hint = f"set `partitions: {partitions}`: Kafka cannot remove partitions"
+    elif spec.is_compacted or is_compacted(cleanup_policy):
+        hint = (
+            f"set `partitions: {partitions}`, or create the topic again: more partitions would "
+            "move the keys of a compacted topic to other partitions"
+        )
+    else:
+        hint = (
+            f"run `topicberg topics grow {spec.name}` to add them, which cannot be undone and "
+            f"moves keys to other partitions, or set `partitions: {partitions}`"
+        )
+        return PartitionDriftError(message, hint=hint, can_grow=True)
+    return PartitionDriftError(message, hint=hint)
+
+
+def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
+    """Return how many partitions the topic would get by :func:`grow_topic`.
+
+    :raises TopicDriftError: it must not grow
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    if spec.external:
+        raise TopicDriftError(
+            f"topic {spec.name} is external: topicberg does not change it",
+            hint="ask its owner to add partitions",
+        )
+    policy = topic_config(endpoints, spec.name).get("cleanup.policy")
+    drift = partition_drift(spec, partitions := partition_count(endpoints, spec.name), policy)
+    if drift is not None and not drift.can_grow:
+        raise drift
+    return spec.partitions - partitions
+
+
+def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
+    """Add the partitions that a topic lacks by its spec. It cannot be undone.
+
+    :raises TopicDriftError: it must not grow
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    if not growth(spec, endpoints):
+        return
+    grow = [admin.NewPartitions(spec.name, spec.partitions)]
+    client = admin_client(endpoints, writes=True)
+    future = client.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
+    result_of(future, endpoints, f"add partitions to {spec.name}")
+    logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
+
+
+def _converge_config(
+    spec: TopicSpec, endpoints: Endpoints, configuration: dict[str, str | None]
+) -> None:
+    """Set the configurations of the spec that the topic has otherwise.
+
+    :param configuration: the topic's configuration
+    """
+    changes = {k: v for k, v in spec.topic_config.items() if configuration.get(k) != v}
+    if not changes:
+        return
+    entries = [
+        admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
+        for name, value in changes.items()
+    ]
+    kind = admin.ResourceType.TOPIC
+    resource = admin.ConfigResource(kind, spec.name, incremental_configs=entries)
+    client = admin_client(endpoints, writes=True)
+    future = client.incremental_alter_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
+    result_of(future, endpoints, f"change the configuration of {spec.name}")
+    logger.info("topic %s: set %s", spec.name, ", ".join(f"{k}={v}" for k, v in changes.items()))
+
+
+def is_compacted(cleanup_policy: str | None) -> bool:
+    """Return whether Kafka compacts a topic with this policy, as in ``delete,compact``."""
+    return "compact" in (cleanup_policy or "").split(",")
+
+
+def tombstone_ms(endpoints: Endpoints, topic: str) -> int | None:
+    """Return how long Kafka keeps a tombstone, or None if it does not compact the topic."""
+    config = topic_config(endpoints, topic)
+    is_kept = is_compacted(config.get("cleanup.policy"))
+    return int(config.get("delete.retention.ms") or 0) if is_kept else None
+
+
+def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
+    """Compare the policies; ``delete,compact`` counts as compacted, as it does for Tableflow."""
+    if spec.changelog is None and is_compacted(policy) != spec.is_compacted:
+        raise TopicDriftError(
+            f"topic {spec.name} has cleanup.policy {policy}, "
+            f"write mode {spec.write_mode} needs {spec.cleanup_policy}",
+            hint="fix the spec, or change the topic and recreate its table: the write mode cannot "
+            "change while the table exists",
+        )
+
+
+def _describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
+    client = admin_client(endpoints)
+    future = client.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)[
+        topic
+    ]
+    description: admin.TopicDescription = result_of(future, endpoints, f"describe topic {topic}")
+    return description
+
+
+class NoLeaderError(TopicbergError):
+    """A partition has no leader: it is being created, or its broker has just restarted."""
+
+
+def no_leader(action: str) -> NoLeaderError:
+    return NoLeaderError(
+        f"Kafka has no leader for a partition ({action})", hint="try again in a moment"
+    )
+
+
+def _offsets(listed: Mapping[int, admin.ListOffsetsResultInfo]) -> dict[int, int]:
+    return {partition: of_partition.offset for partition, of_partition in listed.items()}
+
+
+def _listed(
+    endpoints: Endpoints,
+    topic: str,
+    which: admin.OffsetSpec,
+    described: admin.TopicDescription | None = None,
+    level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[int, admin.ListOffsetsResultInfo]:
+    def attempt() -> dict[int, admin.ListOffsetsResultInfo]:
+        partitions = (described or _describe(endpoints, topic)).partitions
+        futures = admin_client(endpoints).list_offsets(
+            {TopicPartition(topic, partition.id): which for partition in partitions},
+            isolation_level=level,
+            request_timeout=TIMEOUT_SECONDS,
+        )
+        return {
+            place.partition: result_of(future, endpoints, f"list the offsets of {topic}")
+            for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
+        }
+
+    return _soon(attempt, on=NoLeaderError)

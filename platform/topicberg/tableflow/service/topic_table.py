@@ -1,0 +1,290 @@
+"""A table that the batches of a topic fill."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import UnreachableError
+from topicberg.errors.aws import refusal_of
+from topicberg.errors.meaning import explain, explained
+from topicberg.formats.metadata import EVENT_TIME, METADATA_TYPES, RAW_KEY
+from topicberg.iceberg.data_files import WriteTarget
+from topicberg.iceberg.versions import require_written
+from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.topics import TopicLog, tombstone_ms
+from topicberg.settings import Settings
+from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, TablePlan
+from topicberg.tableflow.batch.batch_start import check_kept, check_recreated, first_offsets
+from topicberg.tableflow.changelog.changes import ChangePlan, envelope, key_names
+from topicberg.tableflow.decode.plan import CONSUMER, ReadPlan
+from topicberg.tableflow.decode.reading import WrittenBatch
+from topicberg.tableflow.layout import message_fields
+from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.framing import Framing
+from topicberg.tableflow.layout.identity_columns import identity_columns
+from topicberg.tableflow.layout.layout import event_time, row_columns, table_schema
+from topicberg.tableflow.layout.meanings import columns_of
+from topicberg.tableflow.layout.upsert_key import UpsertKey
+from topicberg.tableflow.layout.writers import MessageDecoder, Writers, message_decoder
+from topicberg.tableflow.service.log_check import LogCheck
+from topicberg.tableflow.table.batch_commit import BatchCommitter
+from topicberg.tableflow.table.foreign_commits import ForeignWatch
+from topicberg.tableflow.table.table import ensure_table
+from topicberg.tableflow.table.topic_keys import TopicKeys
+from topicberg.tableflow.upsert.tombstones import DeleteWatch
+from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.compiling import wait_ready
+from topicberg.tableflow.values.offsets import Batch
+from topicberg.topics import TopicSpec
+
+
+class TopicTable:
+    """What is known of it between two batches; not thread-safe."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        foreign: Mapping[str, ForeignSchemas],
+        framing: Framing | None,
+        check: Callable[[], None],
+        held_ms: int | None,
+    ) -> None:
+        """:param foreign: schemas of other subjects that keys and values name
+        :param framing: what brings the records into the wire format; None: they are
+        :param check: raises if the batch is not to be committed any more
+        :param held_ms: when the topic was known to have a table with records; None: never
+        """
+        self.spec, self._endpoints = spec, endpoints
+        self._foreign, self._framing = foreign, framing
+        self.loader = TableLoader(spec, config, endpoints.catalog(config), held_ms)
+        self.keys = TopicKeys(spec, config, foreign)
+        known = self.keys, foreign, framing, check
+        self.committer = BatchCommitter(spec, endpoints, config, *known)
+        # This limits what a batch of records may have after decompression by zstd, too. librdkafka
+        # decompresses at once, into a buffer that it doubles, and ends the process without memory.
+        self.max_bytes = min(config.engine_process_memory_mb * 1024**2 // 4, 2_000_000_000)
+        self.log_check = LogCheck(spec, endpoints, config)
+        self.foreign_commits = ForeignWatch(spec, config)
+        self._key: object = None
+        """Of the schemas and the table that the programs are for."""
+        self._decoders: Mapping[str, MessageDecoder] = {}
+        self._changes: ChangePlan | None = None
+
+    def plan(
+        self,
+        number: int,
+        layout: message_fields.Layout,
+        log: TopicLog,
+        now_ms: int,
+        current: tuple[Offsets, int | None],
+    ) -> TablePlan:
+        """Return the table as it is now, created or evolved to a layout.
+
+        :param number: its place among the tables of the topic
+        :param now_ms: a time before the log was looked up
+        :param current: the offsets up to which the topic was last seen to have no record, and when
+        :raises TableflowError: the topic stops: the log or the table is not the one of before
+        """
+        table = self.loader.load(layout, log.beginning)
+        head = table.current_snapshot()
+        held = committed(table, head)
+        check_recreated(self.spec, held, log)
+        self.foreign_commits.check(table)
+        if held.offsets:
+            self.loader.held_ms = now_ms
+        first = first_offsets(self.spec, self._endpoints, table, held, log)
+        offsets = held.offsets or {**log.beginning, **first}
+        self.log_check.check(table, offsets, held.last_records, log)
+        seen_ms = current[1] if held.offsets == current[0] else None
+        kept_ms = partial(tombstone_ms, self._endpoints, self.spec.name)
+        is_compacted = self.spec.is_compacted
+        missed = DeleteWatch(kept_ms if is_compacted else None, table, held, now_ms, seen_ms)
+        return TablePlan(number, table, head, layout, held, offsets, missed)
+
+    def read_plan(self, into: TablePlan) -> ReadPlan:
+        """Return how the records of a batch become files of the table.
+
+        :raises TableflowError: records cannot become rows of the table
+        """
+        wait_ready()
+        layout, table, foreign = into.layout, into.table, self._foreign
+        of_rows, framing = self.keys.upsert_key(layout, table), self._framing
+        subjects = [half.subject for half in (layout.key, layout.value) if half.subject]
+        ids = [(sorted(subject.schemas), sorted(subject.guids.items())) for subject in subjects]
+        metadata = table.metadata
+        others = [tuple(schemas.schemas) for schemas in foreign.values()]
+        of_table = metadata.table_uuid, metadata.current_schema_id, metadata.default_spec_id
+        key = layout.fitted, ids, others, of_table
+        if key != self._key:
+            self._decoders = message_decoders(self.spec, layout, table, foreign, of_rows)
+            if self.spec.changelog is not None:
+                self._changes = change_plan(self.spec, layout, table.schema().fields)
+            self._key = key
+        kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
+        fields = table.schema().fields
+        raw, text = message_fields.raw_columns(layout, fields)
+        names = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
+        return ReadPlan(
+            topic=self.spec.name,
+            target=WriteTarget.of(table),
+            files=dict(table.io.properties),
+            kafka=kafka | CONSUMER | {"receive.message.max.bytes": self.max_bytes},
+            # What the registry lacks changes as often as a producer names other ids.
+            decoded={
+                column: decoder.without(foreign[column].missing)
+                for column, decoder in self._decoders.items()
+            },
+            raw=raw,
+            text=text,
+            columns={name: self.spec.metadata_column(name) for name in names},
+            error_mode=self.spec.tableflow.error_handling.mode,
+            upserts=metadata.table_uuid if self.spec.write_mode == "upsert" else None,
+            key=of_rows,
+            changes=self._changes,
+            inline={} if framing is None else framing.inline_schemas(layout),
+            event_time=event_time(self.spec, fields),
+        )
+
+    def commit(self, plan: BatchPlan, into: TablePlan, written: WrittenBatch) -> Commit:
+        """Commit a batch to the table; see :meth:`.BatchCommitter.commit`."""
+        done = self.committer.commit(plan, into, written)
+        self.log_check.note_commit({**into.committed.last_records, **written.last_records})
+        self.loader.held_ms = plan.now_ms
+        return replace(done, unproven=self.unproven(plan.batch))
+
+    def unproven(self, batch: Batch) -> Offsets:
+        """Return :attr:`.LogCheck.unproven` of the partitions that a batch does not read."""
+        return {p: o for p, o in self.log_check.unproven.items() if p not in batch.ranges}
+
+
+def change_plan(
+    spec: TopicSpec, layout: message_fields.Layout, fields: Sequence[NestedField]
+) -> ChangePlan:
+    """Return what becomes of the changes of a topic; ``fields``: of the table.
+
+    :raises TableflowError: a field of the source has another type than Debezium gives it
+    """
+    assert spec.changelog is not None  # noqa: S101  see the caller
+    columns = {name: spec.metadata_column(name) for name in spec.change_columns}
+    rows, is_folded = row_columns(spec, fields), spec.write_mode == "upsert"
+    placeholder = spec.changelog.unavailable_value
+    return ChangePlan.of(layout, rows, columns, placeholder, is_folded=is_folded)
+
+
+def message_decoders(
+    spec: TopicSpec,
+    layout: message_fields.Layout,
+    table: Table,
+    foreign: Mapping[str, ForeignSchemas],
+    of_rows: UpsertKey | None = None,
+) -> dict[str, MessageDecoder]:
+    """Return how the key, the value, or both are decoded.
+
+    :param of_rows: the key of an upsert table
+    :raises TableflowError: the latest schema does not fit the table
+    """
+    metadata = {spec.metadata_column(name) for name in (*METADATA_TYPES, RAW_KEY)}
+    if spec.payload_time is not None:
+        metadata.add(spec.event_time)
+    fields = columns_of(table)
+    columns = [column for column in fields if column.name not in metadata]
+    decoders = dict[str, MessageDecoder]()
+    for half in (layout.key, layout.value):
+        if half.subject is None:
+            continue
+        own: Sequence[NestedField]
+        if spec.changelog is None:
+            own = message_fields.columns_to_fill(half, layout, columns)
+            if of_rows is not None and half.column == message_fields.KEY:
+                own = of_rows.to_decode(own)
+        elif half.column == message_fields.VALUE:
+            own = envelope(layout, row_columns(spec, fields))
+        else:
+            keys = key_names(layout)
+            own = [column for column in columns if column.name in keys]
+        decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
+    return decoders
+
+
+class TableLoader:
+    """Loads the table; creates or evolves it when it is new or the schemas have changed."""
+
+    def __init__(
+        self, spec: TopicSpec, config: Settings, catalog: Catalog, held_ms: int | None
+    ) -> None:
+        """:param held_ms: when the topic was known to have a table with records; None: never"""
+        self._spec, self._config, self._catalog = spec, config, catalog
+        self.held_ms = held_ms
+        self.location: str | None = None
+        """Where the table was when it was loaded last."""
+        self._fitted: tuple[object, uuid.UUID, int] | None = None
+        """:attr:`.Layout.fitted` of a layout, and the columns that it has; None: not known."""
+
+    def forget(self) -> None:
+        """Read everything about the table and its schemas again in the next step."""
+        self._fitted = None
+
+    @contextmanager
+    def explained(self, endpoints: Endpoints) -> Iterator[None]:
+        """Raise errors of the catalog and the store as messages; a bucket that does not exist is
+        named, for which a catalog that reads a table's metadata tries for minutes.
+
+        :raises TopicbergError: the catalog or the store refuses, or does not answer
+        """
+        subject = f"topic {self._spec.name}"
+        try:
+            with explained(subject):
+                yield
+        except UnreachableError as error:
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, ClientError
+
+            once = Config(connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 1})
+            bucket = urlsplit(self.location or self._config.warehouse).netloc
+            with suppress(BotoCoreError):  # the store does not say either
+                try:
+                    endpoints.boto3("s3", self._config, once).head_bucket(Bucket=bucket)
+                except ClientError as refused:
+                    if refusal_of(refused)[2] == HTTPStatus.NOT_FOUND:
+                        reason = OSError("AWS Error NO_SUCH_BUCKET during HeadBucket operation")
+                        raise explain(subject, reason) from error
+            raise
+
+    def load(self, layout: message_fields.Layout, beginning: Offsets | None = None) -> Table:
+        """Return the table with the columns of a layout.
+
+        :param beginning: the first offsets that Kafka has; None: records are not read into it now
+        :raises TableflowError: the table is gone, and a new one would lack what it held
+        """
+        table = None
+        if self._fitted is not None and self._fitted[0] == layout.fitted:
+            table = self._catalog.load_table(self._spec.table_identifier(self._config))
+        if table is None or self._fitted != (layout.fitted, *_columns(table)):
+            if beginning is not None and self.held_ms is not None:
+                check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
+            schema = table_schema(self._spec, layout)
+            identity, older = identity_columns(self._spec, layout), layout.older_columns()
+            table = ensure_table(self._catalog, self._spec, self._config, schema, identity, older)
+            self._fitted = layout.fitted, *_columns(table)
+        if self._spec.write_mode == "upsert":  # position deletes are written by topicberg
+            require_written(table)
+        self.location = table.location()
+        return table
+
+
+def _columns(table: Table) -> tuple[uuid.UUID, int]:
+    """Return which columns a table has: others may change them between two batches."""
+    return table.metadata.table_uuid, table.metadata.current_schema_id
