@@ -451,8 +451,7 @@ def test_recipe_of_a_table_kind_is_computed_in_two_files(library: LibraryCopy) -
         # Catalogs, the checks of catalogs, and the sensor of the topic have it as well.
         keys = {counts.key(system) for system in ("iceberg", "glue", "snowflake")}
         assert keys == {t.key(system) for t, system, some in lake.checks if some and t == counts}
-        watch, = (one for one in watches(lake) if one.name == "orders_snapshots")
-        assert keys <= set(watch.registrations)
+        assert keys <= set(watches(lake)["orders"].registrations)
     """)
 
 

@@ -30,7 +30,8 @@ from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.topics.event_time import EventTimeSpec
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
-from topicberg.transforms.windows import FOREVER, reached
+from topicberg.transforms.unread import SourceTable
+from topicberg.transforms.windows import FOREVER
 from topicberg_deploy.graph.assets import platform_assets
 from topicberg_deploy.platform import resources
 
@@ -231,12 +232,18 @@ def test_a_run_reaches_everything_that_follows_without_a_lookback() -> None:
 
 
 def test_a_lookback_reaches_into_later_partitions() -> None:
-    (moving,) = [w for w in watches(LAKE) if w.name == "flagged_stock_trades_lookback"]
-    (running,) = [w for w in watches(LAKE) if w.name == "flyer_totals_lookback"]
     now = datetime(2026, 1, 2, tzinfo=UTC)
     hour = int(now.timestamp()) // 3600
-    assert reached(range(hour - 9, hour - 8), moving.reach, now) == range(hour - 9, hour - 7)
-    assert reached(range(hour - 9, hour - 8), running.reach, now) == range(hour - 9, hour + 1)
+    moving, running = source_of(LAKE, "flagged_stock_trades"), source_of(LAKE, "flyer_totals")
+    assert moving.reached(range(hour - 9, hour - 8), now) == range(hour - 9, hour - 7)
+    assert running.reached(range(hour - 9, hour - 8), now) == range(hour - 9, hour + 1)
+
+
+def source_of(lake: Lake, name: str) -> SourceTable:
+    """Return the only source of a derived table."""
+    table: Any = object()
+    (source,) = lake.plan_of(name).source_tables(lambda _: table).values()
+    return source
 
 
 def with_large_trades(retention_ms: int | None, **arguments: Any) -> Lake:
@@ -264,25 +271,18 @@ def test_lookahead_reaches_into_earlier_partitions(
     arguments: dict[str, Any], earlier: int, later: int
 ) -> None:
     lake = with_large_trades(None, **arguments)
-    found = [watch for watch in watches(lake) if watch.derived]
-    (watch,) = found  # and no other one requests the same
     now = datetime(2026, 1, 2, tzinfo=UTC)
     hour = int(now.timestamp()) // 3600
     expected = range(hour - 9 - earlier, hour - 8 + later)
-    assert watch.reached(range(hour - 9, hour - 8), now) == expected
+    assert source_of(lake, "large_trades").reached(range(hour - 9, hour - 8), now) == expected
 
 
 def test_table_that_is_source_and_lookup_reaches_as_both() -> None:
     arguments: dict[str, Any] = {"lookups": ("stock_trades",), "lookahead": timedelta(hours=8)}
     lake = with_large_trades(None, **arguments)
-    (watch,) = [watch for watch in watches(lake) if watch.name == "large_trades_lookup"]
     now = datetime(2026, 1, 2, tzinfo=UTC)
-    hour = int(now.timestamp()) // 3600
-    expected = range(hour - 11, hour + 1)
-    assert watch.reached(range(hour - 3, hour - 2), now) == expected
-    table: Any = object()
-    (source,) = derivation(lake.derived[0], lake).source_tables(lambda _: table).values()
-    assert source.reached(Hours(hour - 3, hour - 2), now) == expected
+    hour, source = int(now.timestamp()) // 3600, source_of(lake, "large_trades")
+    assert source.reached(Hours(hour - 3, hour - 2), now) == range(hour - 11, hour + 1)
     assert not source.whole
 
 
@@ -324,7 +324,7 @@ def test_event_time_ahead_of_kafka_shortens_what_can_be_computed(
     assert plan.first_hour(now) == int(first.timestamp()) // 3600
 
 
-def test_watch_requests_what_one_of_its_tables_can_compute() -> None:
+def test_retention_of_a_source_limits_only_tables_that_read_it() -> None:
     """Although another one joins a topic that keeps its rows for 30 days."""
 
     def plain(trades: Any) -> Any:
@@ -345,43 +345,17 @@ def test_watch_requests_what_one_of_its_tables_can_compute() -> None:
     )
     lake = Lake(LAKE.config, (trades, users), tables)
     now = datetime.now(UTC)
-    first_hours = {
-        watch.origin.root.name: watch.first_hour(now) for watch in watches(lake) if watch.derived
-    }
-    limited = derivation(tables[1], lake).first_hour(now)
-    assert limited > BEFORE_EVERYTHING
-    assert first_hours == {trades.name: BEFORE_EVERYTHING, users.name: limited}
-
-
-def test_watch_of_a_table_that_others_come_from_requests_nothing_past_its_retention() -> None:
-    def plain(trades: Any) -> Any:
-        return trades
-
-    def summed(rows: Any) -> Any:
-        return rows
-
-    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
-    kept = spec.tableflow.model_copy(update={"data_retention_ms": 30 * 86_400_000})
-    spec = spec.model_copy(update={"tableflow": kept})
-    tables = (
-        derived_table(source=spec.name, time_column="at", lookback=timedelta(hours=1))(plain),
-        derived_table(source="plain", time_column="at")(summed),
-    )
-    lake, now = Lake(LAKE.config, (spec,), tables), datetime.now(UTC)
-    (watch,) = (watch for watch in watches(lake) if len(watch.plans) == 2)
-    limited = derivation(tables[0], lake).first_hour(now)
-    assert limited > BEFORE_EVERYTHING
-    assert watch.first_hour(now) == limited
-    table = replace(tables[0], lookback=None)
-    lake = Lake(LAKE.config, (spec,), (table, tables[1]))
-    (watch,) = (watch for watch in watches(lake) if len(watch.plans) == 2)
-    assert watch.first_hour(now) == derivation(table, lake).first_hour(now)
+    assert derivation(tables[0], lake).first_hour(now) == BEFORE_EVERYTHING
+    assert derivation(tables[1], lake).first_hour(now) > BEFORE_EVERYTHING
 
 
 def test_watched_tables_are_read_by_what_is_computed() -> None:
-    for watch in watches(LAKE):
-        read = {source.table for plan in watch.plans for source in plan.sources}
-        assert not watch.plans or watch.origin.identifier in read
+    watched = watches(LAKE)
+    for name, watch in watched.items():
+        for reader in watch.readers:
+            read = {source.table for source in LAKE.plan_of(reader).sources}
+            assert watch.origin.identifier in read
+            assert [*watched].index(name) < [*watched].index(reader)
 
 
 @pytest.mark.parametrize(
@@ -488,8 +462,7 @@ def test_derivation_has_a_window_for_each_source() -> None:
     described = derived_check("paid", plan.name, 30, plan, lambda *_: []).description
     read = f"reads rows of `{users.name}` up to 2.0 days after it, and joins no later ones."
     assert described.endswith(read)
-    reached = {watch.origin.root.name: watch.lookahead for watch in watches(lake) if watch.derived}
-    assert reached == {trades.name: timedelta(), users.name: days}
+    assert [plan.ahead(each) for each in plan.sources] == [timedelta(), days]
     for wrong, message in (
         ({"lookahead": {"trades": days}}, "lookahead has trades, which is not in `source`"),
         ({"lookback": {users.name: 5}}, f"lookback of {users.name} is 5"),
@@ -532,8 +505,7 @@ def test_a_published_topic_can_have_a_table() -> None:
     assert graph.get(topic).parent_keys == {derived}
     assert graph.get(table).parent_keys == {topic}
     assert lake.origin("stock_trades_with_totals").identifier[0] == "stock_trades"
-    names = {watch.name for watch in watches(lake)}
-    assert {"stock_trades_snapshots", "stock_trades_with_totals_topic_snapshots"} <= names
+    assert {"stock_trades", "stock_trades_with_totals_topic"} <= watches(lake).keys()
 
 
 def test_tables_of_different_partitions_have_jobs_of_their_own() -> None:
@@ -557,8 +529,9 @@ def test_tables_of_different_partitions_have_jobs_of_their_own() -> None:
     assert len({job.partitions_def for job in jobs}) == len(jobs) == 2
     selected = [job.asset_layer.executable_asset_keys for job in jobs]
     assert set().union(*selected) == mixed.resolve_asset_graph().materializable_asset_keys
-    (looked_up,) = [w for w in watches(lake) if w.name == "trades_by_region_lookup"]
-    assert isinstance(looked_up.partitions, dg.DailyPartitionsDefinition)
+    computation = watches(lake)["trades_by_region"].computation
+    assert computation
+    assert isinstance(computation.partitions, dg.DailyPartitionsDefinition)
 
 
 def test_a_topic_of_no_table_is_refused() -> None:

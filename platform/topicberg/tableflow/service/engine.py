@@ -199,7 +199,7 @@ class Ingestor:
             table.committer.begin_attempt()
         while True:
             try:
-                with self.loader.explained(self.endpoints):
+                with self.tables[0].loader.explained(self.endpoints):
                     return self._step()
             except SchemasFoundError as found:
                 logger.info("topic %s: %s", self.spec.name, found)
