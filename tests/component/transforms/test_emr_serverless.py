@@ -189,7 +189,7 @@ def test_the_users_parameters_win() -> None:
 
 def test_request_of_a_deployed_application_names_no_jar() -> None:
     given = {
-        name.removeprefix("TOPICBERG_EMR_").lower(): text
+        name.removeprefix("TOPICBERG_EMR_JOBS__").lower(): text
         for name, text in deployed(CONFIG, "0a1b").items()
     }
     request = start_job_run("t", EmrSettings.model_validate(given), CONFIG, GLUE)
