@@ -56,14 +56,14 @@ def known() -> set[str]:
     """Return the variable of every setting, and of every field of a group."""
     from topicberg.settings.environment import NESTED, Group
 
-    found = {*_OTHERS}
+    names = {*_OTHERS}
     for model in models():
         for name, field in model.model_fields.items():
-            found.update(variables := variables_of(model, name))
+            names.update(variables := variables_of(model, name))
             for kind in (field.annotation, *get_args(field.annotation)):
                 if isinstance(kind, type) and issubclass(kind, Group):
-                    found |= {f"{variables[0]}{NESTED}{one.upper()}" for one in kind.model_fields}
-    return {name for name in found if name.startswith(PREFIX)}
+                    names |= {f"{variables[0]}{NESTED}{key.upper()}" for key in kind.model_fields}
+    return {name for name in names if name.startswith(PREFIX)}
 
 
 def problems(given: Iterable[str]) -> list[str]:
