@@ -88,14 +88,15 @@ def settings(
 def _deployed() -> dict[str, str]:
     """Return the variables that ``topicberg deploy`` noted for its deployment."""
     from topicberg.settings import Settings
-    from topicberg.settings.deployed import read_deployment
+    from topicberg.settings.deployed import DEPLOYED_EMR, read_deployment
 
     try:
         stated = Settings()
     except TopicbergError:  # another command reports what is wrong
         return {}
     values = read_deployment(stated)[0] if stated.deployment == "cloud" else {}
-    return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
+    known = {"emr_jobs" if name == DEPLOYED_EMR else name: values[name] for name in values}
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in known.items()}
 
 
 def every_setting(

@@ -61,14 +61,14 @@ def known() -> set[str]:
     """Return the variable of every setting, and of every field of a group."""
     from topicberg.settings.environment import NESTED, Group
 
-    variables = {*_OTHERS}
+    names = {*_OTHERS}
     for model in models():
         for name, field in model.model_fields.items():
-            variables.update(names := variables_of(model, name))
+            names.update(variables := variables_of(model, name))
             for kind in (field.annotation, *get_args(field.annotation)):
                 if isinstance(kind, type) and issubclass(kind, Group):
-                    variables |= {f"{names[0]}{NESTED}{part.upper()}" for part in kind.model_fields}
-    return {name for name in variables if name.startswith(PREFIX)}
+                    names |= {f"{variables[0]}{NESTED}{key.upper()}" for key in kind.model_fields}
+    return {name for name in names if name.startswith(PREFIX)}
 
 
 def problems(given: Iterable[str]) -> list[str]:

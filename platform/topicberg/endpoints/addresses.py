@@ -30,7 +30,7 @@ class Addresses(HoldsSecrets, EnvironmentSettings):
     ``iam_user_arn``, ``external_id``."""
 
     def snowflake_address(self) -> dict[str, Any]:
-        """Return what the connector is told of the address; nothing: it is the usual one."""
+        """Return the connector's arguments for the address; empty: it is the usual one."""
         if self.snowflake_url is None:
             return {}
         parts = urlsplit(self.snowflake_url)

@@ -15,7 +15,7 @@ NO_TOKEN = frozenset({"SSOError", "SSOTokenLoadError", "TokenRetrievalError"}) |
 def refusal_of(error: BaseException) -> tuple[str, str, int]:
     """Return AWS's code, its message and the HTTP status of an error; empty: it is not AWS's.
 
-    It is told by its attributes, as botocore takes long to import.
+    It is recognized by its attributes, as botocore takes long to import.
     """
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict) or not hasattr(error, "operation_name"):

@@ -34,8 +34,8 @@ from topicberg.errors.table import (
     THROTTLED,
     UNREACHABLE,
     UNRESOLVED,
+    ErrorRow,
     Kind,
-    Row,
     class_of,
 )
 
@@ -71,15 +71,15 @@ _FAILED_TASK = re.compile(
 """The line of Spark's driver that ends with the reason of the task."""
 
 
-def _row_of(error: BaseException) -> tuple[Row, re.Match[str]] | None:
-    found = ((row, row.search(error)) for row in TABLE)
-    return next(((row, match) for row, match in found if match is not None), None)
+def _row_of(error: BaseException) -> tuple[ErrorRow, re.Match[str]] | None:
+    matches = ((row, row.search(error)) for row in TABLE)
+    return next(((row, match) for row, match in matches if match is not None), None)
 
 
 def means(error: BaseException, *kinds: Kind) -> bool:
     """Return whether an error, whatever caused it, is of one of these kinds."""
-    found = _row_of(error)
-    return found is not None and not set(kinds).isdisjoint(found[0].kinds)
+    matched = _row_of(error)
+    return matched is not None and not set(kinds).isdisjoint(matched[0].kinds)
 
 
 def _kinds(error: BaseException) -> Iterator[Kind]:
@@ -94,8 +94,8 @@ def _kinds(error: BaseException) -> Iterator[Kind]:
         own = [kind for types, kind in _OWN if isinstance(each, types)]
         if own:
             yield own[0]
-        elif found := _row_of(each):
-            yield from (kind for kind in found[0].kinds if not (is_explained and kind is LOGIN))
+        elif matched := _row_of(each):
+            yield from (kind for kind in matched[0].kinds if not (is_explained and kind is LOGIN))
 
 
 def classify(error: BaseException) -> Kind | None:
@@ -184,18 +184,18 @@ def _explained(error: BaseException, *, is_users: bool = False) -> TopicbergErro
         return reached
     service = _service_of(error)
     for each in causes(error):
-        found = _row_of(each)
-        if found is None or not found[0].message:
+        matched = _row_of(each)
+        if matched is None or not matched[0].message:
             continue
-        row, match = found
+        row, match = matched
         is_named = service is not None or not row.message.startswith("{service}")
         if is_users and (class_of(each).endswith(_OF_FUNCTION) or not is_named):
             return None
-        code, said, _ = refusal_of(each)
+        code, message, _ = refusal_of(each)
         known = row.kinds[0].raises(
             row.message.format(
                 service=service or "a service",
-                reason=said or code or _reason(each),
+                reason=message or code or _reason(each),
                 line=line_around(match, 100, 300),
                 match=match[1] if match.re.groups else "",
                 code=code,

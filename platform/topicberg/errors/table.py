@@ -55,7 +55,7 @@ whether something is new."""
 UNANSWERED, BROKEN = Kind("the request may have been carried out"), Kind("the session is broken")
 
 
-class Row:
+class ErrorRow:
     """A row of the table; the first one that matches an error applies to it.
 
     :param by: who raises it: what its class begins with, the module included (regular expression)
@@ -97,14 +97,15 @@ def text_of(error: BaseException) -> str:
     return f"{' '.join(str(each) for each in numbers if isinstance(each, int | str))}: {error}"
 
 
-_SPARK, _CONFLUENT = "pyspark|py4j", r"topicberg\.clients\.confluent\."
+_SPARK, _STORE = "pyspark|py4j", "pyspark|py4j|pyarrow"
 """py4j raises the errors of a Spark that is not behind Spark Connect, as in a job of EMR."""
-_CLIENTS = f"{_SPARK}|pyarrow|grpc|botocore|pyiceberg|snowflake|urllib3|cimpl"
-"""Libraries whose errors are told by their text: they have one class for everything. ``cimpl`` is
-the module of confluent_kafka's errors."""
-_any, _spark, _catalog = (partial(Row, by) for by in (_CLIENTS, _SPARK, f"{_SPARK}|pyiceberg"))
-_store, _snowflake = partial(Row, f"{_SPARK}|pyarrow"), partial(Row, r"snowflake\.connector\.")
-_aws, _BOTOCORE = partial(Row, r"botocore\.exceptions\.ClientError$"), r"botocore\.exceptions\."
+_CLIENTS = f"{_STORE}|grpc|botocore|pyiceberg|snowflake|urllib3|cimpl"
+"""Libraries whose errors are recognized by their text: they have one class for everything.
+``cimpl`` is the module of confluent_kafka's errors."""
+_CONFLUENT, _BOTOCORE = r"topicberg\.clients\.confluent\.", r"botocore\.exceptions\."
+_any, _spark, _store = (partial(ErrorRow, by) for by in (_CLIENTS, _SPARK, _STORE))
+_catalog, _snowflake = (partial(ErrorRow, by) for by in (f"{_SPARK}|pyiceberg", r"snowflake\."))
+_aws = partial(ErrorRow, rf"{_BOTOCORE}ClientError$")
 _SILENT = "{service} does not answer: {reason}"
 _BUSY = r"(Throttl|TooManyRequests|RequestLimitExceeded|SLOW_?DOWN|\b429:|status.?code.?429)"
 CLOCKS_DIFFER = r"Expected sorted (snapshot|previous metadata) log|Invalid (snapshot|update) timest"
@@ -116,7 +117,7 @@ NO_CAPACITY = re.compile(
 )
 """EMR Serverless has one state for every failure and does not list its texts: known ones."""
 
-QUERY = Row(
+QUERY = ErrorRow(
     r"pyspark\.errors\.exceptions\.\w+\.(Analysis|Parse|TempTableAlreadyExists)Exception",
     "",
     OTHER,
@@ -127,8 +128,8 @@ QUERY = Row(
 TABLE = (
     QUERY,
     # Of an unknown state, the newest metadata tell whether the commit was done.
-    Row(r"pyiceberg.*\.(CommitFailed|CommitStateUnknown|Validation)Exception", "", CONFLICT),
-    Row(
+    ErrorRow(r"pyiceberg.*\.(CommitFailed|CommitStateUnknown|Validation)Exception", "", CONFLICT),
+    ErrorRow(
         rf"{_CLIENTS}|OSError",
         r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
         r"insufficient.?storage",
@@ -142,7 +143,7 @@ TABLE = (
         says="the bucket of the table does not exist → restore the bucket, or drop the table to "
         "start again in a new bucket",
     ),
-    Row(
+    ErrorRow(
         rf"{_CLIENTS}|FileNotFoundError",
         r"(?:Location does not exist: |Cannot open file, does not exist: |Path does not exist ')"
         r"((?:s3[an]?://)?[^\s']+/[^\s']+)",
@@ -152,7 +153,7 @@ TABLE = (
         "derived tables are computed again",
     ),
     # The next rows are about AWS's SDK for Python.
-    Row(
+    ErrorRow(
         rf"{_BOTOCORE}({'|'.join(NO_TOKEN)}|NoCredentialsError|PartialCredentialsError)",
         "",
         LOGIN,
@@ -200,8 +201,10 @@ TABLE = (
         EVENTUAL,
     ),
     _aws(r"^\S* 5\d\d:", UNREACHABLE, UNANSWERED, says="AWS fails: {code}: {reason}"),
-    Row(rf"{_BOTOCORE}(EndpointConnection|ConnectTimeout)Error", "", UNREACHABLE, says=_SILENT),
-    Row(
+    ErrorRow(
+        rf"{_BOTOCORE}(EndpointConnection|ConnectTimeout)Error", "", UNREACHABLE, says=_SILENT
+    ),
+    ErrorRow(
         rf"{_BOTOCORE}(HTTPClient|ReadTimeout|ConnectionClosed|ResponseStreaming)Error",
         "",
         UNREACHABLE,
@@ -209,13 +212,13 @@ TABLE = (
         says=_SILENT,
     ),
     # Of Confluent Cloud, a 403 does not say that an object is deleted: the key may lack the right.
-    Row(f"{_CONFLUENT}GoneError", "^404", MISSING, EVENTUAL),
-    Row(f"{_CONFLUENT}(Gone|Credentials)Error", "", EVENTUAL),
-    Row(f"{_CONFLUENT}ConflictError", "", EXISTS),
-    Row(f"{_CONFLUENT}FailedError", "", UNACCEPTED),
-    Row(f"{_CONFLUENT}ApiError", "^400.*already exists", EXISTS, UNACCEPTED),
-    Row(f"{_CONFLUENT}ApiError", "^(400|422)", UNACCEPTED),
-    Row(r"topicberg\..*\.(Uncertain|Garbled|Answer)Error$", "", UNREACHABLE, UNANSWERED),
+    ErrorRow(f"{_CONFLUENT}GoneError", "^404", MISSING, EVENTUAL),
+    ErrorRow(f"{_CONFLUENT}(Gone|Credentials)Error", "", EVENTUAL),
+    ErrorRow(f"{_CONFLUENT}ConflictError", "", EXISTS),
+    ErrorRow(f"{_CONFLUENT}FailedError", "", UNACCEPTED),
+    ErrorRow(f"{_CONFLUENT}ApiError", "^400.*already exists", EXISTS, UNACCEPTED),
+    ErrorRow(f"{_CONFLUENT}ApiError", "^(400|422)", UNACCEPTED),
+    ErrorRow(r"topicberg\..*\.(Uncertain|Garbled|Answer)Error$", "", UNREACHABLE, UNANSWERED),
     # Of Snowflake, the number of the error comes first: statements have numbers as well.
     _snowflake(
         r"^390422\b|is not allowed to access Snowflake",
@@ -237,9 +240,9 @@ TABLE = (
     ),
     # SQLSTATE 42710: the object exists, and the role may not see it. Number 1003: the statement
     # cannot be parsed.
-    Row(r"snowflake.*\.ProgrammingError$", r"^\S* 42710\b", EXISTS, UNACCEPTED),
-    Row(r"snowflake.*\.ProgrammingError$", r"^(?!1003\b)", UNACCEPTED),
-    Row(
+    ErrorRow(r"snowflake.*\.ProgrammingError$", r"^\S* 42710\b", EXISTS, UNACCEPTED),
+    ErrorRow(r"snowflake.*\.ProgrammingError$", r"^(?!1003\b)", UNACCEPTED),
+    ErrorRow(
         r"snowflake.*\.(?!(Programming|Database|Data|Integrity|Internal|NotSupported)Error)\w+$",
         "",
         UNREACHABLE,
@@ -305,7 +308,7 @@ TABLE = (
         says="the catalog refuses to write: {line} → grant the principal of "
         "TOPICBERG_ICEBERG_REST_OAUTH, _TOKEN or _ROLE_ARN the right to create and commit tables",
     ),
-    Row(
+    ErrorRow(
         f"{_SPARK}|cimpl",
         "SaslAuthenticationException|(Topic|Group)AuthorizationException|_AUTHENTICATION|"
         "(TOPIC|GROUP)_AUTHORIZATION_FAILED",
@@ -322,7 +325,7 @@ TABLE = (
         says="Spark ended and was restarted, or has dropped the session → wait: the work is done "
         "again in a new session",
     ),
-    Row(
+    ErrorRow(
         rf"{_SPARK}|grpc",
         r"StatusCode\.UNAVAILABLE|failed to connect to all addresses",
         UNREACHABLE,
@@ -341,7 +344,7 @@ TABLE = (
         says="the catalog failed: {line} → read `topicberg logs iceberg_rest` for the reason; "
         "whether the commit succeeded is checked before anything is written again",
     ),
-    Row(
+    ErrorRow(
         "pyiceberg.*(ServiceUnavailable|Server)Error",
         "",
         UNREACHABLE,
@@ -358,7 +361,7 @@ TABLE = (
         says=_SILENT,
     ),
     # By exact name: no subclass such as an SSL error counts.
-    Row(
+    ErrorRow(
         r"requests.*\.(ConnectionError|ConnectTimeout|ReadTimeout)$", "", UNREACHABLE, says=_SILENT
     ),
 )

@@ -15,5 +15,5 @@ def emr_settings() -> EmrSettings | None:
     if stated := Settings().emr_jobs:
         return stated
     config = settings()
-    found = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
-    return EmrSettings.model_validate(found) if found else None
+    noted = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
+    return EmrSettings.model_validate(noted) if noted else None

@@ -208,10 +208,8 @@ POLICIES = {
 
 
 def test_all_that_needs_given_roles_and_buckets_waits_for_them(tmp_path: Path) -> None:
-    given: dict[str, Any] = {
-        f"{name}_role_arn": f"arn:aws:iam::{ACCOUNT}:role/{name}" for name in POLICIES
-    }
-    given |= {"existing_buckets": True, "bucket": "theirs"}
+    arns = {f"{name}_role_arn": f"arn:aws:iam::{ACCOUNT}:role/{name}" for name in POLICIES}
+    given: dict[str, Any] = {"iam": arns, "existing_buckets": True, "bucket": "theirs"}
     with in_this_process(tmp_path) as vendors:
         roles = [f"aws/role/{name}" for name in POLICIES]
         vendors.only = ("snowflake/table/stock_trades", *roles)

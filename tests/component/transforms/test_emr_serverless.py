@@ -166,6 +166,29 @@ def test_the_users_parameters_win() -> None:
     assert found["spark.executor.cores"] == "2"
 
 
+def test_request_of_a_deployed_application_names_no_jar() -> None:
+    given = {
+        name.removeprefix("TOPICBERG_EMR_JOBS__").lower(): text
+        for name, text in deployed(CONFIG, "0a1b").items()
+    }
+    request = start_job_run("t", EmrSettings.model_validate(given), CONFIG, GLUE)
+    found = properties(request)
+    assert "spark.jars" not in found
+    code = f"s3://{CONFIG.bucket}/code/0a1b"
+    assert found["spark.archives"] == f"{code}/topicberg.tar.gz#topicberg"
+    assert request["jobDriver"]["sparkSubmit"]["entryPoint"] == f"{code}/job.py"
+
+
+def test_job_run_with_the_jar_of_earlier_images_fails_as_in_a_real_account() -> None:
+    jar = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
+    report = JobReport(written=WRITTEN)
+    with (
+        serving(saying(report, ("SUCCESS", ""))) as service,
+        pytest.raises(TopicbergError, match=f"ended as FAILED: .*NoSuchFileException: {jar}"),
+    ):
+        computed(service, SPARK_SUBMIT_PARAMETERS=f"--conf spark.jars={jar}")
+
+
 def test_job_request_contains_no_secret() -> None:
     lake = LakeEndpoints(
         iceberg_rest="http://rest", s3="http://s3", s3_secret_key=SecretStr("not-shown")
