@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 from memory_topic import MemoryTopic, memory_topic
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.offsets import PartitionOffset
@@ -48,7 +47,7 @@ def processes() -> Iterator[Processes]:
 
 
 def ingest(processes: Processes, plan: Any, check: Callable[[], None] = lambda: None) -> None:
-    processes.ingest([plan], [PyArrowFileIO()], [{}], check)
+    processes.ingest([plan], [{}], check)
 
 
 def test_process_that_ends_is_replaced(processes: Processes) -> None:
@@ -137,7 +136,7 @@ class Failing:
             raise TopicbergError("the processes of the engine cannot decode records")
 
     def ingest(
-        self, plans: Any, ios: Any, parts: Any, check: Callable[[], None]
+        self, plans: Any, parts: Any, check: Callable[[], None]
     ) -> list[reading.WrittenBatch]:
         (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):

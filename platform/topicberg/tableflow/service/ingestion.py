@@ -222,7 +222,7 @@ class Ingestion:
 
     def _missing_bucket(self) -> TopicbergError | None:
         """Return the error of a table's bucket that does not exist: who reads it may be silent."""
-        location = self._ingestor.location if self._ingestor is not None else None
+        location = self._ingestor.tables[0].loader.location if self._ingestor is not None else None
         if location is None:
             return None
         subject = f"topic {self.spec.name}"
