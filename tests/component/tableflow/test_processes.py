@@ -53,7 +53,7 @@ def ingest(processes: Processes, plan: Any, check: Callable[[], None] = lambda: 
 def test_process_that_ends_is_replaced(processes: Processes) -> None:
     with pytest.raises(ProcessEndedError, match=f"ended by signal {signal.SIGKILL}"):
         ingest(processes, Call(os.kill, Call(os.getpid), signal.SIGKILL))
-    with pytest.raises(AttributeError, match="'int' object has no attribute 'files'"):
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
         ingest(processes, 7)
 
 
@@ -83,7 +83,7 @@ def test_engine_with_very_many_connections_has_processes() -> None:
     try:
         while held[-1] < 1100:
             held.append(os.dup(0))
-        with pytest.raises(AttributeError, match="'int' object has no attribute 'files'"):
+        with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
             ingest(processes, 7)
     finally:
         for descriptor in held:

@@ -227,7 +227,8 @@ def joined(plans: Sequence[ReadPlan], outcomes: Sequence[Outcome]) -> list[Writt
         whole = [_joined(*each) for each in zip(plans, of_tables, strict=True)]
     if failed is not None or any(written.rejections.ends_reading for written in whole):
         for plan, parts in zip(plans, of_tables, strict=True):
-            discard(_io(plan), [file for part in parts for file in part.files])
+            if files := [file for part in parts for file in part.files]:
+                discard(_io(plan), files)
         whole = [replace(written, files=[]) for written in whole]
     if failed is not None:
         raise failed

@@ -105,8 +105,9 @@ class Ingestor:
         )
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
-        foreign, check = self._foreign, self._check_abandoned
-        self.tables = (TopicTable(spec, endpoints, config, foreign, self._framing, check, held_ms),)
+        check = self._check_abandoned
+        table = TopicTable(spec, endpoints, config, self._foreign, self._framing, check, held_ms)
+        self.tables: tuple[TopicTable, ...] = (table,)
         """Which each batch fills: a topic has one."""
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
@@ -284,10 +285,7 @@ class Ingestor:
         return replace(done, end_offsets=first.offsets, backlog=False, rows=0, bytes=0)
 
     def _commit(self, plan: BatchPlan, written: list[WrittenBatch], log: kafka.TopicLog) -> Commit:
-        """Commit a batch to each of its tables; return what the first commit did.
-
-        If the engine ends between two commits, the tables that are behind get the batch first.
-        """
+        """Commit a batch to each of its tables; return what the first commit did."""
         left = list(zip(plan.tables, written, strict=True))
         commits = list[Commit]()
         try:
