@@ -299,7 +299,7 @@ def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
     def fails(*_: object) -> None:
         raise TopicbergError("the disk is full")
 
-    def ingest(plans: Any, _: object, parts: Any, check: Any) -> list[reading.WrittenBatch]:
+    def ingest(plans: Any, parts: Any, check: Any) -> list[reading.WrittenBatch]:
         (ranges,) = parts
         done = reading.ingest(plans, ranges, check)
         written.extend(done)

@@ -275,9 +275,9 @@ def test_new_schemas_are_looked_up_when_the_first_records_name_them(
     read: list[int] = []
     ingest = Processes.ingest
 
-    def counted(*arguments: Any) -> WrittenBatch:
+    def counted(*arguments: Any) -> list[WrittenBatch]:
         written = ingest(*arguments)
-        read.append(written.records)
+        read.append(written[0].records)
         return written
 
     monkeypatch.setattr(Processes, "ingest", counted)

@@ -12,7 +12,6 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from format_versions import assert_summary_has_hours
 from memory_kafka import Log, MemoryKafka
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.io import FileIO
 
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
@@ -122,12 +121,9 @@ def mock_registry(folder: Path) -> Any:
 
 
 def _ingest_here(
-    plans: Sequence[ReadPlan],
-    ios: Sequence[FileIO],
-    parts: Sequence[Ranges],
-    check: Callable[[], None],
+    plans: Sequence[ReadPlan], parts: Sequence[Ranges], check: Callable[[], None]
 ) -> list[reading.WrittenBatch]:
-    return reading.joined(plans, ios, [reading.ingest(plans, ranges, check) for ranges in parts])
+    return reading.joined(plans, [reading.ingest(plans, ranges, check) for ranges in parts])
 
 
 def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:

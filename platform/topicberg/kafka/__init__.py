@@ -1,1 +1,0 @@
-"""Kafka: topics, offsets, records, transactions."""

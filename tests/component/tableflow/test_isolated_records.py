@@ -17,7 +17,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka_topics import encode
 from memory_topic import MemoryTopic, mock_registry, serve
-from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
@@ -47,11 +46,7 @@ class Exhausted:
     def check(self) -> None: ...
 
     def ingest(
-        self,
-        plans: Sequence[ReadPlan],
-        ios: Sequence[FileIO],
-        parts: Sequence[Ranges],
-        check: Callable[[], None],
+        self, plans: Sequence[ReadPlan], parts: Sequence[Ranges], check: Callable[[], None]
     ) -> list[reading.WrittenBatch]:
         (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):

@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 from memory_topic import MemoryTopic, memory_topic
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.offsets import PartitionOffset
@@ -48,13 +47,13 @@ def processes() -> Iterator[Processes]:
 
 
 def ingest(processes: Processes, plan: Any, check: Callable[[], None] = lambda: None) -> None:
-    processes.ingest([plan], [PyArrowFileIO()], [{}], check)
+    processes.ingest([plan], [{}], check)
 
 
 def test_process_that_ends_is_replaced(processes: Processes) -> None:
     with pytest.raises(ProcessEndedError, match=f"ended by signal {signal.SIGKILL}"):
         ingest(processes, Call(os.kill, Call(os.getpid), signal.SIGKILL))
-    with pytest.raises(AttributeError, match="'int' object has no attribute 'files'"):
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
         ingest(processes, 7)
 
 
@@ -84,7 +83,7 @@ def test_engine_with_very_many_connections_has_processes() -> None:
     try:
         while held[-1] < 1100:
             held.append(os.dup(0))
-        with pytest.raises(AttributeError, match="'int' object has no attribute 'files'"):
+        with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
             ingest(processes, 7)
     finally:
         for descriptor in held:
@@ -137,7 +136,7 @@ class Failing:
             raise TopicbergError("the processes of the engine cannot decode records")
 
     def ingest(
-        self, plans: Any, ios: Any, parts: Any, check: Callable[[], None]
+        self, plans: Any, parts: Any, check: Callable[[], None]
     ) -> list[reading.WrittenBatch]:
         (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):

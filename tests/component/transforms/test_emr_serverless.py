@@ -27,6 +27,7 @@ from emr_service import (
     TOKEN,
     EmrServerless,
     Scripted,
+    deployed,
     environment,
     properties,
     serving,

@@ -11,6 +11,7 @@ from memory_kafka import MemoryKafka, topic_of
 from pyiceberg.catalog.sql import SqlCatalog
 
 from topicberg.errors import TableflowError
+from topicberg.formats import metadata as names
 from topicberg.iceberg.summaries import END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import Settings
@@ -19,7 +20,6 @@ from topicberg.tableflow.layout.upsert_key import raw_key
 from topicberg.tableflow.table import reread as module
 from topicberg.tableflow.upsert.key_hashing import no_decoder
 from topicberg.topics import TopicSpec
-from topicberg.topics import spec as names
 
 SPEC = TopicSpec.model_validate(
     {

@@ -114,6 +114,8 @@ def small(record_bytes: float | None) -> int:
 
 MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}
 """The most records of a batch, by write mode: the keys of an upsert are held in memory."""
+Part = tuple[Offsets, Offsets]
+"""Of a batch that failed: where the part begins that is read next, and where it ends."""
 SAMPLED_RECORDS = 1_000
 """The size of larger batches is sampled before they are read."""
 
@@ -147,17 +149,12 @@ class BatchLimits:
         self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
 
     def next_batch(
-        self,
-        offsets: Offsets,
-        log: TopicLog,
-        skip: set[PartitionOffset],
-        part: tuple[Offsets, Offsets] | None,
+        self, offsets: Offsets, log: TopicLog, skip: set[PartitionOffset], part: Part | None
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known.
 
         :param offsets: the first ones that the table lacks
         :param skip: records to leave out
-        :param part: of a batch that failed: where the part begins that is read next, and its ends
         """
         beginning, cut = log.beginning, self._ends
         start = {p: offsets.get(p, beginning[p]) for p in log.end}

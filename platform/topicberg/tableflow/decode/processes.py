@@ -20,12 +20,11 @@ from multiprocessing.connection import wait
 from typing import Any, cast
 
 import numpy as np
-from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.decode.reading import WrittenBatch, joined, outcome
+from topicberg.tableflow.decode.reading import Outcome, WrittenBatch, joined, outcome
 from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
 _LOOK_SECONDS = 0.2
@@ -46,15 +45,10 @@ class Processes:
         self._idle: list[_Process] = []
 
     def ingest(
-        self,
-        plans: Sequence[ReadPlan],
-        ios: Sequence[FileIO],
-        parts: Sequence[Ranges],
-        check: Callable[[], None],
+        self, plans: Sequence[ReadPlan], parts: Sequence[Ranges], check: Callable[[], None]
     ) -> list[WrittenBatch]:
         """Do :func:`.reading.ingest` in other processes, in as many at once as there may be.
 
-        :param ios: of the tables
         :param check: called now and then; if it raises, the batch ends
         :raises ExhaustedError: a part takes more memory than there is
         """
@@ -62,15 +56,15 @@ class Processes:
 
         tasks = [cloudpickle.dumps((plans, ranges)) for ranges in parts]  # type: ignore[no-untyped-call]
         if len(tasks) == 1:
-            return joined(plans, ios, [self._outcome(tasks[0], check)])
+            return joined(plans, [self._outcome(tasks[0], check)])
         with ThreadPoolExecutor(min(len(tasks), self._most)) as threads:
             outcomes = threads.map(lambda task: self._outcome(task, check), tasks)
-            return joined(plans, ios, list(outcomes))
+            return joined(plans, list(outcomes))
 
-    def _outcome(self, task: bytes, check: Callable[[], None]) -> list[WrittenBatch] | Exception:
+    def _outcome(self, task: bytes, check: Callable[[], None]) -> Outcome:
         try:
             with self._taken() as process:
-                return cast("list[WrittenBatch] | Exception", process.run(task, check))
+                return cast("Outcome", process.run(task, check))
         except Exception as error:
             return error
 

@@ -62,6 +62,9 @@ class WrittenBatch:
     last_records: LastRecords = field(default_factory=dict)
 
 
+Outcome = list[WrittenBatch] | Exception
+
+
 @dataclass
 class ChangesRead:
     """The changes of a batch that become current rows."""
@@ -98,8 +101,7 @@ class _TableFiles:
     def __init__(self, plan: ReadPlan, rows: int) -> None:
         """:param rows: of the largest part of the records"""
         self.plan = plan
-        self.io = load_file_io(dict(plan.files), plan.target.location)
-        self.writer = DataFileWriter(plan.target, self.io)
+        self.writer = DataFileWriter(plan.target, _io(plan))
         self.rejections = Rejections(plan.error_mode)
         self._buffers = buffers_of(plan.decoded, rows)
         self._keys = None if plan.upserts is None or plan.is_folded else WrittenKeys()
@@ -122,7 +124,6 @@ class _TableFiles:
                 _upsert(plan, columns, chunk.has_value, self.writer, self._keys)
 
     def written(self, count: int, last: LastRecords) -> WrittenBatch:
-        """Return what became of the records, of which some may be left out."""
         keys = None if self._keys is None else self._keys.all()
         return WrittenBatch(self.writer.files, count, self.rejections, keys, self._changes, last)
 
@@ -168,7 +169,11 @@ def ingest(
 
 def _discard(tables: Sequence[_TableFiles]) -> None:
     for table in tables:
-        discard(table.io, table.writer.files)
+        discard(_io(table.plan), table.writer.files)
+
+
+def _io(plan: ReadPlan) -> FileIO:
+    return load_file_io(dict(plan.files), plan.target.location)
 
 
 def _key_hasher(plan: ReadPlan) -> Callable[[Mapping[str, pa.Array]], Keys]:
@@ -208,14 +213,9 @@ def _upsert(
         keys.add(hashed, rows, written, times)
 
 
-def joined(
-    plans: Sequence[ReadPlan],
-    ios: Sequence[FileIO],
-    outcomes: Sequence[list[WrittenBatch] | Exception],
-) -> list[WrittenBatch]:
+def joined(plans: Sequence[ReadPlan], outcomes: Sequence[Outcome]) -> list[WrittenBatch]:
     """Return what several tasks together did, for each table.
 
-    :param ios: of the tables
     :param outcomes: of :func:`outcome`; later ones are of later records of a partition
     :raises Exception: what a task raised; there are no files then
     """
@@ -226,8 +226,9 @@ def joined(
     if failed is None:
         whole = [_joined(*each) for each in zip(plans, of_tables, strict=True)]
     if failed is not None or any(written.rejections.ends_reading for written in whole):
-        for io, parts in zip(ios, of_tables, strict=True):
-            discard(io, [file for part in parts for file in part.files])
+        for plan, parts in zip(plans, of_tables, strict=True):
+            if files := [file for part in parts for file in part.files]:
+                discard(_io(plan), files)
         whole = [replace(written, files=[]) for written in whole]
     if failed is not None:
         raise failed
@@ -248,9 +249,7 @@ def _joined(plan: ReadPlan, parts: Sequence[WrittenBatch]) -> WrittenBatch:
     return WrittenBatch(files, records, rejections, keys, changes, last)
 
 
-def outcome(
-    plans: Sequence[ReadPlan], ranges: Ranges, memory: int
-) -> list[WrittenBatch] | Exception:
+def outcome(plans: Sequence[ReadPlan], ranges: Ranges, memory: int) -> Outcome:
     """Return what :func:`ingest` returned or raised, so that it can be sent to another process.
 
     :param memory: bytes that it may take

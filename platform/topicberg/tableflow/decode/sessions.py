@@ -52,7 +52,6 @@ class Sessions:
 
     def __init__(self, url: str, login: Login, memory: int) -> None:
         """:param url: of Spark Connect
-        :param login: see :data:`Login`
         :param memory: bytes that a task may take for its records
         """
         self._url, self._login, self._memory = url, login, memory

@@ -9,8 +9,6 @@ from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from pyiceberg.io import FileIO
-
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
 from topicberg.spark import check_spark
@@ -84,22 +82,17 @@ MAX_TASKS = 256
 
 
 def ingest_by_spark(
-    spark: SparkSession,
-    plans: Sequence[ReadPlan],
-    ios: Sequence[FileIO],
-    parts: Sequence[Ranges],
-    memory: int,
+    spark: SparkSession, plans: Sequence[ReadPlan], parts: Sequence[Ranges], memory: int
 ) -> list[WrittenBatch]:
     """Do :func:`ingest` by tasks of Spark.
 
-    :param ios: of the tables
     :param memory: bytes that a task may take for its records
     :raises PySparkException: a task ended without an outcome
     """
     numbers = spark.range(0, len(parts), 1, len(parts))
     done = numbers.mapInArrow(on_worker(Task(plans, parts, memory)), "outcome binary").toArrow()
     outcomes = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  our tasks'
-    return joined(plans, ios, outcomes)
+    return joined(plans, outcomes)
 
 
 def split(ranges: Ranges, size: float | None, tasks: int = 1) -> list[Ranges]:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from threading import Event
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
-from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from tenacity import wait_random
 
@@ -37,7 +36,7 @@ from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader, due
 from topicberg.tableflow.batch.batch_start import check_suspended, in_time_order, still_failing
 from topicberg.tableflow.batch.sizing import BatchLimits, small, usual_tasks
 from topicberg.tableflow.changelog.old_values import BatchCutError
-from topicberg.tableflow.decode.plan import ONE_BATCH, ReadPlan
+from topicberg.tableflow.decode.plan import ONE_BATCH
 from topicberg.tableflow.decode.processes import ProcessEndedError, shared
 from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.decode.sessions import Sessions
@@ -107,8 +106,9 @@ class Ingestor:
         )
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
-        known = self._foreign, self._framing, self._check_abandoned, held_ms
-        self.tables = (TopicTable(spec, endpoints, config, *known),)
+        check = self._check_abandoned
+        table = TopicTable(spec, endpoints, config, self._foreign, self._framing, check, held_ms)
+        self.tables: tuple[TopicTable, ...] = (table,)
         """Which each batch fills: a topic has one."""
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
@@ -131,11 +131,6 @@ class Ingestor:
         """Discard the session of this step, and what is known of the table."""
         self.forget()
         self._spark.discard(others=others)
-
-    @property
-    def location(self) -> str | None:
-        """Where the table was when it was loaded last."""
-        return self.tables[0].loader.location
 
     def forget(self) -> None:
         """Read everything about the tables and their schemas again in the next step."""
@@ -287,15 +282,11 @@ class Ingestor:
             into.missed.nothing_new()
         first = plan.tables[0]
         done = result(plan, first.table, first.head, {})
-        unproven = self.tables[first.number].unproven(plan.batch)
-        ends = first.offsets
-        return replace(done, unproven=unproven, end_offsets=ends, backlog=False, rows=0, bytes=0)
+        done = replace(done, unproven=self.tables[first.number].unproven(plan.batch))
+        return replace(done, end_offsets=first.offsets, backlog=False, rows=0, bytes=0)
 
     def _commit(self, plan: BatchPlan, written: list[WrittenBatch], log: kafka.TopicLog) -> Commit:
-        """Commit a batch to each of its tables; return what the first commit did.
-
-        If the engine ends between two commits, the tables that are behind get the batch first.
-        """
+        """Commit a batch to each of its tables; return what the first commit did."""
         left = list(zip(plan.tables, written, strict=True))
         commits = list[Commit]()
         try:
@@ -372,21 +363,19 @@ class Ingestor:
     def _read(self, plan: BatchPlan, ranges: Ranges) -> list[WrittenBatch]:
         """:raises ExhaustedError: it takes more memory than there is"""
         stops_early = self._stops_early and self._search.isolation is None
-        programs, ios = list[ReadPlan](), list[FileIO]()
-        for into in plan.tables:
-            program = self.tables[into.number].read_plan(into)
-            programs.append(replace(program, stops_early=stops_early))
-            ios.append(into.table.io)
+        programs = [
+            replace(self.tables[into.number].read_plan(into), stops_early=stops_early)
+            for into in plan.tables
+        ]
         if sum(end - start for start, end in ranges.values()) == 1:
             programs[0] = replace(programs[0], kafka={**programs[0].kafka, **ONE_BATCH})
-        # Tasks are as many as the table needs that has the most files.
         usual = min(usual_tasks(into.table.spec()) for into in plan.tables)
         if plan.reader == "process":
             is_folded = all(program.is_folded for program in programs)
             parts = split(ranges, plan.size, 1 if is_folded else usual)
-            return self._processes.ingest(programs, ios, parts, self._check_abandoned)
-        spark, parts = self._spark.session(), split(ranges, plan.size, usual)
-        return ingest_by_spark(spark, programs, ios, parts, self._memory)
+            return self._processes.ingest(programs, parts, self._check_abandoned)
+        parts = split(ranges, plan.size, usual)
+        return ingest_by_spark(self._spark.session(), programs, parts, self._memory)
 
     def _searched(self, plan: BatchPlan, reason: str, *, is_certain: bool) -> BatchFailedError:
         """Search for the records at which a batch fails; return what to raise."""

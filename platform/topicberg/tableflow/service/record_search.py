@@ -4,8 +4,7 @@ A batch that cannot be computed, though no service failed and no decoder found a
 again in parts. After a part that succeeds comes the one behind it; of one that fails, the first
 piece is next, until it is one record. When all of the batch was read, it is read again and
 committed, without the records that were found: parts are not in the order of time, in which keys of
-several partitions have to be committed. :class:`Isolation` says which part is read next and reads
-nothing; :class:`RecordSearch` says what follows from a part that failed.
+several partitions have to be committed.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.layout.identity_columns import identity_columns
 from topicberg.tableflow.layout.layout import event_time, row_columns, table_schema
 from topicberg.tableflow.layout.meanings import columns_of
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.layout.writers import MessageDecoder, Writers, message_decoder
 from topicberg.tableflow.service.log_check import LogCheck
@@ -47,6 +48,9 @@ from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
+
+CurrentOffsets = tuple[Offsets, int | None]
+"""The offsets up to which a topic was last seen to have no record, and when."""
 
 
 class TopicTable:
@@ -71,31 +75,22 @@ class TopicTable:
         self._foreign, self._framing = foreign, framing
         self.loader = TableLoader(spec, config, endpoints.catalog(config), held_ms)
         self.keys = TopicKeys(spec, config, foreign)
-        known = self.keys, foreign, framing, check
-        self.committer = BatchCommitter(spec, endpoints, config, *known)
+        self.committer = BatchCommitter(spec, endpoints, config, self.keys, foreign, framing, check)
         # This limits what a batch of records may have after decompression by zstd, too. librdkafka
         # decompresses at once, into a buffer that it doubles, and ends the process without memory.
         self.max_bytes = min(config.engine_process_memory_mb * 1024**2 // 4, 2_000_000_000)
         self.log_check = LogCheck(spec, endpoints, config)
         self.foreign_commits = ForeignWatch(spec, config)
         self._key: object = None
-        """Of the schemas and the table that the programs are for."""
         self._decoders: Mapping[str, MessageDecoder] = {}
         self._changes: ChangePlan | None = None
 
     def plan(
-        self,
-        number: int,
-        layout: message_fields.Layout,
-        log: TopicLog,
-        now_ms: int,
-        current: tuple[Offsets, int | None],
+        self, number: int, layout: Layout, log: TopicLog, now_ms: int, current: CurrentOffsets
     ) -> TablePlan:
         """Return the table as it is now, created or evolved to a layout.
 
         :param number: its place among the tables of the topic
-        :param now_ms: a time before the log was looked up
-        :param current: the offsets up to which the topic was last seen to have no record, and when
         :raises TableflowError: the topic stops: the log or the table is not the one of before
         """
         table = self.loader.load(layout, log.beginning)
@@ -110,8 +105,8 @@ class TopicTable:
         self.log_check.check(table, offsets, held.last_records, log)
         seen_ms = current[1] if held.offsets == current[0] else None
         kept_ms = partial(tombstone_ms, self._endpoints, self.spec.name)
-        is_compacted = self.spec.is_compacted
-        missed = DeleteWatch(kept_ms if is_compacted else None, table, held, now_ms, seen_ms)
+        watched = kept_ms if self.spec.is_compacted else None
+        missed = DeleteWatch(watched, table, held, now_ms, seen_ms)
         return TablePlan(number, table, head, layout, held, offsets, missed)
 
     def read_plan(self, into: TablePlan) -> ReadPlan:
@@ -170,9 +165,7 @@ class TopicTable:
         return {p: o for p, o in self.log_check.unproven.items() if p not in batch.ranges}
 
 
-def change_plan(
-    spec: TopicSpec, layout: message_fields.Layout, fields: Sequence[NestedField]
-) -> ChangePlan:
+def change_plan(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> ChangePlan:
     """Return what becomes of the changes of a topic; ``fields``: of the table.
 
     :raises TableflowError: a field of the source has another type than Debezium gives it
@@ -186,7 +179,7 @@ def change_plan(
 
 def message_decoders(
     spec: TopicSpec,
-    layout: message_fields.Layout,
+    layout: Layout,
     table: Table,
     foreign: Mapping[str, ForeignSchemas],
     of_rows: UpsertKey | None = None,
@@ -263,7 +256,7 @@ class TableLoader:
                         raise explain(subject, reason) from error
             raise
 
-    def load(self, layout: message_fields.Layout, beginning: Offsets | None = None) -> Table:
+    def load(self, layout: Layout, beginning: Offsets | None = None) -> Table:
         """Return the table with the columns of a layout.
 
         :param beginning: the first offsets that Kafka has; None: records are not read into it now

@@ -142,8 +142,7 @@ class BatchCommitter:
     def handle_rejected(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
         """Treat records that did not become rows as the topic's error mode says.
 
-        This comes before the first commit of the batch: it has no files if one of its tables has
-        to wait.
+        This comes before the first commit of a batch, which has no files if a table has to wait.
 
         :raises SchemasFoundError: their schemas were looked up: decode the batch again
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
