@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
-UV_VERSION := 0.13.8
+UV_VERSION := 0.13.9
 PIP_AUDIT_VERSION := 2.10.1
-CYCLONEDX_VERSION := 7.3.1
+CYCLONEDX_VERSION := 7.5.0
 
 # Without compiled modules, each of the many processes of a stack or a test run would compile Dagster
 # and Spark's client again.
@@ -63,8 +63,8 @@ format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(BIN)/uv  ## compile requirements.lock, the images' own and the library's constraints.txt
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+lock: $(BIN)/uv  ## compile requirements.lock, the images' own and the library's constraints.txt (ARGS=--upgrade: the newest)
+	$(BIN)/uv pip compile $(ARGS) --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra dev --extra deploy --extra local --extra production \
 	  --no-emit-package topicberg --no-emit-package topicberg-deploy --no-emit-package topicberg-local \
 	  pyproject.toml -o requirements.lock

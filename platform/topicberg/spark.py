@@ -110,11 +110,10 @@ def new_session(
     # It closes a pool of threads that all sessions share, in whatever thread garbage is collected.
     # If a thread of the pool waits for that thread, no session of the process continues.
     ConnectSession.__del__ = _left_to_stop  # type: ignore[method-assign]
-    session = ConnectSession.builder.remote(remote).create()
-    # All in one request.
-    session.conf._set_all({**NO_SUBSTITUTION, **(conf or {})}, silent=False)
+    builder = ConnectSession.builder.remote(remote)
+    session = builder.config(map={**NO_SUBSTITUTION, **(conf or {})}).create()
     # Its exit handler keeps every session in memory until the process ends, stopped or not. Spark
-    # drops a session's cached models with the session.
+    # drops a session's cached models with the session. Nothing public removes the handler.
     atexit.unregister(session.client._cleanup_ml_cache)
     wait = 2000  # milliseconds between two attempts
     session.client.set_retry_policies(
@@ -130,8 +129,8 @@ def for_connect() -> Iterator[None]:
     Without a session, PySpark takes them for those of a Spark in this process, and fails. A job run
     of EMR Serverless has such a Spark.
     """
-    context = sys.modules.get("pyspark.core.context")
-    if CONNECT_MODE in os.environ or (context and context.SparkContext._active_spark_context):
+    pyspark = sys.modules.get("pyspark.sql.session")
+    if CONNECT_MODE in os.environ or (pyspark and pyspark.SparkSession.getActiveSession()):
         yield
         return
     os.environ[CONNECT_MODE] = "1"

@@ -244,6 +244,7 @@ def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Find
     changes = changes_since(table, snapshot_id)
     if changes.rolled_back or changes.gap:
         return None
+    # PyIceberg reads statistics of a file only within a scan, which plans all files of the table.
     may_break = [_InclusiveMetricsEvaluator(table.schema(), rule.breaks) for rule in rules]
     for snapshot in changes.new:
         if operation_of(snapshot) == Operation.REPLACE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from typing import Any
 
 from pyarrow.fs import FileSystem
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -36,16 +36,17 @@ class VendedFileIO(LakeFileIO):
         super().__init__(properties)
         self._lock = threading.Lock()
         self._renew_at = _renewal(properties)
+        self._cached: Any = self.fs_by_scheme  # an lru_cache
         self.fs_by_scheme = self._file_system
-        self._cached = lru_cache(self._initialize_fs)
 
     def _file_system(self, scheme: str, netloc: str | None = None) -> FileSystem:
         with self._lock:
             if self.renew is not None and time.time() >= self._renew_at:
                 self.properties = self.renew()
                 self._renew_at = _renewal(self.properties)
-                self._cached = lru_cache(self._initialize_fs)
-            return self._cached(scheme, netloc)
+                self._cached.cache_clear()
+            file_system: FileSystem = self._cached(scheme, netloc)
+            return file_system
 
 
 def _renewal(properties: Properties) -> float:

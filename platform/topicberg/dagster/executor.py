@@ -6,14 +6,14 @@ process a step would cost seconds each.
 
 from __future__ import annotations
 
-import time
-
 import dagster as dg
 
 from topicberg.dagster.compatibility import require_attributes, warn_degraded
 
 MAX_WAIT_SECONDS = 2
 """Between two looks whether a pool has room; Dagster waits for up to 15 seconds."""
+SLEEP_SECONDS = 0.5
+"""Of a run whose next step waits, after which Dagster decides whether it looks again."""
 
 EXECUTOR = dg.in_process_executor
 
@@ -23,6 +23,7 @@ def _sleep_while_pools_are_full() -> None:
 
     Dagster means to, but takes the smaller of zero and the time until the next look, so that each
     waiting run computes as fast as it can: with three runs of derived tables, two of two cores.
+    Nothing public of Dagster decides how long a step waits.
     https://github.com/dagster-io/dagster/pull/20367 is the fix that was not merged.
 
     :raises ImportError: Dagster lacks a private part that this needs
@@ -31,11 +32,10 @@ def _sleep_while_pools_are_full() -> None:
 
     require_attributes(waiting, "MAX_CONCURRENCY_CLAIM_BLOCKED_INTERVAL")
     context = waiting.InstanceConcurrencyContext
-    require_attributes(context, "interval_to_next_pending_claim_check")
+    require_attributes(context, "interval_to_next_pending_claim_check", "has_pending_claims")
 
     def seconds_to_next_look(self: waiting.InstanceConcurrencyContext) -> float:
-        looks = self._pending_timeouts.values()
-        return max(0.0, min(looks) - time.time()) if self._pending_claims and looks else 0.0
+        return SLEEP_SECONDS if self.has_pending_claims() else 0.0
 
     context.interval_to_next_pending_claim_check = seconds_to_next_look  # type: ignore[method-assign]
     waiting.MAX_CONCURRENCY_CLAIM_BLOCKED_INTERVAL = MAX_WAIT_SECONDS

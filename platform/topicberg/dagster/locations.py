@@ -5,12 +5,9 @@ A code location is named as Dagster labels its runs: ``repository@location``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import dagster as dg
-
-if TYPE_CHECKING:
-    from dagster._core.scheduler.instigation import InstigatorState
 
 _LABEL = ".dagster/repository"
 """Tag of every run that the daemon launches."""
@@ -28,9 +25,12 @@ def location_of_sensor(context: dg.SensorEvaluationContext) -> str | None:
     return f"{context.repository_name}@{origin.location_name}" if origin else None
 
 
-def location_of_automation(state: InstigatorState) -> str:
-    """Return the code location of a sensor or a schedule of which Dagster has stored a state."""
-    return state.origin.repository_origin.get_label()
+def location_of_automation(state: Any) -> str:
+    """Return the code location of a sensor or a schedule.
+
+    :param state: as Dagster's instance has stored it; its class is not public
+    """
+    return str(state.origin.repository_origin.get_label())
 
 
 def location_tags(location: str | None) -> dict[str, str]:

@@ -183,7 +183,8 @@ class SubjectReader:
         """Return the id that the schema of a GUID has in a context; None: it has none there."""
         where = f"schema GUID {guid}"
         with registry_errors(where):
-            # The client has no method for it, and a schema by its GUID is one of any context.
+            # The client has no method for it, only for the schema, which may be of any context;
+            # another client would repeat its log-ins, retries and certificates.
             answer: Any = if_found(self._client._rest_client.get, f"schemas/guids/{guid}/ids")
             try:
                 ids = {str(entry["context"]): int(entry["id"]) for entry in answer or ()}

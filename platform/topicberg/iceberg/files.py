@@ -65,7 +65,6 @@ def entries_by_manifest(
 
     :param discard_deleted: without the entries of removed files
     """
-
     listed = list(manifests)
     read = in_parallel(partial(read_entries, io, discard_deleted=discard_deleted), listed)
     yield from zip((manifest.manifest_path for manifest in listed), read, strict=True)

@@ -31,7 +31,6 @@ from pyiceberg.manifest import (
     ManifestListWriterV2,
     ManifestWriterV2,
     PartitionFieldSummary,
-    _inherit_from_manifest,
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot
@@ -157,7 +156,7 @@ def read_entries(
         read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     ) as reader:
         entries = [
-            _inherit_from_manifest(entry, manifest)
+            _inherited(entry, manifest)
             for entry in reader
             if not discard_deleted or entry.status != ManifestEntryStatus.DELETED
         ]
@@ -169,6 +168,18 @@ def read_entries(
                 file[_FIRST_ROW_ID] = next_id
                 next_id += file.record_count
     return entries
+
+
+def _inherited(entry: ManifestEntry, manifest: ManifestFile) -> ManifestEntry:
+    """Return an entry with what is its manifest's (the spec's "Sequence Number Inheritance")."""
+    if entry.snapshot_id is None and manifest.added_snapshot_id is not None:
+        entry.snapshot_id = manifest.added_snapshot_id
+    if manifest.sequence_number == 0 or entry.status == ManifestEntryStatus.ADDED:
+        for name in ("sequence_number", "file_sequence_number"):
+            if getattr(entry, name) is None:
+                setattr(entry, name, manifest.sequence_number)
+    entry.data_file.spec_id = manifest.partition_spec_id
+    return entry
 
 
 def read_schema(io: FileIO, manifest: ManifestFile) -> Schema:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
-from pyiceberg.schema import Schema, visit
-from pyiceberg.schema import _SanitizeColumnsVisitor as SanitizeColumnsVisitor
-from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -43,14 +42,14 @@ def name_in_files(name: str) -> str:
 
 def schema_in_files(schema: Schema) -> Schema:
     """Return a schema with the names that its columns have in Parquet files."""
-    struct = visit(schema.as_struct(), _NamesInFiles())
-    return Schema(*cast("StructType", struct).fields, schema_id=schema.schema_id)
+    return Schema.model_validate(_in_files(schema.model_dump(mode="json", by_alias=True)))
 
 
-class _NamesInFiles(SanitizeColumnsVisitor):
-    def field(self, field: NestedField, field_result: IcebergType | None) -> IcebergType | None:
-        name = name_in_files(field.name)
-        return NestedField(field.field_id, name, field_result, field.required, field.doc)
+def _in_files(part: Any) -> Any:
+    if isinstance(part, dict):  # a field, whose defaults no file has, or a type
+        kept = part.keys() - {"initial-default", "write-default"}
+        return {k: name_in_files(part[k]) if k == "name" else _in_files(part[k]) for k in kept}
+    return [*map(_in_files, part)] if isinstance(part, list) else part
 
 
 def shared_full_name(*structs: StructType) -> str | None:

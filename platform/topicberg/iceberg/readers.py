@@ -95,9 +95,9 @@ SPARK = TableReader(
     newest_version=4,
     unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"}),
     missed={"identity": dict.fromkeys(("float", "double"), IN_ORDER)},
-    tried="Iceberg 1.11",
+    tried="Iceberg 1.12",
 )
-"""Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``. Iceberg sorts
+"""Tried with Spark 4.1 and Iceberg 1.12; the types: Iceberg's ``TypeToSparkType``. Iceberg sorts
 -0.0 below 0.0, and has no range with NaN."""
 DUCKDB = TableReader(
     "DuckDB",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
@@ -364,11 +365,12 @@ def role_session(role_arn: str, region: str) -> Any:
         extra_args={"RoleSessionName": "topicberg", "DurationSeconds": ROLE_SECONDS},
     )
     session: Any = botocore.session.Session()
-    # botocore has no public way to give a session keys that renew themselves; without it the keys
-    # of a role end after an hour.
-    session._credentials = DeferredRefreshableCredentials(
+    # The keys of a role end after an hour, so the session has some that renew themselves.
+    keys = DeferredRefreshableCredentials(
         method="assume-role", refresh_using=fetcher.fetch_credentials
     )
+    provider = SimpleNamespace(load_credentials=lambda: keys)
+    session.register_component("credential_provider", provider)
     session.set_config_variable("region", region)
     return session
 

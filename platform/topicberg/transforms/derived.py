@@ -40,7 +40,7 @@ from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.iceberg.tables import find_table
-from topicberg.project_code import OF_DRIVER
+from topicberg.shipping.project import OF_DRIVER
 from topicberg.spark import missing_module, quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -119,7 +120,7 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
 
 
 def _evolve(table: Table, columns: pa.Schema) -> None:
-    new = table.catalog._convert_schema_if_needed(columns)
+    new = _schema(columns)
     if _same_columns(new, table.schema()):
         return
     try:
@@ -132,6 +133,27 @@ def _evolve(table: Table, columns: pa.Schema) -> None:
             f"table {name} cannot have the columns that are computed for it: {error}",
             hint="give the changed column another name, or drop the table and backfill it",
         ) from error
+
+
+def _schema(columns: pa.Schema) -> Schema:
+    """Return Iceberg's columns; they get ids, as PyIceberg's public function needs them."""
+    from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY, pyarrow_to_schema
+
+    ids = count(1)
+
+    def with_id(field: pa.Field) -> pa.Field:
+        kind = field.type
+        match kind:
+            case pa.StructType():
+                kind = pa.struct([with_id(part) for part in kind])
+            case pa.ListType(value_field=element):
+                kind = pa.list_(with_id(element))
+            case pa.MapType(key_field=key, item_field=value):
+                kind = pa.map_(with_id(key), with_id(value))
+        own = {PYARROW_PARQUET_FIELD_ID_KEY: str(next(ids))}
+        return field.with_type(kind).with_metadata((field.metadata or {}) | own)
+
+    return pyarrow_to_schema(pa.schema([with_id(field) for field in columns]))
 
 
 def _same_columns(one: Schema, other: Schema) -> bool:
@@ -153,7 +175,7 @@ def _create(
     return create_table(
         catalog,
         name,
-        assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns)),
+        assign_fresh_schema_ids(_schema(columns)),
         fields,
         f"{catalog.properties[TABLES]}{name[0]}",
         needed={"format-version": str(format_version), COMPUTED: "true"},

@@ -14,6 +14,7 @@ import pytest
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster_webserver.graphql import GraphQLServer
 from dagster_webserver.webserver import DagsterWebserver
+from sqlalchemy import text
 from starlette.applications import Starlette
 
 from topicberg.dagster import compatibility, webserver
@@ -101,13 +102,15 @@ def test_launcher_without_private_part_is_dagsters_own(
     assert launcher.ForkingRunLauncher.__module__ == "topicberg_local.dagster.forking"
 
 
-def test_retention_without_private_part_deletes_runs_and_warns(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_retention_with_other_tables_of_dagster_deletes_runs_and_warns(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "topicberg.dagster.events", None)
     with dg.instance_for_test() as instance:
+        with instance.event_log_storage.index_connection() as connection:
+            connection.execute(text("ALTER TABLE asset_event_tags RENAME event_id TO event"))
         assert retention_job(()).execute_in_process(instance=instance).success
-    assert "results of checks are kept for ever" in capfd.readouterr().err
+    warning = capfd.readouterr().err
+    assert "results of checks are kept for ever (table asset_event_tags has no event_id)" in warning
 
 
 def test_missing_attribute_is_an_import_error() -> None:

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from topicberg.errors import TopicbergError, UnreachableError, first_line
 from topicberg.errors.meaning import explain, is_of_service
+from topicberg.shipping.workers import code_version, on_worker, ship
 from topicberg.spark import check_spark, new_session
-from topicberg.tableflow.decode.shipping import code_version, on_worker, ship
 from topicberg.tableflow.decode.tasks import WorkerProbe
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
+from topicberg.shipping.workers import on_worker
 from topicberg.spark import check_spark
 from topicberg.tableflow.batch.sizing import FILE_RECORDS
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch, joined
 from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.decode.shipping import on_worker
 from topicberg.tableflow.decode.tasks import Task
 
 if TYPE_CHECKING:

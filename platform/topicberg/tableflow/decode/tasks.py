@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
+from topicberg.shipping.workers import code_version
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import outcome
-from topicberg.tableflow.decode.shipping import code_version
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.memory import lacking_memory
 

@@ -224,11 +224,8 @@ def serve(
         )
     share.member.start()
     # Import it before any worker does: of two concurrent imports, one may see it incomplete.
-    import pyspark.errors.utils as calls
     import pyspark.sql.connect.session  # noqa: F401
 
-    # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
-    calls._enable_debugging_cache = False  # type: ignore[assignment]
     ended, are_replaced = threading.Event(), threading.Event()
     pool.start()
     scheduler = MaintenanceScheduler(endpoints, config, pool.queue, ended)
