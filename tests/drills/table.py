@@ -1,4 +1,4 @@
-"""Write the results of drills into docs/drills.md.
+"""Write the results of drills into docs/contributing/drills.md.
 
 python tests/drills/table.py results.jsonl
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "drills.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "contributing" / "drills.md"
 FAULTS = ("killed", "stopped", "full", "lying")
 
 Result = Mapping[str, Any]

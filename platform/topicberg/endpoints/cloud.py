@@ -126,7 +126,7 @@ def _topics_catalog(
     if not config.has_topics_catalog:
         return None, None, None
     stated: TopicsCatalogSettings = from_environment(
-        TopicsCatalogSettings, "the topics' Iceberg catalog", "docs/cloud.md"
+        TopicsCatalogSettings, "the topics' Iceberg catalog", "docs/cloud-tables.md"
     )
     login = stated.login(stated.name, vends=config.snowflake_vended_credentials)
     derived = stated.login(stated.derived_name, vends=True) if stated.derived_name else None

@@ -274,7 +274,7 @@ class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
                 f"TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
                 f"{error}",
                 hint="set in Dagster's environment what `topicberg deploy` was given; see "
-                "docs/cloud.md",
+                "docs/cloud-tables.md",
             ) from None
         return TopicsCatalogLogin(
             auth="oauth2",

@@ -18,8 +18,8 @@ class DagsterSettings(EnvironmentSettings):
     docs_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s]+$",
-        description="address of the published folder docs/: assets and alerts link to its pages; "
-        "else topicberg's web server has them",
+        description="address of the published site of the documentation: assets and alerts link to "
+        "its pages; else topicberg's web server has them",
     )
     ui_hosts: str = Field(
         default="",
