@@ -62,7 +62,7 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     smtp_user: str | None = None
     """The login to the mail server, if it wants one."""
     smtp_password: SecretStr | None = None
-    """Of that login."""
+    """The password of the login to the mail server."""
     smtp_tls: bool = True
     """Whether the connection is encrypted (STARTTLS)."""
 

@@ -53,7 +53,7 @@ class LineageSettings(HoldsSecrets, EnvironmentSettings):
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     """The receiver of OpenLineage events, such as Marquez; without it, none are sent."""
     endpoint: str = "api/v1/lineage"
-    """Its path below the address."""
+    """Path below the address of the receiver."""
     api_key: SecretStr | None = None
     """The bearer token of the receiver, if it wants one."""
     namespace: str | None = None

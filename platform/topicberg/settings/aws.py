@@ -47,7 +47,7 @@ class AwsSettings(DeploymentSettings):
         ),
         pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
         validate_default=True,
-        description="holds the tables computed from them: Tableflow needs a bucket of its own",
+        description="holds the derived tables: Tableflow needs a bucket of its own",
     )
     existing_buckets: bool = Field(
         default=False,
@@ -91,7 +91,7 @@ class AwsSettings(DeploymentSettings):
     iam_permissions_boundary_arn: str | None = Field(
         default=None,
         pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$",
-        description="the permissions boundary of these roles",
+        description="permissions boundary of the roles of topicberg deploy",
     )
     tags: Annotated[
         dict[Annotated[str, Field(pattern=TAG)], Annotated[str, Field(max_length=256)]], *FromJson

@@ -28,19 +28,19 @@ class ComputeSettings(DeploymentSettings):
     emr_release: str = Field(
         default="emr-spark-8.1.0",
         pattern=r"^emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?$",
-        description="release of that application; it needs Spark 4.1",
+        description="release of the EMR Serverless application; it needs Spark 4.1",
     )
     emr_image: str | None = Field(
         default=None,
         pattern=r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[^\s:@]+(:[\w.-]+|@sha256:[0-9a-f]{64})$",
-        description="image of that application, built from what `topicberg deploy emr-image` "
+        description="image of EMR Serverless, built from what `topicberg deploy emr-image` "
         "writes; without it `topicberg deploy` uploads the code",
     )
     emr_role_arn: str | None = Field(
-        default=None, pattern=ROLE_ARN, description="the same for the job runs of EMR Serverless"
+        default=None, pattern=ROLE_ARN, description="an existing IAM role for EMR Serverless"
     )
     emr_max_vcpu: int = Field(
-        default=16, ge=4, le=4000, description="what all of its job runs may use together"
+        default=16, ge=4, le=4000, description="vCPU of all job runs of EMR Serverless"
     )
 
     emr_subnet_ids: str = Field(
@@ -52,7 +52,7 @@ class ComputeSettings(DeploymentSettings):
     emr_security_group_ids: str = Field(
         default="",
         pattern=r"^(sg-[0-9a-f]{8,24}(,sg-[0-9a-f]{8,24}){0,4})?$",
-        description="security groups of these network interfaces (separated by commas, at most 5)",
+        description="security groups of job runs in a VPC (separated by commas, at most 5)",
     )
 
     @property

@@ -31,7 +31,5 @@ class DagsterSettings(EnvironmentSettings):
         default=30, gt=0, description="how long Dagster keeps runs and their logs"
     )
     keep_check_runs_days: float = Field(
-        default=2,
-        gt=0,
-        description="the same for runs of checks, maintenance and sensors, which are many",
+        default=2, gt=0, description="how long it keeps runs of checks, maintenance and sensors"
     )

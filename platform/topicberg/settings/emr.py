@@ -18,7 +18,7 @@ class EmrSettings(EnvironmentSettings):
     application_id: str = Field(pattern=r"^[0-9a-z]{1,64}$")
     """Of the EMR Serverless application."""
     execution_role_arn: str = Field(
-        pattern=r"^arn:aws[a-zA-Z0-9-]*:iam::\d{12}:role/[!-~]+$", description="what the job may do"
+        pattern=r"^arn:aws[a-zA-Z0-9-]*:iam::\d{12}:role/[!-~]+$", description="role of its jobs"
     )
     entry_point: str = Field(
         pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$",

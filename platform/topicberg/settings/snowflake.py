@@ -70,11 +70,11 @@ class SnowflakeSettings(ConfluentSettings):
         default_factory=lambda fields: (
             fields["snowflake_catalog"] in ("open_catalog", "iceberg_rest")
         ),
-        description="that database reads S3 with credentials that the catalog vends, not by an "
+        description="the linked database reads S3 with credentials of the catalog, not by an "
         "external volume; Glue vends those of AWS Lake Formation only",
     )
     snowflake_role_arn: str | None = Field(
-        default=None, pattern=ROLE_ARN, description="the same for Snowflake"
+        default=None, pattern=ROLE_ARN, description="an existing IAM role for Snowflake"
     )
 
     @property
