@@ -227,8 +227,10 @@ def _example_lake() -> Any:
     ]
     topics = tuple(TopicSpec.model_validate(common | spec) for spec in specs)
 
+    rules_of_table = topicberg.Rules(unique=("column",))
+
     @topicberg.derived_table(
-        source="orders", time_column="time", rules=topicberg.Rules(unique=("column",))
+        source="orders", time_column="time", rules=rules_of_table, code_version="example"
     )
     def totals(orders: Any) -> Any:
         """Totals."""
