@@ -548,9 +548,9 @@ PAGES = {
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield the path and the text of each page."""
-    note = "<!-- Written by docs/reference.py: change the code that it reads. -->\n\n"
+    note = "<!-- Written by docs/reference.py: change the code that it reads. -->"
     for name, page in PAGES.items():
-        yield FOLDER / name, note + page().rstrip() + "\n"
+        yield FOLDER / name, f"{page().rstrip()}\n\n{note}\n"
 
 
 if __name__ == "__main__":

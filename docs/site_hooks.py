@@ -40,3 +40,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     up = page.file.src_uri.count("/")
     names = "|".join(re.escape(name) for name in PAGES)
     return re.sub(rf"\]\((?:\.\./){{{up + 1}}}({names})", rf"]({'../' * up}\1", markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Delete what no page of this site loads: source maps, and other languages of the search."""
+    site = Path(config["site_dir"])
+    unused = (*site.rglob("*.map"), *site.glob("assets/javascripts/lunr/**/*.js"))
+    for path in unused:
+        path.unlink()
