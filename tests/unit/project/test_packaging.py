@@ -62,7 +62,9 @@ def test_constraints_are_versions_of_the_lock() -> None:
         pins(CONSTRAINTS.read_text()),
     )
     assert {canonicalize_name(each.name) for each in requirements()} <= constraints.keys()
-    assert {name: locked[name] for name in constraints} == constraints, "run `make lock`"
+    for name, pinned in constraints.items():  # what tests need may need it on more platforms
+        versions = {version for version, _ in locked[name]}
+        assert {version for version, _ in pinned} == versions, f"{name}: run `make lock`"
 
 
 def test_constraints_are_printed_as_pip_reads_them() -> None:
