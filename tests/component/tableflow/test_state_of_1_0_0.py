@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import tarfile
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from format_versions import allow_version_3
 from fsspec.implementations.dirfs import DirFileSystem
@@ -18,7 +19,9 @@ from memory_topic import MemoryTopic, mock_registry, serve
 from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.types import NestedField, TimestamptzType
 from repository import PROJECT_ROOT
 
 from topicberg.alerts.decisions import acknowledge, read_decisions
@@ -29,6 +32,11 @@ from topicberg.tableflow.service.status import TopicStatus, read_status, write_s
 from topicberg.tableflow.upsert.tombstones import CURRENT_OFFSETS
 from topicberg.topics import TopicSpec
 from topicberg.topics.requests import StoredRequest, read_request, write_request
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import summary_of
+from topicberg.transforms.unread import Unread, unread
+from topicberg.transforms.versions import computed_by, outdated
+from topicberg.transforms.windows import Window
 from topicberg.version import IN_SUMMARY
 
 ARCHIVE = PROJECT_ROOT / "tests" / "data" / "state-1.0.0.tar.xz"
@@ -96,6 +104,24 @@ class StateTopic(MemoryTopic):
         return self.catalog.load_table(self.spec.table_identifier(self.config))
 
 
+DERIVATION = Derivation(
+    sources=(Source(("lkc-local", "shop.events"), "$$timestamp"),),
+    target=("shop", "events_by_hour"),
+    transform=lambda *_: None,  # type: ignore[arg-type]
+    target_time="at",
+    version="first",
+)
+HOUR = Window(datetime(2023, 11, 14, 22, tzinfo=UTC), datetime(2023, 11, 14, 23, tzinfo=UTC))
+"""That of all records."""
+
+
+def pending(catalog: SqlCatalog) -> list[Unread]:
+    """Return what the ledger of the derived table says is not computed."""
+    sources = DERIVATION.source_tables(catalog.load_table)
+    found = unread(catalog.load_table(DERIVATION.target), DERIVATION.target_time, sources)
+    return [hours for read in found.values() for hours in read.unread]
+
+
 def topic(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StateTopic:
     made = StateTopic(name, folder)
     serve(made, monkeypatch)
@@ -113,6 +139,15 @@ def test_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             while ingestor.step().backlog:
                 pass
         write_status(own.config, TopicStatus(topic=name, phase="RUNNING", rows_skipped=3))
+    catalog = own.catalog
+    catalog.create_namespace("shop")
+    schema = Schema(NestedField(1, "at", TimestamptzType(), required=False))
+    target = catalog.create_table(DERIVATION.target, schema)
+    (source,) = DERIVATION.sources
+    sources = {source.name: catalog.load_table(source.table)}
+    ledger = summary_of(DERIVATION, target, sources, [HOUR], [])
+    rows = pa.table({"at": pa.array([HOUR.start], pa.timestamp("us", "UTC"))})
+    target.append(rows, snapshot_properties={**ledger, **IN_SUMMARY})
     config = Settings(state_dir=tmp_path / "state")
     write_request(config, StoredRequest(topic="shop.events", enabled=False))
     acknowledge(config, "check iceberg/shop_events:tableflow", "known", timedelta(days=36_500))
@@ -149,6 +184,18 @@ def test_table_of_1_0_0_is_continued(
     after = own.table.properties
     changed = {name for name, value in before.properties.items() if after.get(name) != value}
     assert changed <= {ROWS_SKIPPED, CURRENT_AT_MS, CURRENT_OFFSETS}
+
+
+def test_ledger_of_1_0_0_is_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = topic("shop.events", folder, monkeypatch)
+    own.produce_until(COMMITTED)
+    assert pending(own.catalog) == []
+    computed = computed_by(own.catalog.load_table(DERIVATION.target))
+    assert outdated(computed, "first") == []
+    assert outdated(computed, "second") != []
+    own.produce_until(RECORDS)
+    own.ingestor().step()
+    assert [range(each.start, each.stop) for each in pending(own.catalog)] == [HOUR.hours]
 
 
 def test_state_directory_of_1_0_0_is_read(folder: Path) -> None:
