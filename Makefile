@@ -12,7 +12,7 @@ CYCLONEDX_VERSION := 7.5.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars wheel clean
+.PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars docs wheel clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,7 +34,10 @@ $(VENV)/.compiled: $(VENV)/.installed
 	$(BIN)/python -c "from topicberg.tableflow.values.compiling import wait_ready; wait_ready()"
 	@touch $@
 
-install: $(VENV)/.compiled  ## create .venv with the locked dependencies
+site/index.html: $(VENV)/.installed mkdocs.yml docs/site_hooks.py $(wildcard *.md docs/*.md docs/*/*)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+install: $(VENV)/.compiled site/index.html  ## create .venv with the locked dependencies
 
 demo: install  ## run the stock-trades pipeline end to end, then stop the stack
 	$(BIN)/python -m jobs.demo $(ARGS)
@@ -88,6 +91,10 @@ sbom: install  ## write sbom.cdx.json: the locked packages and jars as a Cyclone
 
 jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
 	$(BIN)/python tests/support/lock_jars.py
+
+docs: $(VENV)/.installed  ## write docs/reference/ and build the documentation into site/, which `topicberg ui` serves
+	$(BIN)/python docs/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 wheel: install  ## build the wheels of topicberg, topicberg-deploy and topicberg-local into dist/
 	rm -rf dist

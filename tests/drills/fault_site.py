@@ -5,7 +5,7 @@ the catalog and the object store through proxies that refuse. Of each fault, the
 the cause, within a minute.
 
 With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, of which
-``tests/drills/table.py`` makes the third table in docs/drills.md.
+``tests/drills/table.py`` makes the third table in docs/contributing/drills.md.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def kill(name: str) -> None:
 class Fault:
     name: str
     what: str
-    """For the table in docs/drills.md."""
+    """For the table in docs/contributing/drills.md."""
     begin: Callable[[Site], End]
     """Begins it, and returns what ends it."""
     key: str

@@ -1,4 +1,4 @@
-"""Write the results of drills into docs/drills.md.
+"""Write the results of drills into docs/contributing/drills.md.
 
 python tests/drills/table.py results.jsonl
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "drills.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "contributing" / "drills.md"
 FAULTS = ("killed", "stopped", "full", "lying")
 
 Result = Mapping[str, Any]
@@ -56,7 +56,7 @@ def other_faults(results: Iterable[Result]) -> list[Row]:
     rows = {}
     for result in results:
         seconds = (f"{result[each]:.0f}" for each in ("seconds_reported", "seconds_resolved"))
-        alert = re.sub(r"\b[0-9a-f]{8}$", "RUN", result["alert"])
+        alert = re.sub(r"^check .*:|\b[0-9a-f]{8}$", _short, result["alert"])
         rows[result["other"]] = (result["other"], f"`{alert}`", *seconds)
     return [*rows.values()]
 
@@ -67,6 +67,10 @@ def merged(text: str, name: str, rows: list[Row]) -> list[Row]:
     lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
     known = [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
     return [*{row[0]: row for row in [*known, *rows]}.values()]
+
+
+def _short(part: re.Match[str]) -> str:
+    return "" if part[0].startswith("check ") else "RUN"
 
 
 def _alert(key: str, severity: str) -> str:

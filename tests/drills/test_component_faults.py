@@ -3,7 +3,7 @@
 While two topics fill, a fault holds for 15 seconds and is lifted; nothing else is done. Then
 both tables must hold every record once, in Iceberg and in Snowflake, and the engine must have no
 complaint left. With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, of
-which ``tests/drills/table.py`` makes the table in docs/drills.md.
+which ``tests/drills/table.py`` makes the table in docs/contributing/drills.md.
 """
 
 from __future__ import annotations

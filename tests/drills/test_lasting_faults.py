@@ -6,7 +6,7 @@ hold every record once. As in the cloud, who looks starts nothing; the last two 
 about the local stack, where the checks do.
 
 With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, of which
-``tests/drills/table.py`` makes the second table in docs/drills.md.
+``tests/drills/table.py`` makes the second table in docs/contributing/drills.md.
 """
 
 from __future__ import annotations

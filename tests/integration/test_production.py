@@ -213,7 +213,7 @@ def test_compose_is_understood_by_compose(tmp_path: Path) -> None:
 
 def test_helm_values() -> None:
     text, values = (FOLDER / "values.yaml").read_text(), document("values.yaml")
-    assert set(re.findall(r"\b\d+\.\d+\.\d+\b", text)) == {dagster_version(), "0.1.0"}
+    assert set(re.findall(r"\b\d+\.\d+\.\d+\b", text)) == {dagster_version(), "1.0.0"}
     (deployment,) = values["dagster-user-deployments"]["deployments"]
     parse(["dagster", "api", "grpc", *deployment["dagsterApiGrpcArgs"]])
     assert deployment["includeConfigInLaunchedRuns"]["enabled"]  # or its runs have no secrets

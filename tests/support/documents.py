@@ -16,10 +16,11 @@ from topicberg.settings import settings
 
 DOCUMENTS = sorted(
     path
-    for folder in (PROJECT_ROOT, PROJECT_ROOT / "docs")
+    for folder in (PROJECT_ROOT, PROJECT_ROOT / "docs", PROJECT_ROOT / "docs" / "contributing")
     for path in folder.glob("*.md")
-    if path.name != "CHANGELOG.md"  # tells of the past
+    if path.name != "CHANGELOG.md"
 )
+"""Pages that are written by hand; docs/reference.py writes the others."""
 PROGRAMS = {"topicberg", "dagster", "dagster-webserver", "make"}
 RUN = {"quick-start.md", "add-a-topic.md", "add-a-pipeline.md", "checks.md"}
 """Pages whose ``bash`` blocks run."""

@@ -59,7 +59,7 @@ def check_catalog(context: DeployContext) -> None:
             f"TOPICBERG_CATALOG__URI: {uri} is Snowflake Horizon, the catalog of this account, "
             "to which Tableflow publishes no tables",
             hint="set the address of an Open Catalog account, or let Snowflake read the catalog of "
-            'Tableflow: see "Snowflake Horizon" in docs/cloud.md',
+            'Tableflow: see "Snowflake Horizon" in docs/cloud-tables.md',
         )
 
 

@@ -22,6 +22,7 @@ from topicberg.cli.output import complain, echo, warn  # noqa: E402
 from topicberg.errors import TopicbergError, causes  # noqa: E402
 from topicberg.extensions import entry_points, load, package_of  # noqa: E402
 from topicberg.extras import needs  # noqa: E402
+from topicberg.version import VERSION  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
 # Dagster and Spark, and half a second when the process ends. (Python does not promise either that
@@ -33,7 +34,7 @@ app = typer.Typer(
     name="topicberg",
     help="Kafka topics in, governed Iceberg tables out.",
     epilog="Begin with `topicberg init NAME`. `topicberg ui` serves the documentation: "
-    "http://127.0.0.1:3000/topicberg/docs/project.md",
+    "http://127.0.0.1:3000/topicberg/docs/project.html",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -44,9 +45,7 @@ app = typer.Typer(
 
 def _version(given: bool) -> None:
     if given:
-        from importlib.metadata import version
-
-        echo(version("topicberg"))
+        echo(VERSION)
         raise typer.Exit
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from topicberg.cli.output import echo
 from topicberg.errors import TopicbergError
+from topicberg.version import VERSION
 
 
 def init(
@@ -22,7 +22,8 @@ def init(
     from topicberg.documents import docs_folder
     from topicberg.scaffolding.project import existing_project, new_project
 
-    requirement = f"topicberg[local]{_compatible(version('topicberg'))}"
+    following = int(VERSION.partition(".")[0]) + 1
+    requirement = f"topicberg[local]>={VERSION},<{following}"  # up to what may break the project
     if existing == (name is not None):
         raise TopicbergError(
             "one of NAME and --existing is needed",
@@ -49,12 +50,4 @@ def init(
     else:
         echo(f"now: cd {name}; pip install -e . pytest; topicberg ui")
     if folder := docs_folder():
-        echo(f"how to go on: {folder / 'project.md'}, which `topicberg ui` also serves")
-
-
-def _compatible(own: str) -> str:
-    """Return the versions that a project may have: up to the next one that may break it."""
-    release, _, development = own.partition(".dev")
-    major, minor = (int(part) for part in release.split(".")[:2])
-    following = f"0.{minor + 1}" if major == 0 else str(major + 1)
-    return f">={release}{'.dev0' if development else ''},<{following}"
+        echo(f"how to go on: {folder / 'project.html'}, which `topicberg ui` also serves")

@@ -68,7 +68,7 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     os.umask(0o077)
     echo(f"Dagster: {url}{GRAPH} is the graph of all topics and their tables: begin there")
     if pages := address_of("README.md", url):
-        echo(f"Your own topic: `topicberg topics new NAME`; how, and everything else: {pages}")
+        echo(f"Documentation: {pages}; your own topic: `topicberg topics new NAME`")
     if config.deployment == "local":
         echo("The stack keeps running when Dagster ends: stop it with `topicberg down`")
     echo(

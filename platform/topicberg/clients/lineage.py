@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -28,6 +27,7 @@ from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import settings
 from topicberg.settings.environment import Concern, EnvironmentSettings, read_settings
+from topicberg.version import VERSION
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -153,10 +153,9 @@ def event(
         RunState,
     )
 
-    own_version = version("topicberg")
     of_run: dict[str, Any] = {
         "processing_engine": facets.processing_engine_run.ProcessingEngineRunFacet(
-            version=own_version, name="topicberg", openlineageAdapterVersion=own_version
+            version=VERSION, name="topicberg", openlineageAdapterVersion=VERSION
         )
     }
     if run.parent:

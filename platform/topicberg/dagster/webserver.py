@@ -19,10 +19,10 @@ from urllib.parse import parse_qs
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from topicberg.dagster import documents
-from topicberg.documents import GRAPH
+from topicberg.documents import GRAPH, ROUTE, docs_folder
 from topicberg.errors import TopicbergError
 from topicberg.security.asgi import GuardMiddleware, Scope
 from topicberg.security.guard import LOOPBACK, Guard, IsOwn
@@ -66,7 +66,9 @@ def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
         outermost = next(iter(getattr(app, "user_middleware", ())), None)
         if getattr(outermost, "cls", None) is not GuardMiddleware:
             raise _unguarded("its application has no middleware of topicberg")
-        app.router.routes.insert(0, documents.route())  # before Dagster's, which takes every path
+        if folder := docs_folder():  # before Dagster's route, which takes every path
+            pages = StaticFiles(directory=folder, html=True)
+            app.router.routes.insert(0, Mount(ROUTE, pages))
         if is_own:  # Dagster begins with a timeline, which is empty until there are runs
             app.router.routes.insert(0, Route("/", _show_graph))
         return app

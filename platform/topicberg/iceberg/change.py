@@ -53,6 +53,7 @@ from topicberg.iceberg.manifests import (
 from topicberg.iceberg.partition_values import exact_partition
 from topicberg.iceberg.summaries import MAIN
 from topicberg.iceberg.versions import require_written
+from topicberg.version import IN_SUMMARY
 
 _COUNTED = {
     DataFileContent.DATA: ("data-files", "records"),
@@ -78,7 +79,7 @@ class SnapshotChange:
         self.parent = table.current_snapshot()
         self.snapshot_id = table.metadata.new_snapshot_id()
         self._operation = operation
-        self._properties = properties or {}
+        self._properties = {**(properties or {}), **IN_SUMMARY}
         self._added: list[DataFile] = []
         self._removed: dict[tuple[str, int | None], DataFile] = {}
         self._forgets = False

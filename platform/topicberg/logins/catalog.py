@@ -290,7 +290,7 @@ class RestCatalog(Group):
                 "TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
                 f"it requires {', '.join(absent)}",
                 hint="set in Dagster's environment what `topicberg deploy` was given; see "
-                "docs/cloud.md",
+                "docs/cloud-tables.md",
             )
         return TopicsCatalogLogin(
             auth="oauth2",

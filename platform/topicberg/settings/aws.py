@@ -73,7 +73,7 @@ class AwsSettings(DeploymentSettings):
         ),
         pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
         validate_default=True,
-        description="holds the tables computed from them: Tableflow needs a bucket of its own",
+        description="holds the derived tables: Tableflow needs a bucket of its own",
     )
     existing_buckets: bool = Field(
         default=False,

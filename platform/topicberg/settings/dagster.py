@@ -18,8 +18,8 @@ class DagsterSettings(EnvironmentSettings):
     docs_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s]+$",
-        description="address of the published folder docs/: assets and alerts link to its pages; "
-        "else topicberg's web server has them",
+        description="address of the published site of the documentation: assets and alerts link to "
+        "its pages; else topicberg's web server has them",
     )
     ui_hosts: str = Field(
         default="",
@@ -31,7 +31,5 @@ class DagsterSettings(EnvironmentSettings):
         default=30, gt=0, description="how long Dagster keeps runs and their logs"
     )
     keep_check_runs_days: float = Field(
-        default=2,
-        gt=0,
-        description="the same for runs of checks, maintenance and sensors, which are many",
+        default=2, gt=0, description="how long it keeps runs of checks, maintenance and sensors"
     )

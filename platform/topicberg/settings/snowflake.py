@@ -69,7 +69,7 @@ class SnowflakeSettings(ConfluentSettings):
         default_factory=lambda fields: (
             fields["snowflake_catalog"] in ("open_catalog", "iceberg_rest")
         ),
-        description="that database reads S3 with credentials that the catalog vends, not by an "
+        description="the linked database reads S3 with credentials of the catalog, not by an "
         "external volume; Glue vends those of AWS Lake Formation only",
     )
 

@@ -14,6 +14,7 @@ from topicberg.iceberg.tables import attached_catalog
 from topicberg.spark import quote
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.windows import Window, within
+from topicberg.version import IN_SUMMARY
 
 
 def spark_name(table: TableName) -> str:
@@ -65,11 +66,9 @@ def serializable(
 
     :param properties: added to the summary of its snapshot
     """
-    options = {
-        "isolation-level": "serializable",
-        "validate-from-snapshot-id": str(validated_from),
-        **{f"snapshot-property.{key}": value for key, value in properties.items()},
-    }
+    options = {"isolation-level": "serializable", "validate-from-snapshot-id": str(validated_from)}
+    for key, value in (IN_SUMMARY | dict(properties)).items():
+        options[f"snapshot-property.{key}"] = value
     for key, value in options.items():
         writer = writer.option(key, value)
     return writer

@@ -31,6 +31,7 @@ from topicberg.transforms.derived import ATTEMPTS
 from topicberg.transforms.spark_tables import name_in_spark, rows_at_head, serializable, spark_name
 from topicberg.transforms.target import ensure_table, optional
 from topicberg.transforms.windows import computations
+from topicberg.version import IN_SUMMARY
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _NEW = "topicberg_new_records"
@@ -76,7 +77,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
         is_same = defined_alike(target, view)
         if is_same and (head.snapshot_id if head else None) == base:
             return target
-        note = {
+        note = IN_SUMMARY | {
             SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id}),
             DEFINITION: view.definition,
         }

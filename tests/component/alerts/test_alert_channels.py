@@ -37,7 +37,7 @@ FAULT = Alert(
     since=NOW,
     link="http://ui/assets/iceberg/orders",
     remediation="`topicberg tableflow resume orders`",
-    runbook="http://ui/topicberg/docs/operate.md#by-symptom",
+    runbook="http://ui/topicberg/docs/operate.html#by-symptom",
     assets=("iceberg/orders",),
     owners=("team:shop",),
 )

@@ -1,4 +1,4 @@
-"""The pages of ``docs/`` in the web server, and the links of assets and alerts to them."""
+"""The site of the documentation in the web server, and the links of assets and alerts to it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,13 @@ from pathlib import Path
 
 import pytest
 from repository import PROJECT_ROOT
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from topicberg import documents
-from topicberg.dagster.documents import route
 from topicberg.documents import ROUTE, RUNBOOK, address_of, docs_folder
 from topicberg.orchestration.assets.metadata import documentation
 from topicberg.settings import settings
 
-PAGES = sorted((PROJECT_ROOT / "docs").glob("*.md"))
-
-
-async def _every_path(_request: object) -> PlainTextResponse:
-    return PlainTextResponse("Dagster")
-
-
-@pytest.fixture(scope="module")
-def client() -> TestClient:
-    """As Dagster's: its own route takes every path."""
-    app = Starlette(routes=[Route("/{path:path}", _every_path)])
-    app.router.routes.insert(0, route())
-    return TestClient(app)
+SITE = PROJECT_ROOT / "site"
 
 
 @pytest.fixture
@@ -45,41 +28,33 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.cache_clear()
 
 
-def test_folder_of_the_pages_is_that_of_the_clone() -> None:
-    assert docs_folder() == PROJECT_ROOT / "docs"
+def test_folder_of_the_site_is_that_of_the_clone() -> None:
+    assert docs_folder() == SITE, "run `make docs`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page_is_served_with_the_anchors_that_links_use(client: TestClient, page: Path) -> None:
-    response = client.get(f"{ROUTE}/{page.name}")
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/html")
-    for target, anchor in re.findall(r"\]\(([\w-]+\.md)?#([\w-]+)\)", page.read_text()):
-        linked = client.get(f"{ROUTE}/{target or page.name}").text
-        assert f'id="{anchor}"' in linked, f"{target or page.name}#{anchor}"
+def test_site_loads_nothing_from_elsewhere() -> None:
+    elsewhere = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="https?:[^"]+')
+    for page in SITE.rglob("*.html"):
+        assert elsewhere.findall(page.read_text()) == [], page.name
 
 
-def test_picture_and_file_are_served(client: TestClient) -> None:
-    assert client.get(f"{ROUTE}/images/flight.png").headers["content-type"] == "image/png"
-    assert "replicas" in client.get(f"{ROUTE}/production/engine.yaml").text
+def test_pages_that_assets_and_alerts_link_to_are_in_the_site() -> None:
+    sources = [*(PROJECT_ROOT / "platform").rglob("*.py"), *(PROJECT_ROOT / "assets").rglob("*.py")]
+    texts = "\n".join(path.read_text() for path in sources)
+    pages = {RUNBOOK, *re.findall(r'(?:documentation|address_of)\("([^"]+)"', texts)}
+    assert len(pages) > 6
+    for page in pages:
+        address, _, anchor = (address_of(page) or "").removeprefix(f"{ROUTE}/").partition("#")
+        text = (SITE / address).read_text()
+        assert not anchor or f'id="{anchor}"' in text, page
 
 
-@pytest.mark.parametrize(
-    "path", ["none.md", "../pyproject.toml", "..%2fpyproject.toml", "images", "/etc/passwd", ""]
-)
-def test_nothing_outside_of_the_pages_is_served(client: TestClient, path: str) -> None:
-    response = client.get(f"{ROUTE}/{path}")
-    assert response.status_code == 404 or response.text == "Dagster"
-
-
-def test_assets_link_to_the_web_server_and_alerts_to_its_address(client: TestClient) -> None:
-    link = documentation("tableflow.md")["documentation"].value
-    assert link == f"{ROUTE}/tableflow.md"
-    assert client.get(str(link)).status_code == 200
-    runbook = address_of(RUNBOOK, "http://ui:3000/") or ""
-    assert runbook == f"http://ui:3000{ROUTE}/operate.md#by-symptom"
-    page, _, anchor = runbook.removeprefix("http://ui:3000").partition("#")
-    assert f'id="{anchor}"' in client.get(page).text
+def test_asset_links_to_the_web_server_and_alert_to_its_address() -> None:
+    assert documentation("tableflow.md")["documentation"].value == f"{ROUTE}/tableflow.html"
+    assert (
+        address_of(RUNBOOK, "http://ui:3000/") == f"http://ui:3000{ROUTE}/operate.html#by-symptom"
+    )
+    assert address_of("README.md") == f"{ROUTE}/index.html"
 
 
 GUARDED = """
@@ -98,10 +73,15 @@ target = EmptyWorkspaceTarget()
 with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, target) as context:
     app = DagsterWebserver(context).create_asgi_app()
     own = TestClient(app, base_url="http://127.0.0.1:3000")
-    assert "By symptom</h2>" in own.get(f"{ROUTE}/operate.md").text
+    assert 'id="by-symptom"' in own.get(f"{ROUTE}/operate.html").text
+    assert own.get(f"{ROUTE}/").text == own.get(f"{ROUTE}/index.html").text
+    assert own.get(f"{ROUTE}/images/flight.png").headers["content-type"] == "image/png"
+    assert "replicas" in own.get(f"{ROUTE}/production/engine.yaml").text
+    for path in ("none.html", "..%2fpyproject.toml", "images", "%2fetc%2fpasswd"):
+        assert own.get(f"{ROUTE}/{path}").status_code == 404, path
     assert own.get("/server_info").json()["dagster_version"]
     other = TestClient(app, base_url="http://elsewhere.example")
-    assert other.get(f"{ROUTE}/operate.md").status_code == 403
+    assert other.get(f"{ROUTE}/operate.html").status_code == 403
     guard_webservers(Settings(), lambda client, server: True)
     local = DagsterWebserver(context).create_asgi_app()
     first = TestClient(Starlette(routes=local.router.routes)).get("/", follow_redirects=False)
@@ -109,20 +89,23 @@ with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, targe
 """
 
 
-def test_guarded_web_server_of_dagster_serves_the_pages() -> None:
+def test_guarded_web_server_of_dagster_serves_the_site_and_nothing_else() -> None:
     """In a process of its own, as what is guarded stays so."""
     done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("published")
-def test_links_lead_to_the_published_pages_if_there_are_any() -> None:
+def test_links_lead_to_the_published_site_if_there_is_one() -> None:
     link = documentation("tableflow.md")["documentation"].value
-    assert link == "https://docs.example.org/topicberg/tableflow.md"
-    assert address_of(RUNBOOK, "http://ui") == f"https://docs.example.org/topicberg/{RUNBOOK}"
+    assert link == "https://docs.example.org/topicberg/tableflow.html"
+    assert (
+        address_of(RUNBOOK, "http://ui")
+        == "https://docs.example.org/topicberg/operate.html#by-symptom"
+    )
 
 
-def test_links_are_left_out_where_there_are_no_pages(
+def test_links_are_left_out_where_the_site_is_not_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "__file__", str(tmp_path / "topicberg" / "documents.py"))

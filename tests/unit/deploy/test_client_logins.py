@@ -134,4 +134,4 @@ def test_horizon_is_refused_as_a_catalog_of_tableflow(
         return
     with pytest.raises(TopicbergError, match="Snowflake Horizon") as caught:
         check_catalog(context)
-    assert "docs/cloud.md" in str(caught.value.hint)
+    assert "docs/cloud-tables.md" in str(caught.value.hint)

@@ -1,4 +1,4 @@
-"""docs/coverage.md: what it says is there, is there."""
+"""docs/contributing/coverage.md: what it says is there, is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topicberg.settings import Settings
 from topicberg.topics import load_topics
 from topicberg_deploy.platform import resources
 
-PAGE = PROJECT_ROOT / "docs" / "coverage.md"
+PAGE = PROJECT_ROOT / "docs" / "contributing" / "coverage.md"
 _RESOURCE = re.compile(r"(confluent|aws|snowflake|key)/[a-z_*/]+")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,32 @@ def test_files_that_are_named(path: Path) -> None:
             assert (PROJECT_ROOT / name).exists(), name
 
 
+def test_files_that_the_architecture_names_exist() -> None:
+    """Without a folder in front, they are in the library."""
+    text = (PROJECT_ROOT / "ARCHITECTURE.md").read_text()
+    platform, library = PROJECT_ROOT / "platform", PROJECT_ROOT / "platform" / "topicberg"
+    folders = [PROJECT_ROOT, library, library / "tableflow", library / "orchestration"]
+    folders += [platform / part / f"topicberg_{part}" for part in ("deploy", "local")]
+    folders += [platform / "deploy", platform / "local", library / "orchestration" / "jobs"]
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", text))
+    assert len(named) > 50
+    assert {name for name in named if not any((at / name).exists() for at in folders)} == set()
+
+
+def test_reference_is_what_the_code_says() -> None:
+    spec = spec_from_file_location("reference", PROJECT_ROOT / "docs" / "reference.py")
+    assert spec
+    assert spec.loader
+    spec.loader.exec_module(reference := module_from_spec(spec))
+    for path, text in reference.pages():
+        assert path.read_text() == text, f"{path.name}: run `make docs`"
+
+
+def test_pages_for_users_have_at_most_260_kb() -> None:
+    pages = (PROJECT_ROOT / "docs").glob("*.md")
+    assert sum(path.stat().st_size for path in pages) <= 260_000
+
+
 def test_pages_that_messages_name_exist() -> None:
     for folder in ("platform", "assets", "jobs", "resources"):
         for path in (PROJECT_ROOT / folder).rglob("*.py"):
@@ -173,8 +200,9 @@ def test_sensor_of_ones_own_sees_all_hours_of_a_run() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = PROJECT_ROOT / "docs" / "README.md"
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
-    assert {path.name for path in index.parent.glob("*.md")} - {"README.md"} <= linked
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", index.read_text()))
+    pages = {path.relative_to(index.parent).as_posix() for path in index.parent.rglob("*.md")}
+    assert pages - {"README.md"} <= linked
     assert "docs/README.md" in (PROJECT_ROOT / "README.md").read_text()
 
 

@@ -29,6 +29,7 @@ from topicberg.iceberg.position_deletes import Deletes
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
+from topicberg.version import IN_SUMMARY
 
 CUTOFF = "topicberg.data-ttl-cutoff"
 
@@ -99,7 +100,7 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
 
 def _note(cutoff: datetime) -> dict[str, str]:
     """Return the summary properties of a snapshot that expires rows."""
-    return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex}
+    return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex, **IN_SUMMARY}
 
 
 def _deleted_rows(snapshot: Snapshot) -> int:
