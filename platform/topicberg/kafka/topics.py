@@ -47,7 +47,7 @@ from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0
-_soon = partial(retry, stop=stop_after_delay(10.0), wait=wait_fixed(0.1))
+_SOON, _OFTEN = stop_after_delay(10.0), wait_fixed(0.1)
 _GRACE_SECONDS = 5.0
 FAILING_SECONDS = 4.0
 """After which a request is given up whose client cannot resolve the broker or log in: librdkafka
@@ -517,7 +517,8 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
 
     :returns: the number of its partitions
     """
-    return _soon(partial(partition_count, endpoints, topic), on=NoSuchTopicError)
+    count_partitions = partial(partition_count, endpoints, topic)
+    return retry(count_partitions, _SOON, on=NoSuchTopicError, wait=_OFTEN)
 
 
 def partition_drift(
@@ -668,4 +669,4 @@ def _listed(
             for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
         }
 
-    return _soon(attempt, on=NoLeaderError)
+    return retry(attempt, _SOON, on=NoLeaderError, wait=_OFTEN)

@@ -121,7 +121,7 @@ class CatalogLogin(HoldsSecrets):
 
     def public(self) -> dict[str, Any]:
         """Return it without its secrets, for a process that has them in its environment."""
-        hidden = {"headers": True, "token": True, "oauth": {"client_secret"}}
+        hidden: Any = {"headers": True, "token": True, "oauth": {"client_secret"}}
         found = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
         return found | {"headers": sorted(self.headers)}
 
@@ -145,9 +145,10 @@ class CatalogLogin(HoldsSecrets):
                 "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
             )
         if given.get("auth") == "token":
-            return cls(**given, token=secret, headers=headers)
-        oauth = {**given.pop("oauth", {}), "client_secret": secret}
-        return cls(**given, oauth=oauth, headers=headers)
+            given["token"] = secret
+        else:
+            given["oauth"] = {**given.get("oauth", {}), "client_secret": secret}
+        return cls(**given, headers=headers)
 
     def pyiceberg(self, region: str) -> dict[str, str]:
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`

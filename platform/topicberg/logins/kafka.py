@@ -152,14 +152,15 @@ class KafkaLogin(TlsFields):
 
     def settings_hint(self) -> str:
         """Return what to check if Kafka refuses this login."""
-        settings = {
+        settings: dict[str, tuple[str, ...]] = {
             "plain": ("API_KEY", "API_SECRET"),
             **dict.fromkeys(("scram", "scram_256"), ("API_KEY", "API_SECRET", "AUTH")),
             "oidc": ("OAUTH__CLIENT_ID", "OAUTH__CLIENT_SECRET", "OAUTH__TOKEN_URI"),
             "mtls": ("CERTIFICATE_FILE", "KEY_FILE", "CA_FILE"),
             "msk_iam": ("ROLE_ARN",),
-        }.get(str(self.auth), ("AUTH", "SECURITY_PROTOCOL"))
-        return "check " + ", ".join(f"{PREFIX}_{name}" for name in settings)
+        }
+        names = settings.get(str(self.auth), ("AUTH", "SECURITY_PROTOCOL"))
+        return "check " + ", ".join(f"{PREFIX}_{name}" for name in names)
 
 
 class KafkaSettings(KafkaLogin, EnvironmentSettings):
