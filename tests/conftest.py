@@ -359,7 +359,7 @@ def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
     admin = stack.kafka_admin()
 
     def make(topic_config: dict[str, str] | None = None, **fields: Any) -> Topic:
-        name = f"orders_{uuid.uuid4().hex[:8]}"
+        name = fields.pop("name", f"orders_{uuid.uuid4().hex[:8]}")
         spec = TopicSpec.model_validate(
             {
                 "name": name,

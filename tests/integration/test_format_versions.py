@@ -12,7 +12,7 @@ from typing import Any
 import fastavro
 import pytest
 from found_topics import AVRO_TOPIC
-from kafka_topics import ORDER, Topic, encode
+from kafka_topics import ORDER, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 from typer.testing import CliRunner
 
@@ -124,6 +124,34 @@ def counted(topic: Topic) -> tuple[int, int]:
     head = table.current_snapshot()
     assert head is not None
     return count_rows(table), report(head).total_records
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("files", 3), pytest.param("snapshots", 2, marks=pytest.mark.slow)]
+)
+def test_names_of_icebergs_own_tables_and_columns_are_read_by_each_engine(
+    make_topic: MakeTopic, name: str, number: int
+) -> None:
+    topic = make_topic(name=name, **version(number, **KEYED))
+    columns = ("pos", "file_path", "row", "partition", "filename", "file_row_number", "rowid")
+    schema = avro(*({"name": column, "type": "string"} for column in ("id", *columns)))
+    rows = {key: {"id": key} | {c: f"{c} {key}" for c in columns} for key in ("k0", "k1", "k2")}
+    topic.send(schema, [*rows.values()], key=lambda n: f"k{n}".encode())
+    topic.ingest()
+    rows["k1"]["pos"] = "other"
+    topic.send(schema, [rows["k1"]], key=lambda _: b"k1")
+    topic.send_raw([None], key=lambda _: b"k2")
+    topic.ingest()
+    expected = [tuple(rows[key].values()) for key in ("k0", "k1")]
+    for is_maintained in (False, True):
+        if is_maintained:
+            maintain(topic.spec, topic.endpoints, topic.config, EAGER)
+        assert [tuple(row.values()) for row in topic.rows("id", *columns)] == expected
+        for engine, mark in (("duckdb", '"'), ("spark", "`")):
+            listed = ", ".join(f"{mark}{column}{mark}" for column in ("id", *columns))
+            sql = f"SELECT {listed} FROM {name} WHERE {mark}pos{mark} > '' ORDER BY id"
+            assert run_query(sql, engine, topic.endpoints, topic.config).rows == expected  # type: ignore[arg-type]
+    topic.endpoints.catalog().drop_table(topic.spec.table_identifier(topic.config))
 
 
 @pytest.mark.parametrize("fields", [{}, KEYED], ids=["append", "upsert"])

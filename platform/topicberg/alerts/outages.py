@@ -17,7 +17,7 @@ from topicberg.errors.connections import SERVICES
 from topicberg.wording import count
 
 SERVICE, DISK = "service ", "service disk"
-ENGINE = "service tableflow"
+ENGINE, SUPERVISOR = "service tableflow", "service supervisor"
 LEFTOVER = CHECKED_WITHIN
 """For how long after an outage its consequences may last until they are sent: failed runs are
 started again, and the checks run, within this time."""
@@ -32,7 +32,7 @@ _KEYS = {
 _WAITED_FOR = [SERVICE + service.key for service in SERVICES.values()]
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"
-    r"((?P<disk>a disk is full)\b.*|"
+    r"((?P<plain>a disk is full|\S[^\n]{0,300}\.json is damaged)\b.*|"
     r"(?P<login>the login to )?"
     rf"(?P<service>{'|'.join(_KEYS)})(?: at \S+| \(s3\))?(?: \((?:[^()]|\([^()]*\))*\))? "
     r"(?P<verb>does not answer|does not list its topics|cannot be reached|"
@@ -77,10 +77,11 @@ def _named_in(alert: Alert) -> str | None:
     """Return the key of the service that a fault without another cause names."""
     if alert.cause is not None:
         return alert.cause if alert.cause.startswith(SERVICE) else None
-    match = _NAMED.match(alert.what)
-    if match is None:
+    if (match := _NAMED.match(alert.what)) is None:
         return None
-    return DISK if match["disk"] else SERVICE + _KEYS[match["service"]]
+    if match["service"]:
+        return SERVICE + _KEYS[match["service"]]
+    return DISK if match["plain"] == "a disk is full" else SUPERVISOR
 
 
 def _cause(
@@ -119,7 +120,7 @@ def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
     more = f" ({count(len(group), 'fault')} of this cause)" if len(group) > 1 else ""
     return Alert(
         key=key,
-        title=match["disk"] or f"{match['login'] or ''}{match['service']} {match['verb']}",
+        title=match["plain"] or f"{match['login'] or ''}{match['service']} {match['verb']}",
         what=match[1] + more,
         severity=first.severity,
         since=first.since,

@@ -21,10 +21,11 @@ from pathlib import Path
 import requests
 from pydantic import SecretStr, ValidationError
 
-from topicberg.alerts.alert import Alert, AlertState
+from topicberg.alerts.alert import Alert, AlertState, Outage
 from topicberg.alerts.channels import channels, deliver
 from topicberg.alerts.dagster_health import full_disk
 from topicberg.alerts.decisions import read_decisions
+from topicberg.alerts.outages import DISK, LEFTOVER, MARGIN
 from topicberg.alerts.restarts import restart_problem, with_start
 from topicberg.alerts.settings import alert_settings
 from topicberg.clients.liveness import SECONDS, Check
@@ -159,8 +160,9 @@ class ServiceWatch:
         for name, watched in self._watched.items():
             restarts = self._starts.get(name, [])[1:]
             if (why := restart_problem(restarts, now)) is not None:
-                since = datetime.fromtimestamp(now, UTC)
-                faults[f"service {name}"] = restarting_fault(name, why, since, watched.title)
+                faults[f"service {name}"] = restarting_fault(
+                    name, why, datetime.fromtimestamp(restarts[0], UTC), watched.title
+                )
         return faults
 
     def _is_consequence(self, name: str) -> bool:
@@ -231,16 +233,19 @@ class Watcher(threading.Thread):
         links = {"link": ui, "runbook": address_of(RUNBOOK, ui)}
         faults = {key: alert.model_copy(update=links) for key, alert in self._watch.look().items()}
         self._report(faults)
+        outage, now = self._state.outages.get(DISK), datetime.now(UTC)
         if (full := full_disk(self._config.state_dir)) is not None:  # what all else follows from
             why, hint = split_hint(full)
-            disk = fault("disk", why, datetime.now(UTC), hint or "", title="the state directory")
-            disk = disk.model_copy(
+            disk = fault("disk", why, now, hint or "").model_copy(
                 update={"title": "the disk is full", "what": f"the state directory: {why}", **links}
             )
-            caused = {"cause": disk.key}
-            faults = {key: alert.model_copy(update=caused) for key, alert in faults.items()}
-            faults[disk.key] = disk
-        path, known = self._config.state_dir / STATE_FILE, self._state
+            outage = Outage(alert=disk, seen_at=now)
+        if outage and now - outage.seen_at < LEFTOVER:  # who waited for space needs a moment
+            for key, alert in faults.items():
+                if alert.since <= outage.seen_at + MARGIN:
+                    faults[key] = alert.model_copy(update={"cause": DISK})
+            faults |= {DISK: outage.alert} if full else {}
+        known = self._state.model_copy(update={"outages": {DISK: outage} if outage else {}})
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
         suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}
@@ -250,11 +255,10 @@ class Watcher(threading.Thread):
             logger.warning("%s", problem)
         self._complaints = {*problems}
         if state != known:
-            replace_file(path, state.model_dump_json())
-        now = time.monotonic()
+            replace_file(self._config.state_dir / STATE_FILE, state.model_dump_json())
         url = self._chosen.heartbeat_url
-        if url and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
-            self._heartbeat_at = now
+        if url and time.monotonic() - self._heartbeat_at >= HEARTBEAT_SECONDS:
+            self._heartbeat_at = time.monotonic()
             if self._is_healthy():
                 send_heartbeat(url)
 

@@ -31,8 +31,7 @@ def current_time(table: Table) -> datetime:
     Nothing expires early on a machine whose clock is ahead.
     """
     ahead = _skew(table) or 0
-    is_apart = abs(ahead) > SKEW_SECONDS
-    return datetime.now(UTC) + timedelta(seconds=ahead if is_apart else 0)
+    return datetime.now(UTC) + timedelta(seconds=ahead if abs(ahead) > SKEW_SECONDS else 0)
 
 
 def clock_error(table: Table, error: Exception) -> TopicbergError | None:

@@ -32,7 +32,10 @@ def definitions(project: str | Path | None = None) -> dg.Definitions:
         ``pyproject.toml`` with a table ``[tool.topicberg]``
     :raises TopicbergError: there is no project, or its specs, settings or modules are wrong
     """
-    return _made(_everything, project)
+    if project is not None:
+        os.environ[VARIABLE] = str(Path(project).resolve())
+        settings.cache_clear()
+    return _made(_everything)
 
 
 def build(make: Callable[[Lake], dg.Definitions]) -> dg.Definitions:
@@ -48,21 +51,15 @@ def build(make: Callable[[Lake], dg.Definitions]) -> dg.Definitions:
     return made
 
 
-def _made(
-    make: Callable[[Lake], dg.Definitions], project: str | Path | None = None
-) -> dg.Definitions:
-    if project is not None:
-        os.environ[VARIABLE] = str(Path(project).resolve())
-        settings.cache_clear()
+def _made(make: Callable[[Lake], dg.Definitions]) -> dg.Definitions:
     config = settings()
     emr_settings()  # what is wrong with them is reported here, not by the first run
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     warnings.filterwarnings("ignore", category=dg.PreviewWarning)  # of Pipes, about itself
-    return build_with_kept(config, lambda known: _with_additions(make, lake_of(config, known)))
-
-
-def _with_additions(make: Callable[[Lake], dg.Definitions], lake: Lake) -> dg.Definitions:
-    return dg.Definitions.merge(make(lake), *lake.additions)
+    return build_with_kept(
+        config,
+        lambda known: dg.Definitions.merge(make(lake := lake_of(config, known)), *lake.additions),
+    )
 
 
 def _everything(lake: Lake) -> dg.Definitions:

@@ -24,22 +24,23 @@ Columns = dict[str, str]
 
 _PROTOBUF = re.compile(r"^\s*(syntax\s*=|edition\s*=|message\s+\w+\s*\{)", re.MULTILINE)
 _JSON_SCHEMA = {"$schema", "properties", "$ref", "$defs", "definitions", "oneOf", "allOf", "anyOf"}
-ICEBERG_COLUMNS = {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
-ICEBERG_COLUMNS |= {"_last_updated_sequence_number"}
+_OF_ICEBERG = re.compile(
+    "_(file|pos|deleted|spec_id|partition|row_id|last_updated_sequence_number)", re.IGNORECASE
+)
+
+
+def reserved_names(columns: Iterable[str]) -> list[str]:
+    """Return the names that ``SparkSchemaUtil.validateMetadataColumnReferences`` refuses."""
+    return [column for column in columns if _OF_ICEBERG.fullmatch(column)]
 
 
 def check_names(table: str, columns: Iterable[str]) -> None:
-    """Refuse names of Iceberg's metadata columns: Spark reads no table with such a column.
-
-    Source: ``MetadataColumns`` and ``SparkSchemaUtil.validateMetadataColumnReferences`` in Iceberg.
-
-    :raises TableflowError: a column has one
-    """
-    if reserved := ICEBERG_COLUMNS.intersection(columns):
+    """:raises TableflowError: a column has a reserved name"""
+    for name in reserved_names(columns):
         raise TableflowError(
-            f"{table}: the column {min(reserved)} has the name of a metadata column of Iceberg: "
-            "Spark cannot read such a table",
-            hint=f"rename it, for example to {min(reserved)[1:]}",
+            f"{table}: the column {name} has the name of a metadata column of Iceberg: Spark "
+            "cannot read such a table",
+            hint=f"rename it, for example to {name[1:]}",
         )
 
 

@@ -24,7 +24,7 @@ from topicberg.formats.json.syntax import Number, parsed, type_of
 from topicberg.formats.limits import check_name
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.time_text import EPOCHS, date_time_micros, moment
-from topicberg.topics.columns import ICEBERG_COLUMNS
+from topicberg.topics.columns import reserved_names
 from topicberg.wording import count, listed
 
 _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
@@ -134,7 +134,7 @@ def infer(records: Sequence[bytes], title: str) -> Inference:
         raise ValueError("none of the records is a JSON object")
     inference = Inference({}, len(values), len(records) - len(values))
     names = dict.fromkeys(name for value in values for name in value)
-    inference.left_out = [*unusable_names(names), *sorted(ICEBERG_COLUMNS & names.keys())]
+    inference.left_out = [*unusable_names(names), *reserved_names(names)]
     properties = _properties(values, (), inference)
     inference.schema = {"title": title, "type": "object", "properties": properties}
     inference.times = [*_times(values, properties)]

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -672,6 +673,18 @@ def test_outage_that_the_watch_has_sent_is_sent_by_no_topic(
     for topic in ("orders", "returns"):
         engine(topic=topic)
     assert desk.tick() == []
+
+
+def test_full_disk_that_the_watch_cannot_write_is_the_cause_of_what_follows(
+    desk: Desk, engine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_file(settings()).write_text("{}")
+    engine("database or disk is full", seconds=25)
+    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=9, f_favail=9)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert desk.tick() == []
+    disk.f_bavail = 10**6
+    assert desk.tick() == [], "the engine tries again in seconds"
 
 
 def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(

@@ -156,9 +156,11 @@ def notices(config: Settings) -> list[tuple[str, str]]:
     return [(one["alert"]["key"], one["state"]) for one in map(json.loads, lines)]
 
 
-def watcher(config: Settings, *watched: Watched, healthy: bool = True) -> tuple[Watcher, list[Any]]:
+def watcher(
+    config: Settings, *watched: Watched, healthy: bool = True, **more: Any
+) -> tuple[Watcher, list[Any]]:
     reported: list[Mapping[str, Alert]] = []
-    return Watcher(config, watched, reported.append, lambda: healthy, lambda: ""), reported
+    return Watcher(config, watched, reported.append, lambda: healthy, lambda: "", **more), reported
 
 
 def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settings) -> None:
@@ -412,6 +414,26 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     watcher(config, Watched("kafka", kafka, "end it", patience=0))[0].look()
     expected = "service disk" if why else "service kafka"
     assert notices(config) == [(expected, "firing")], "it is the cause of all else"
+
+
+def test_what_a_full_disk_left_behind_is_sent_once_it_stays(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=10**6, f_favail=10**6)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    kafka, spark = Service(), Service()
+    kafka.why = "it ends"
+    services = (Watched("kafka", kafka, "fix", patience=0), Watched("spark", spark, "", patience=0))
+    starts = [time.time() - 9 + n for n in (0, 1, 2, *[STARTS] * 3)]
+    looks = watcher(config, *services, start_times=lambda: {"spark": starts.pop(0)})[0]
+    for _ in range(STARTS + 1):
+        looks.look()
+    disk.f_bavail = 10**6
+    looks.look()
+    assert notices(config) == [("service disk", "firing"), ("service disk", "resolved")]
+    looks._state = looks._state.model_copy(update={"outages": {}})  # as some minutes later
+    looks.look()
+    assert notices(config)[2:] == [("service kafka", "firing"), ("service spark", "firing")]
 
 
 def test_watch_names_what_does_not_answer_before_it_is_an_alert(config: Settings) -> None:

@@ -38,6 +38,7 @@ TEXTS = {
     "service snowflake": "Snowflake does not answer: 250001",
     "service aws": "AWS does not answer: Could not connect to the endpoint URL",
     "service disk": "topic t: a disk is full: that of the engine, of Spark or of the object store",
+    "service supervisor": "iceberg/t1: /my state/ports.json is damaged (ValidationError)",
 }
 
 

@@ -112,7 +112,7 @@ def test_named_types_are_reused() -> None:
         ('"string"', "not a record but string"),
         (record({"name": "f", "type": {"type": "array", "items": "null"}}), "no bytes"),
         (record({"name": "$$offset", "type": "long"}), "metadata column"),
-        (record({"name": "_deleted", "type": "boolean"}), "_deleted has the name of"),
+        (record({"name": "_Deleted", "type": "boolean"}), "_Deleted has the name of"),
     ],
 )
 def test_refused(schema: str, reason: str) -> None:

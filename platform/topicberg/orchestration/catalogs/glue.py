@@ -64,10 +64,8 @@ class Glue:
         """Return whether Glue points to the table's state, if only to another file of it."""
         found = glue.get_table(lakehouse.glue(), *table.glue_table)
         location = glue.metadata_location(found) if found else None
-        if location is None or location == iceberg.metadata_location:
-            return location is not None
         if location not in {entry.metadata_file for entry in iceberg.metadata.metadata_log}:
-            return False
+            return location == iceberg.metadata_location
         pointed = StaticTable.from_metadata(location, iceberg.io.properties)
         return glue.registered_state(pointed) == glue.registered_state(iceberg)
 

@@ -59,11 +59,13 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         from topicberg.alerts.active import active_alerts
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.dagster_health import full_disk
         from topicberg.alerts.dagster_ui import ui_url
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
+        from topicberg.alerts.outages import DISK
         from topicberg.alerts.settings import alert_settings
-        from topicberg.alerts.watch import reported_faults
+        from topicberg.alerts.watch import fault, reported_faults
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
@@ -74,7 +76,15 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         others = stored_states(context.instance, config, location)
         others.pop(SENSOR, None)
         seen = observe(context.instance, context.repository_def, state, wrong, location)
-        seen = replace(seen, elsewhere=reported_faults(others.values()))
+        elsewhere = reported_faults(others.values())
+        if config.deployment == "local" and "watch" in others and full_disk(config.state_dir):
+            elsewhere.setdefault(
+                DISK,  # which the watch cannot write then
+                state.outages[DISK].alert
+                if DISK in state.outages
+                else fault("disk", "it is full", datetime.now(UTC), ""),
+            )
+        seen = replace(seen, elsewhere=elsewhere)
         ui = ui_url(config, chosen)
         state, faults = evaluate(state, seen, ui, address_of(RUNBOOK, ui))
         decisions = read_decisions(config)
@@ -85,11 +95,10 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         shown = _digest(listed, began)
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
         events = [alerts_event(config, listed)] if has_list and _is_news(state.shown, shown) else []
-        shown = shown if events else state.shown
-        reported = ", ".join(sorted(state.alerts)) or "no active alerts"
         ended = time.time()
         rests_until = ended + REST_SECONDS if ended - began > LONG_SECONDS else None
-        changes = {"shown": shown, "rests_until": rests_until}
+        changes = {"shown": shown if events else state.shown, "rests_until": rests_until}
+        reported = ", ".join(sorted(state.alerts)) or "no active alerts"
         return dg.SensorResult(
             skip_reason="; ".join([reported, *problems]),
             cursor=state.model_copy(update=changes).model_dump_json(),

@@ -1,9 +1,9 @@
 """The sensor that keeps the catalogs at the newest metadata of tables that no engine ingests.
 
 The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
-table is registered again once its metadata has been another one than a catalog's for two ticks; if
-the run fails, is cancelled or never starts, a few times again. A pointer in Glue that was moved
-manually stays: the check ``pointer`` reports it.
+table is registered again once its metadata has been another one than a catalog's for two ticks, and
+a few times more if that fails. A pointer in Glue that was moved manually stays: the check
+``pointer`` reports it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     def register_again(
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
-        lakehouse = topicberg_lakehouse
         tags = _TAGS | location_tags(location_of_sensor(context))
         unfinished = dg.RunsFilter(tags=tags, statuses=UNFINISHED)
         if busy := under_way(context.instance, unfinished):
@@ -95,10 +94,10 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         )
         behind: list[LakeTable] = []
         problems: list[Exception] = []
-        catalog = lakehouse.peek().catalog(lakehouse.config)
+        catalog = topicberg_lakehouse.peek().catalog(topicberg_lakehouse.config)
         for table in tables:
             try:
-                if _is_behind(lakehouse, catalog, table, before, after):
+                if _is_behind(topicberg_lakehouse, catalog, table, before, after):
                     behind.append(table)
             except Exception as error:  # it stops no other table
                 if classify(error) is not None:
@@ -112,10 +111,11 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         if idle:
             return dg.SkipReason("the catalogs have the newest metadata of every table")
         requests = []
-        if behind:
+        if behind:  # one run for all: it takes longer to start than a table to be registered
             after.run_key = f"catalogs:{after.life}-{after.requests}"
             after.requests += 1
-            requests.append(_request(behind, after.run_key))
+            selected = [table.key(system) for table in behind for system in catalogs()]
+            requests.append(dg.RunRequest(after.run_key, asset_selection=selected, tags=_TAGS))
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
     return register_again
@@ -147,12 +147,3 @@ def _is_behind(
     else:
         after.seen[name] = state
     return False
-
-
-def _request(behind: list[LakeTable], run_key: str) -> dg.RunRequest:
-    """One run for all of them: a run takes longer to start than a table to be registered."""
-    return dg.RunRequest(
-        run_key=run_key,
-        asset_selection=[table.key(system) for table in behind for system in catalogs()],
-        tags=_TAGS,
-    )
