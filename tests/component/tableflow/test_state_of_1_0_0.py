@@ -9,6 +9,7 @@ import os
 import tarfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -43,7 +44,7 @@ ARCHIVE = PROJECT_ROOT / "tests" / "data" / "state-1.0.0.tar.xz"
 OBJECTS = "state-of-1.0.0.objects"
 """Property of the catalog: the folder of the objects."""
 RECORDS, COMMITTED, BATCH = 40, 20, 10
-TOPICS = {
+TOPICS: dict[str, dict[str, Any]] = {
     "shop.customers": {"write_mode": "upsert", "key": {"format": "string"}},
     "shop.vectors": {
         **{"write_mode": "upsert", "key": {"format": "string"}, "table": {"format_version": 3}}
