@@ -19,8 +19,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.project_code import send
 from topicberg.settings import settings
+from topicberg.shipping.project import send
 from topicberg.spark import CONNECT_MODE, new_session, quote
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.transforms.derivation import TableName

@@ -23,8 +23,8 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.orchestration.assets.derived import code_version, derivation
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.project import VARIABLE
-from topicberg.project_code import send
 from topicberg.settings import settings
+from topicberg.shipping.project import send
 from topicberg.spark import new_session
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.topics import load_topics

@@ -26,7 +26,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from topicberg.errors import TopicbergError
-from topicberg.project_code import is_project, source_file_of
+from topicberg.shipping.project import is_project, source_file_of
 
 Name = tuple[str, str]
 """A module, and a name in it."""

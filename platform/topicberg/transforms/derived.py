@@ -38,7 +38,6 @@ from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.iceberg.tables import find_table
-from topicberg.project_code import OF_DRIVER
 from topicberg.retry import (
     classify,
     conflicts,
@@ -47,6 +46,7 @@ from topicberg.retry import (
     with_service,
     without_jvm,
 )
+from topicberg.shipping.project import OF_DRIVER
 from topicberg.spark import missing_module, quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing

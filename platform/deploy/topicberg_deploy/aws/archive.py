@@ -7,14 +7,11 @@ beside it puts all of them on Python's path. An image of one's own has the same 
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -28,9 +25,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-import topicberg
 from topicberg.errors import TopicbergError
-from topicberg.packages import needed
 from topicberg.project import (
     FILE,
     VARIABLE,
@@ -39,7 +34,9 @@ from topicberg.project import (
     python_versions,
     read_project,
 )
-from topicberg.project_code import files_of, libraries, packages
+from topicberg.shipping import files
+from topicberg.shipping.project import files_of, libraries, packages
+from topicberg.shipping.requirements import needed
 from topicberg.topics.sources import COMPONENT_FILE
 
 ARCHIVE = "topicberg.tar.gz"
@@ -125,40 +122,29 @@ def version(root: Path) -> str:
             hint="let `requires-python` include it, or set TOPICBERG_SPARK_REMOTE and compute the "
             "derived tables there",
         )
-    digest = hashlib.sha256(entry_point().encode())
-    for name, path in sorted(_files(root).items()):
-        digest.update(f"{name}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    digest.update(_requirements(root).encode())
-    for name, distribution in sorted(_not_in_index(root).items()):
-        digest.update(f"{name}\0{distribution.read_text('RECORD')}\0".encode())
-    return digest.hexdigest()[:16]
+    distributions = sorted(_not_in_index(root).items())
+    records = [package.read_text("RECORD") or "" for _, package in distributions]
+    return files.version(_files(root), entry_point(), _requirements(root), *records)
 
 
 def _files(root: Path) -> dict[str, Path]:
     """Return name in the archive → file, but for the files that Python makes."""
     project = read_project(root)
-    files = dict(_below(Path(topicberg.__file__).parent, "library/topicberg"))
+    packed = dict(files.below(files.LIBRARY, "library/topicberg"))
     for folder in (project.topics, project.schemas):
-        for name, path in _below(root / folder, f"project/{folder}"):
+        for name, path in files.below(root / folder, f"project/{folder}"):
             if not any(part.startswith(".") for part in path.relative_to(root).parts):
-                files[name] = path
+                packed[name] = path
     for path in sorted((root / project.defs).rglob(COMPONENT_FILE)) if project.defs else ():
-        files[f"project/{path.relative_to(root)}"] = path
+        packed[f"project/{path.relative_to(root)}"] = path
     for place in packages(root).values():
         # A package that is installed elsewhere is found in "src".
         parent = "src" if place.parent != root else ""
         for name, path in files_of(place):
-            files[str(Path("project", parent, "" if place.is_file() else place.name, name))] = path
+            packed[str(Path("project", parent, "" if place.is_file() else place.name, name))] = path
     if (root / FILE).is_file():
-        files[f"project/{FILE}"] = root / FILE
-    return files
-
-
-def _below(folder: Path, inside: str) -> Iterator[tuple[str, Path]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield f"{inside}/{path.relative_to(folder)}", path
+        packed[f"project/{FILE}"] = root / FILE
+    return packed
 
 
 def _requirements(root: Path) -> str:
@@ -249,33 +235,20 @@ def built(root: Path) -> Iterator[Path]:
         requirements.write_text(_requirements(root))
         _install(requirements, folder / SITE)
         path = folder / ARCHIVE
-        files = dict(_below(folder / SITE, SITE)) | _library_files(root) | _files(root)
-        with (
-            path.open("wb") as file,
-            gzip.GzipFile("", "wb", 6, file, mtime=0) as zipped,
-            tarfile.open(fileobj=zipped, mode="w") as tar,
-        ):
-            for name, source in sorted(files.items()):
-                tar.add(source, name, recursive=False, filter=_anonymous)
+        with path.open("wb") as file:
+            site = dict(files.below(folder / SITE, SITE))
+            files.pack(site | _library_files(root) | _files(root), file)
         yield path
-
-
-def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out of an archive whose files they are, and when they were written."""
-    info.uid = info.gid = info.mtime = 0
-    info.uname = info.gname = ""
-    return info
 
 
 def _library_files(root: Path) -> dict[str, Path]:
     """Return the files of libraries that no package index has."""
-    found = {}
-    for one in _not_in_index(root).values():
-        for file in one.files or ():
-            path = Path(str(one.locate_file(file)))
-            if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
-                found[f"{SITE}/{file}"] = path
-    return found
+    return {
+        f"{SITE}/{name}": path
+        for one in _not_in_index(root).values()
+        for name, path in files.installed_files(one)
+        if "__pycache__" not in path.parts
+    }
 
 
 def write_image_context(root: Path, folder: Path) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.derived import DerivedTable, code_version, derivation
 from topicberg.orchestration.assets.lake import Lake, find_derived
-from topicberg.project_code import packages, pickle_by_value
+from topicberg.shipping.project import packages, pickle_by_value
 from topicberg.spark import CONNECT_MODE
 from topicberg.topics import check_topics
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow, write_window

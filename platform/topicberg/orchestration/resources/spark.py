@@ -11,8 +11,8 @@ from pyspark.errors.exceptions.connect import SparkConnectException
 from pyspark.sql import SparkSession
 
 from topicberg.orchestration.resources.lakehouse import connect
-from topicberg.project_code import send
 from topicberg.settings import settings
+from topicberg.shipping.project import send
 from topicberg.spark import NO_SUBSTITUTION, check_spark
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from topicberg.errors import TopicbergError, first_line
+from topicberg.shipping.workers import code_version, on_worker, ship
 from topicberg.tableflow.batch.failures import explain, is_of_service
 from topicberg.tableflow.batch.sizing import FILE_RECORDS, usual_tasks
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch, joined, outcome
-from topicberg.tableflow.decode.shipping import code_version, on_worker, ship
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.memory import lacking_memory
 

@@ -7,8 +7,6 @@ Spark Connect sessions.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import logging
 import tarfile
 import tempfile
@@ -18,7 +16,8 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from topicberg.packages import needed
+from topicberg.shipping import files
+from topicberg.shipping.requirements import needed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,19 +52,16 @@ WORKERS_OWN = frozenset({"pyspark", "py4j", "pyarrow"})
 @lru_cache
 def code_version() -> str:
     """Return a hash of the modules of topicberg in this Python."""
-    digest = hashlib.sha256()
-    package = _package()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return files.version(
+        {name: path for name, path in files.below(files.LIBRARY) if path.suffix == ".py"}
+    )
 
 
 @lru_cache
 def _folder() -> str:
     """Return the name of the folder into which workers unpack the code: it has its version."""
     versions = sorted(f"{name} {one.version}" for name, one in _distributions().items())
-    digest = hashlib.sha256("\n".join([code_version(), *versions]).encode())
-    return f"{PACKAGE}-{digest.hexdigest()[:16]}"
+    return f"{PACKAGE}-{files.version({}, code_version(), *versions)}"
 
 
 def ship(spark: SparkSession) -> None:
@@ -106,21 +102,11 @@ def _archive() -> IO[bytes]:
     target = tempfile.NamedTemporaryFile(prefix=f"{PACKAGE}-", suffix=".tar.gz")  # noqa: SIM115
     with tarfile.open(target.name, "w:gz", compresslevel=1) as tar:
         for package in _distributions().values():
-            for file in package.files or ():
-                source = Path(str(package.locate_file(file)))
-                if ".." not in file.parts and source.is_file():
-                    tar.add(source, str(file))
-        # With the code that was compiled already, which Numba knows by a hash of its source.
-        for path in _package().rglob("*"):
-            if path.is_file():
-                tar.add(path, str(Path(PACKAGE) / path.relative_to(_package())))
+            for name, path in files.installed_files(package):
+                tar.add(path, name)
+        # With what was compiled already, by Python and by Numba: the times of the files stay.
+        tar.add(files.LIBRARY, PACKAGE)
     return target
-
-
-def _package() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
-    assert spec is not None and spec.origin is not None  # noqa: S101, PT018  it is this package
-    return Path(spec.origin).parent
 
 
 @lru_cache

@@ -9,7 +9,7 @@ ONLY_WHAT_IS_SENT = """
 import sys
 from importlib.metadata import packages_distributions
 
-from topicberg.tableflow.decode.shipping import WORKERS_OWN, _distributions
+from topicberg.shipping.workers import WORKERS_OWN, _distributions
 
 sent = {name.lower() for name in _distributions()} | WORKERS_OWN | {"topicberg"}
 missing = {

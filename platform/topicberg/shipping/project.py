@@ -8,17 +8,16 @@ Tests, hidden files, keys and large files are no part of it.
 from __future__ import annotations
 
 import ast
-import hashlib
-import io
 import logging
 import os
 import re
 import sys
-import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from itertools import accumulate, chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 from topicberg.errors import TopicbergError
 from topicberg.project import FILE, project_name, read_project
 from topicberg.settings import settings
+from topicberg.shipping.files import below, pack, version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,25 +85,13 @@ def files_of(place: Path) -> Iterator[tuple[str, Path]]:
     if place.is_file():
         yield place.name, place
         return
-    for path in sorted(place.rglob("*")):
-        parts = path.relative_to(place).parts
-        if path.is_file() and "__pycache__" not in parts and is_shipped(path, parts):
-            yield "/".join(parts), path
-
-
-def is_shipped(path: Path, parts: Collection[str]) -> bool:
-    """Return whether a file leaves this machine.
-
-    :param parts: of its path from the folder that is shipped
-    """
-    if any(part.startswith(".") or _TESTS.fullmatch(part) for part in parts):
-        return False
-    if _SECRETS.fullmatch(path.name):
-        return False
-    if path.suffix != ".py" and path.stat().st_size > MAX_FILE_BYTES:
-        _warn_of_size(path)
-        return False
-    return True
+    for name, path in below(place):
+        if any(part.startswith(".") or _TESTS.fullmatch(part) for part in name.split("/")):
+            continue
+        if path.suffix != ".py" and path.stat().st_size > MAX_FILE_BYTES:
+            _warn_of_size(path)
+        elif not _SECRETS.fullmatch(path.name):
+            yield name, path
 
 
 @cache
@@ -135,9 +123,10 @@ def send(spark: SparkSession, root: Path) -> None:
                 if place.is_file():
                     spark.addArtifacts(str(place), pyfile=True)
                     continue
-                data = archive(files_of(place))
-                path = Path(folder) / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}.zip"
-                path.write_bytes(data)
+                files = dict(files_of(place))
+                path = Path(folder) / f"{name}-{version(files)}.tar.gz"
+                with path.open("wb") as file:
+                    pack(files, file)
                 spark.addArtifacts(f"{path}#{name}", archive=True)
             except Exception as error:  # only tables with Python functions need it
                 logger.warning(
@@ -146,17 +135,6 @@ def send(spark: SparkSession, root: Path) -> None:
                     name,
                     error,
                 )
-
-
-def archive(files: Iterable[tuple[str, Path]]) -> bytes:
-    """Return a ZIP of files, the same for the same content."""
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as zipped:
-        for name, path in sorted(files):
-            info = zipfile.ZipInfo(name)  # of 1980, without the rights of the file
-            info.external_attr = 0o644 << 16
-            zipped.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
-    return data.getvalue()
 
 
 def pickle_by_value(own: dict[str, Path]) -> None:
@@ -187,15 +165,10 @@ def _of_driver(own: dict[str, Path]) -> set[str]:
         before = len(of_driver)
         for name, others in imports.items():
             # An import of a.b executes a as well.
-            if {prefix for each in (name, *others) for prefix in _prefixes(each)} & of_driver:
+            modules = (accumulate(each.split("."), "{}.{}".format) for each in (name, *others))
+            if not of_driver.isdisjoint(chain.from_iterable(modules)):
                 of_driver.add(name)
     return of_driver
-
-
-def _prefixes(module: str) -> Iterator[str]:
-    while module:
-        yield module
-        module = module.rpartition(".")[0]
 
 
 def _modules(own: dict[str, Path]) -> Iterator[tuple[str, Path]]:
@@ -223,12 +196,9 @@ def _imports(path: Path, module: str, *, at_once: bool = False) -> Iterator[str]
             case ast.Import():
                 yield from (each.name for each in node.names)
             case ast.ImportFrom():
-                is_package = path.name == "__init__.py"
-                base = module if is_package else module.rpartition(".")[0]
-                for _ in range(node.level - 1):
-                    base = base.rpartition(".")[0]
-                parts = (base if node.level else "", node.module or "")
-                origin = ".".join(part for part in parts if part)
+                package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                parts = package.split(".")[: package.count(".") + 2 - node.level]
+                origin = ".".join(filter(None, [*(parts if node.level else ()), node.module]))
                 yield origin
                 yield from (f"{origin}.{each.name}" for each in node.names)
             case ast.If() if "TYPE_CHECKING" in ast.dump(node.test):
@@ -302,14 +272,11 @@ def is_project(module: str, package: str) -> bool:
     return bool(file and not is_library(Path(file))) or outer in _own_packages()
 
 
-def _own_packages() -> frozenset[str]:
+def _own_packages() -> Collection[str]:
     """Return the packages of the project; none if there is no valid project."""
-    try:
-        return _packages_of(settings().project_root)
-    except TopicbergError:
-        return frozenset()
+    with suppress(TopicbergError):
+        return _packages_once(settings().project_root)
+    return ()
 
 
-@cache
-def _packages_of(root: Path) -> frozenset[str]:
-    return frozenset(packages(root))
+_packages_once = cache(packages)

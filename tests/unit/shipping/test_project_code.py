@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from pyspark import cloudpickle
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 from python_project import write_project
 
-from topicberg import project_code
 from topicberg.errors import TopicbergError
-from topicberg.project_code import archive, files_of, libraries, packages, pickle_by_value, send
+from topicberg.shipping import project
+from topicberg.shipping.files import pack, version
+from topicberg.shipping.project import files_of, libraries, packages, pickle_by_value, send
 
 LIMIT = 1000
 
@@ -73,7 +75,7 @@ def test_package_that_is_missing_is_named(root: Path) -> None:
 def test_files_leave_out_tests_secrets_and_large_files(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(project_code, "MAX_FILE_BYTES", LIMIT)
+    monkeypatch.setattr(project, "MAX_FILE_BYTES", LIMIT)
     (root / "src/parcels/model.bin").write_bytes(b"0" * (LIMIT + 1))
     (root / "src/parcels/__pycache__").mkdir()
     (root / "src/parcels/__pycache__/x.pyc").touch()
@@ -83,26 +85,34 @@ def test_files_leave_out_tests_secrets_and_large_files(
 
 
 def test_archive_is_the_same_for_the_same_content(root: Path) -> None:
-    first = archive(files_of(root / "src/parcels"))
+    first, named = archive(root / "src/parcels"), version(dict(files_of(root / "src/parcels")))
     for path in (root / "src/parcels").rglob("*"):
         path.touch()
         path.chmod(0o700)
-    assert archive(files_of(root / "src/parcels")) == first
+    assert archive(root / "src/parcels") == first
+    assert version(dict(files_of(root / "src/parcels"))) == named
     (root / "src/parcels/zones.json").write_text("{}")
-    assert archive(files_of(root / "src/parcels")) != first
+    assert archive(root / "src/parcels") != first
+    assert version(dict(files_of(root / "src/parcels"))) != named
+
+
+def archive(package: Path) -> bytes:
+    target = io.BytesIO()
+    pack(dict(files_of(package)), target)
+    return target.getvalue()
 
 
 def test_modules_that_import_topicberg_are_sent_by_value(root: Path) -> None:
-    assert project_code._of_driver(packages(root)) == {"parcels.pipelines"}
+    assert project._of_driver(packages(root)) == {"parcels.pipelines"}
     (root / "src/parcels/more.py").write_text("def f():\n    from parcels import pipelines\n")
     (root / "src/parcels/other.py").write_text("from .pipelines import described\n")
     (root / "src/parcels/typed.py").write_text(
         "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import pyspark\n"
     )
-    found = project_code._of_driver(packages(root))
+    found = project._of_driver(packages(root))
     assert found == {"parcels.pipelines", "parcels.other"}
     (root / "src/parcels/__init__.py").write_text("from parcels.pipelines import labels\n")
-    assert "parcels.prices" in project_code._of_driver(packages(root))
+    assert "parcels.prices" in project._of_driver(packages(root))
 
 
 def test_pickled_function_of_a_pipeline_imports_no_topicberg(
@@ -140,7 +150,7 @@ def test_send_names_archives_by_their_content(root: Path) -> None:
     (root / "src/parcels/zones.json").write_text("{}")
     send(sessions[2], root)
     (package, kinds), module = sessions[0].sent
-    assert package.endswith(".zip#parcels")
+    assert package.endswith(".tar.gz#parcels")
     assert kinds == {"archive": True}
     assert module == ("rates.py", {"pyfile": True})
     assert sessions[1].sent == sessions[0].sent

@@ -1,0 +1,1 @@
+"""Code that leaves this machine: which it is, and how the workers of Spark get it."""
