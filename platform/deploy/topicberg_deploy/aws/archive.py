@@ -122,8 +122,8 @@ def version(root: Path) -> str:
             hint="let `requires-python` include it, or set TOPICBERG_SPARK_REMOTE and compute the "
             "derived tables there",
         )
-    found = sorted(_not_in_index(root).items())
-    records = [package.read_text("RECORD") or "" for _, package in found]
+    distributions = sorted(_not_in_index(root).items())
+    records = [package.read_text("RECORD") or "" for _, package in distributions]
     return files.version(_files(root), entry_point(), _requirements(root), *records)
 
 
