@@ -67,7 +67,7 @@ def clock_error(table: Table, error: Exception) -> TopicbergError | None:
 
 def _skew(table: Table) -> float | None:
     """Return how many seconds the catalog's clock is ahead, if it has said so."""
-    return getattr(table.catalog, "skew_seconds", None)  # type: ignore[no-any-return]
+    return getattr(table.catalog, "skew_seconds", None)
 
 
 def _text(milliseconds: float) -> str:
