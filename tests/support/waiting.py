@@ -9,7 +9,9 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-def wait_until(condition: Callable[[], Found | None], patience: float = 60, pause: float = 0.5) -> Found:
+def wait_until(
+    condition: Callable[[], Found | None], patience: float = 60, pause: float = 0.5
+) -> Found:
     """Return the first true result, checked every ``pause`` seconds for ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while not (found := condition()):

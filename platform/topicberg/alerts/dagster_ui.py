@@ -21,11 +21,11 @@ from topicberg.settings import Settings
 
 DAEMON_PATIENCE = 8.0
 """The next look confirms it: after a laptop slept, the first heartbeat is old."""
-CODE_PATIENCE, SLOW_PATIENCE = 12.0, 30.0
-"""A web server that shows a large graph to someone answers late."""
+CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, NO_ANSWER, "does not tick")
+"""A web server that shows a large graph to someone answers late; a daemon that stands still ticks
+no sensor before its heartbeat is old."""
 UI_START_SECONDS = 180.0
-"""In which Dagster's web server and daemon may start, on a busy machine; that their process ended
-is reported at once."""
+"""In which they may start on a busy machine; that their process ended is reported at once."""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
 
 
@@ -158,6 +158,6 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         title="the code location of Dagster",
         remediation="correct the file and reload the code location (Deployment, Reload). Until "
         "then, only the engine sends alerts",
-        patience=lambda why: SLOW_PATIENCE if SLOW in why or NO_ANSWER in why else CODE_PATIENCE,
+        patience=lambda why: SLOW_PATIENCE if any(t in why for t in _SLOW) else CODE_PATIENCE,
         causes=(WEBSERVER, DAEMON),
     )
