@@ -150,7 +150,7 @@ def connection_error(
         )
         return NotFoundError(f"{subject}: the host name {host} does not resolve", hint=hint)
     server = _server(text, chain) or address or service
-    rows = _TLS
+    rows: tuple[tuple[str, ...], ...] = _TLS
     if _OF_CERTIFICATE.search(text):
         rows = _CERTIFICATES
         if asks and not any(re.search(row[0], text, re.IGNORECASE) for row in rows):
