@@ -286,9 +286,13 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     (integration,) = [one for one in graph if one.key == key]
     engine.converge(integration, context, quiet)
     assert engine.examine(integration, context).action is Action.KEEP
-    setting = f"{'unity' if catalog == 'unity' else 'catalog'}_{field}"
-    new = SecretStr("a new one") if field == "client_secret" else "a new one"
-    context.deploy = context.deploy.model_copy(update={setting: new})
+    new = {field: SecretStr("a new one") if field == "client_secret" else "a new one"}
+    if catalog == "unity":
+        unity = context.config.unity.model_copy(update=new)
+        context.config = context.config.model_copy(update={"unity": unity})
+    else:
+        login = context.deploy.catalog.model_copy(update=new)
+        context.deploy = context.deploy.model_copy(update={"catalog": login})
     step = engine.examine(integration, context)
     assert (step.action, step.lines()) == (
         Action.CHANGE,
@@ -297,7 +301,7 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     engine.converge(integration, context, quiet)
     assert catalogs["tci-1"]["spec"]["config"][field] == "a new one"
     again = opened(server, catalog)[0]  # another process
-    again.deploy = context.deploy
+    again.config, again.deploy = context.config, context.deploy
     for needed in (ENVIRONMENT, confluent_apis.CLUSTER, "key/tableflow"):
         again.live[needed] = context.need(needed)
     again.live[PROVIDER_INTEGRATION] = Live("cspi-1")
