@@ -239,7 +239,7 @@ class _Decoder:
         try:
             if self._framing is not None and header is None:
                 own = self._framing.wire(half, raw)
-            pairings = {of: writers.pairing(one) for of, one in writers.accepted.items()}
+            pairings = {of: writers.pairing(name) for of, name in writers.accepted.items()}
             refused = {**writers.foreign.missing, **writers.refused}
             record = half.record_framing().framed(own, header)
             pairing, body = resolved(name, record, guids, pairings, refused)

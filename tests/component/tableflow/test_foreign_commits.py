@@ -35,6 +35,7 @@ from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.service import control
 from topicberg.tableflow.table.reread import Reread, reread
+from topicberg.topics.discovery import FoundSchema, FoundTopic
 from topicberg.topics.requests import StoredRequest, write_request
 
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", "4"))
@@ -339,7 +340,8 @@ def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
     lake.overwrite(before)
     with pytest.raises(TableflowError, match="another writer"):
         lake.commit()
-    control.enable(config, spec.name)
+    found = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
+    control.enable(config, spec.name, discovered=found)
     as_settings(config)
     monkeypatch.setattr(command, "_open", lambda _: (spec, lake.table, lake.topic.endpoints))
     command.resume(spec.name)

@@ -179,7 +179,7 @@ def test_table_of_1_0_0_is_continued(
     assert sorted(row["value"] for row in own.rows()) == own.expected()
     snapshots = [*ancestry(own.table)]
     assert before.current_snapshot() in snapshots
-    assert all(summary(each)["topicberg.version"] == "1.0.0" for each in ancestry(before))
+    assert all(summary(each)["topicberg-version"] == "1.0.0" for each in ancestry(before))
     head = summary(snapshots[0])
     assert head.items() >= {END_OFFSETS: "[20,20]", **IN_SUMMARY}.items()
     after = own.table.properties

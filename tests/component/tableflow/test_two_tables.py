@@ -15,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.service.engine import Ingestor
-from topicberg.tableflow.service.topic_table import TopicTable
+from topicberg.tableflow.service.topic_table import BatchTable
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics import TopicSpec
 
@@ -66,7 +66,7 @@ def two_tables(topic: MemoryTopic, catalog: SqlCatalog) -> Ingestor:
     ingestor = Ingestor(topic.spec, endpoints, topic.config)
     other = OtherSpec.model_validate(topic.spec.model_dump(by_alias=True))
     shared = ingestor._foreign, ingestor._framing, lambda: None, None
-    ingestor.tables = (*ingestor.tables, TopicTable(other, endpoints, topic.config, *shared))
+    ingestor.tables = (*ingestor.tables, BatchTable(other, endpoints, topic.config, *shared))
     return ingestor
 
 

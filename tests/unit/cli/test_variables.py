@@ -22,7 +22,7 @@ _NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
         ("TOPICBERG_KAFKA_BOOSTRAP", "did you mean TOPICBERG_KAFKA_BOOTSTRAP?"),
         ("topicberg_alert_slack_urll", "did you mean TOPICBERG_ALERT_SLACK_URL?"),
         ("TOPICBERG_SCHEMA_REGISTRY_TOKN", "did you mean TOPICBERG_SCHEMA_REGISTRY_TOKEN?"),
-        ("TOPICBERG_QWERTZ", "it has no effect"),
+        ("TOPICBERG_QWERTZUIOPASDF", "it has no effect"),
     ],
 )
 def test_misspelled_setting_is_named(name: str, meant: str) -> None:

@@ -13,7 +13,7 @@ USED = {
     "checks/rules.py": "pyiceberg.expressions.visitors._InclusiveMetricsEvaluator",
     "dagster/executor.py": "dagster._core.execution.plan",
     "formats/protobuf/protoc.py": "grpc_tools._protoc_compiler",
-    "formats/subjects.py": "_rest_client",
+    "formats/registry.py": "_rest_client",
     "spark.py": "_cleanup_ml_cache",
 }
 """At most five, each with its reason beside it. What a class inherits is not counted."""

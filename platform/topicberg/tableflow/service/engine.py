@@ -46,7 +46,7 @@ from topicberg.tableflow.layout.layout import foreign_schemas, read_layout
 from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.service.record_search import Isolation, RecordSearch, discard_written
-from topicberg.tableflow.service.topic_table import TopicTable
+from topicberg.tableflow.service.topic_table import BatchTable
 from topicberg.tableflow.service.turns import turn
 from topicberg.tableflow.table.batch_commit import SchemasFoundError, result
 from topicberg.tableflow.values import skips
@@ -107,8 +107,8 @@ class Ingestor:
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
         check = self._check_abandoned
-        table = TopicTable(spec, endpoints, config, self._foreign, self._framing, check, held_ms)
-        self.tables: tuple[TopicTable, ...] = (table,)
+        table = BatchTable(spec, endpoints, config, self._foreign, self._framing, check, held_ms)
+        self.tables: tuple[BatchTable, ...] = (table,)
         """Which each batch fills: a topic has one."""
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)

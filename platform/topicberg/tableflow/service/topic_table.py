@@ -53,7 +53,7 @@ CurrentOffsets = tuple[Offsets, int | None]
 """The offsets up to which a topic was last seen to have no record, and when."""
 
 
-class TopicTable:
+class BatchTable:
     """What is known of it between two batches; not thread-safe."""
 
     def __init__(
@@ -95,19 +95,19 @@ class TopicTable:
         """
         table = self.loader.load(layout, log.beginning)
         head = table.current_snapshot()
-        held = committed(table, head)
-        check_recreated(self.spec, held, log)
+        state = committed(table, head)
+        check_recreated(self.spec, state, log)
         self.foreign_commits.check(table)
-        if held.offsets:
+        if state.offsets:
             self.loader.held_ms = now_ms
-        first = first_offsets(self.spec, self._endpoints, table, held, log)
-        offsets = held.offsets or {**log.beginning, **first}
-        self.log_check.check(table, offsets, held.last_records, log)
-        seen_ms = current[1] if held.offsets == current[0] else None
+        first = first_offsets(self.spec, self._endpoints, table, state, log)
+        offsets = state.offsets or {**log.beginning, **first}
+        self.log_check.check(table, offsets, state.last_records, log)
+        seen_ms = current[1] if state.offsets == current[0] else None
         kept_ms = partial(tombstone_ms, self._endpoints, self.spec.name)
         watched = kept_ms if self.spec.is_compacted else None
-        missed = DeleteWatch(watched, table, held, now_ms, seen_ms)
-        return TablePlan(number, table, head, layout, held, offsets, missed)
+        missed = DeleteWatch(watched, table, state, now_ms, seen_ms)
+        return TablePlan(number, table, head, layout, state, offsets, missed)
 
     def read_plan(self, into: TablePlan) -> ReadPlan:
         """Return how the records of a batch become files of the table.
