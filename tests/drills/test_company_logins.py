@@ -358,9 +358,7 @@ def deployment(
             "STATE_DIR": str(tmp_path / "state"),
             "BUCKET": before.bucket,
             "DERIVED_BUCKET": before.derived_bucket,
-            "SNOWFLAKE_HOST": str(snowflake_at.host),
-            "SNOWFLAKE_PORT": str(snowflake_at.port),
-            "SNOWFLAKE_PROTOCOL": str(snowflake_at.protocol),
+            "SNOWFLAKE_URL": f"{snowflake_at.protocol}://{snowflake_at.host}:{snowflake_at.port}",
         }
         for name, value in given.items():
             monkeypatch.setenv(f"TOPICBERG_{name}", value)

@@ -116,8 +116,11 @@ def run(
         "ICEBERG_REST_DELEGATION": "vended-credentials",
     }
     for service in ("KAFKA", "SCHEMA_REGISTRY", "ICEBERG_REST"):
-        given |= {f"{service}_CLIENT_ID": "engine", f"{service}_CLIENT_SECRET": SECRET}
-        given[f"{service}_TOKEN_URI"] = f"{server}/ok"
+        given |= {
+            f"{service}_OAUTH__CLIENT_ID": "engine",
+            f"{service}_OAUTH__CLIENT_SECRET": SECRET,
+        }
+        given[f"{service}_OAUTH__TOKEN_URI"] = f"{server}/ok"
 
     def invoke(*words: str, **changes: str) -> tuple[Result, str]:
         for name, value in (given | changes).items():
@@ -171,7 +174,7 @@ def test_oauth_server_that_refuses_is_named(
     ("path", "said", "hint"),
     [
         ("catalog", "refuses to read: {url}/catalog: engine may not LOAD_TABLE (403)", "grant"),
-        ("unknown", "refuses the login: {url}/unknown", "_AUDIENCE"),
+        ("unknown", "refuses the login: {url}/unknown", "_OAUTH"),
     ],
 )
 def test_catalog_that_refuses_a_query_is_named(
@@ -191,7 +194,7 @@ def test_registry_that_refuses_is_reported_beside_the_status(run: Run) -> None:
 
 @pytest.mark.parametrize("fault", ["secret", "expired", "scope", "realm", "down"])
 def test_kafka_without_a_token_names_the_oauth_server(run: Run, server: str, fault: str) -> None:
-    _, text = run("peek", "stock_trades", KAFKA_TOKEN_URI=f"{server}/{fault}")
+    _, text = run("peek", "stock_trades", KAFKA_OAUTH__TOKEN_URI=f"{server}/{fault}")
     assert f"the OAuth server {server}/{fault}" in text
     if fault != "down":
         _, code, reason = REFUSALS[fault]

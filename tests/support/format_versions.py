@@ -25,7 +25,7 @@ from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.snapshots import changed_files
-from topicberg.iceberg.summaries import END_OFFSETS, operation_of, summary
+from topicberg.iceberg.summaries import LAST_RECORDS, operation_of, summary
 from topicberg.query import load_extensions
 from topicberg.tableflow.values.commit import add_files
 
@@ -70,7 +70,7 @@ def written(table: Table, rows: pa.Table) -> list[DataFile]:
 def assert_summary_has_hours(table: Table, column: str) -> None:
     """Assert that the summary of the newest batch has the hours that its files say."""
     head = table.current_snapshot()
-    if head is None or operation_of(head) == Operation.REPLACE or END_OFFSETS not in summary(head):
+    if head is None or operation_of(head) == Operation.REPLACE or LAST_RECORDS not in summary(head):
         return
     file_hours, files = FileHours(table, column), [file for file, _ in changed_files(table, head)]
     assert file_hours.summarized(head) == file_hours.of_all(files, head)

@@ -6,7 +6,7 @@ import errno
 import os
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,11 +32,14 @@ def shown(
 
 
 @pytest.fixture
-def database() -> Path:
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))  # not that of the session's stack
+    settings.cache_clear()
     path = settings().state_dir / "dagster" / "schedules" / "schedules.db"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True)
     path.write_bytes(b"garbage" * 1000)
-    return path
+    yield path
+    settings.cache_clear()
 
 
 def test_damaged_database_is_named(shown: Callable[..., str], database: Path) -> None:
@@ -47,7 +50,6 @@ def test_damaged_database_is_named(shown: Callable[..., str], database: Path) ->
             raise RuntimeError("of a library") from error
 
     text = shown(command)
-    database.unlink()
     assert f"Dagster: it cannot use its database {database}: file is not a database" in text
     assert f"move {database} away" in text
     assert "Traceback" not in text

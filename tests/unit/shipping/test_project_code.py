@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -126,7 +127,8 @@ def test_pickled_function_of_a_pipeline_imports_no_topicberg(
     pickle_by_value(packages(root))
     pickled = cloudpickle.dumps(pipelines.described)  # type: ignore[no-untyped-call]
     assert b"parcels.prices" in pickled
-    assert b"topicberg" not in pickled
+    # The path of this checkout may have the name.
+    assert not re.search(rb"topicberg[.\x94]", pickled)
 
 
 class Session:
