@@ -307,6 +307,19 @@ def _expire_some(table: Table, random: Random) -> None:
     assert _only_of(removed, kept, table.io) == reached(removed) - reached(kept)
 
 
+def test_expiry_keeps_a_tagged_file_that_was_added_again(catalog: SqlCatalog) -> None:
+    own = {END_OFFSETS: "[]"}
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [0]}), own)
+    first = table.metadata.snapshots[0]
+    (file,) = files.live_files(table)
+    table.manage_snapshots().create_tag(first.snapshot_id, "kept").commit()
+    _add_again(table, Random(0))
+    table.refresh().delete("id == 0", own)
+    _, again, last = table.refresh().metadata.snapshots
+    assert file.file_path not in _only_of([again], [first, last], table.io)
+
+
 STAGED = {"wap.id": "audit-1"}
 
 

@@ -274,16 +274,22 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
     dropped = {
         path: manifest for path, manifest in of_removed.items() if path not in kept_manifests
     }
-    sequence = {
-        entry.data_file.file_path: entry.sequence_number or 0
-        for entry in entries(io, dropped.values())
-    }
+    paths, numbers, adders = set[str](), set[int](), set[int | None]()
+    for entry in entries(io, dropped.values()):
+        paths.add(entry.data_file.file_path)
+        numbers.add(entry.sequence_number or 0)
+        adders.add(entry.snapshot_id)
     files = {snapshot.manifest_list for snapshot in removed} | dropped.keys()
-    if sequence:
+    if paths:
         related: Iterable[ManifestFile] = kept_manifests.values()
         if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
-            first, last = min(sequence.values()), max(sequence.values())
+            first, last = min(numbers), max(numbers)
             own = {snapshot.snapshot_id for snapshot in kept if is_own(snapshot)}
+            known = {snapshot.snapshot_id: is_own(snapshot) for snapshot in (*removed, *kept)}
+            # Others may add a file again, which an earlier snapshot has, too.
+            has_earlier = any((snapshot.sequence_number or 0) < first for snapshot in kept)
+            if not all(known.get(adder or 0, not has_earlier) for adder in adders):
+                first = 0
             # The others were written before all of these files, or hold only files that topicberg
             # added later.
             related = (
@@ -297,8 +303,8 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
                 )
             )
         for entry in entries(io, related):
-            sequence.pop(entry.data_file.file_path, None)
-        files |= sequence.keys()
+            paths.discard(entry.data_file.file_path)
+        files |= paths
     return files
 
 
