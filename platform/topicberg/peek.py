@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
@@ -215,9 +214,12 @@ class _Decoder:
         if half.subject is None and not self._spec.section(name).has_schema:
             return _bytes(raw), not_text(name, raw) if name in self._texts else None, None
         own = raw
+        malformed: str | None = None
         if self._framing is not None and header is None:
-            with suppress(MalformedError):  # which is reported with the record
+            try:
                 own = self._framing.wire(half, raw)
+            except MalformedError as error:
+                malformed = str(error)
         if half.subject is not None:
             record = half.record_framing().framed(own, header)
         elif half.framing == "glue":
@@ -232,16 +234,15 @@ class _Decoder:
         shown = str(schema) if half.framing == "glue" and schema is not None else number
         if half.subject is None:
             return self._of_any_type(name, number, record, raw), None, shown
+        if malformed is not None:
+            return _bytes(raw), malformed, shown
         half = replace(half, subject=replace(half.subject, guids=guids))
         writers = replace(self._writers[name], half=half)
         writers.refused.clear()
         writers.accepted.update(candidates(writers))
+        pairings = {of: writers.pairing(writer) for of, writer in writers.accepted.items()}
+        refused = {**writers.foreign.missing, **writers.refused}
         try:
-            if self._framing is not None and header is None:
-                own = self._framing.wire(half, raw)
-            pairings = {of: writers.pairing(name) for of, name in writers.accepted.items()}
-            refused = {**writers.foreign.missing, **writers.refused}
-            record = half.record_framing().framed(own, header)
             pairing, body = resolved(name, record, guids, pairings, refused)
         except MalformedError as error:
             return _bytes(raw), str(error), shown
