@@ -138,7 +138,7 @@ TABLE = (
         "space; nothing of the batch was committed",
     ),
     _any(
-        r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist",
+        r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist|HeadBucket operation: Not Found",
         MISSING,
         says="the bucket of the table does not exist → restore the bucket, or drop the table to "
         "start again in a new bucket",

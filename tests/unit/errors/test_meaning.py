@@ -134,6 +134,8 @@ def kafka(code: int, text: str) -> KafkaException:
         (OSError("AWS Error ACCESS_DENIED during GetObject"), None, "refuses the cr", "key"),
         (OSError("AWS Error REQUEST_TIME_TOO_SKEWED during Put"), None, "clock differs", "NTP"),
         (OSError("AWS Error NO_SUCH_BUCKET during Create"), None, "bucket of the table", "restore"),
+        (ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadBucket"), None,
+         "bucket of the table", "restore"),
         (OSError("AWS Error INTERNAL_FAILURE during Put"), UNREACHABLE, "store failed", "log"),
         (OSError("AWS Error NETWORK_CONNECTION during HeadObject operation"), UNREACHABLE,
          "the object store does not answer: AWS Error NETWORK", "whether the object store"),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog
@@ -16,8 +15,8 @@ from pyiceberg.types import NestedField
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import UnreachableError
-from topicberg.errors.aws import refusal_of
-from topicberg.errors.meaning import explain, explained
+from topicberg.errors.meaning import explain, explained, means
+from topicberg.errors.table import MISSING
 from topicberg.formats.metadata import EVENT_TIME, METADATA_TYPES, RAW_KEY
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.versions import require_written
@@ -251,9 +250,8 @@ class TableLoader:
                 try:
                     endpoints.boto3("s3", self._config, once).head_bucket(Bucket=bucket)
                 except ClientError as refused:
-                    if refusal_of(refused)[2] == HTTPStatus.NOT_FOUND:
-                        reason = OSError("AWS Error NO_SUCH_BUCKET during HeadBucket operation")
-                        raise explain(subject, reason) from error
+                    if means(refused, MISSING):
+                        raise explain(subject, refused) from error
             raise
 
     def load(self, layout: Layout, beginning: Offsets | None = None) -> Table:
