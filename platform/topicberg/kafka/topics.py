@@ -423,7 +423,8 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
 
     def silent() -> UnreachableError:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
-        server = endpoints.kafka_login.oauth.token_uri
+        login = endpoints.kafka_login
+        server = login.oauth.token_uri if login.auth == "oidc" else None
         return UnreachableError(
             f"Kafka at {endpoints.kafka_listener()[0]} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")
@@ -628,10 +629,8 @@ def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
 
 
 def _describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
-    client = admin_client(endpoints)
-    future = client.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)[
-        topic
-    ]
+    client, topics = admin_client(endpoints), TopicCollection([topic])
+    future = client.describe_topics(topics, request_timeout=TIMEOUT_SECONDS)[topic]
     description: admin.TopicDescription = result_of(future, endpoints, f"describe topic {topic}")
     return description
 

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from pydantic import SecretStr
 
-from topicberg.errors import CertificateError, LoginError, NotFoundError
+from topicberg.errors import CertificateError, LoginError, NotFoundError, UnreachableError
 from topicberg.kafka import topics as kafka
+from topicberg.logins import OAuthFields
 from topicberg.logins.kafka import KafkaLogin
 
 
@@ -87,3 +89,15 @@ def test_reason_that_a_client_reports_is_in_the_error(
     assert says in str(raised.value)
     assert isinstance(raised.value.__cause__, KafkaException)
     assert raised.value.__cause__.args[0].code() == error.code()
+
+
+def test_silent_broker_hint_of_another_login_leaves_out_the_oauth_server() -> None:
+    endpoints, silent = Endpoints(), Future[Any]()
+    oauth = OAuthFields(token_uri="https://login.example/token")
+    endpoints.kafka_login = KafkaLogin(
+        auth="plain", api_key="key", api_secret=SecretStr("secret"), oauth=oauth
+    )
+    silent.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    with pytest.raises(UnreachableError, match="does not answer") as raised:
+        kafka.result_of(silent, cast("Any", endpoints), "describe topic orders")
+    assert "login.example" not in str(raised.value.hint)
