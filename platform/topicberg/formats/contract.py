@@ -130,7 +130,7 @@ class Format(Protocol):
 
         It may refuse any record: the reference decoder then reads it.
 
-        :param places: where the values of the columns go, by name
+        :param slots: where the values of the columns go, by name
         :raises NotCoveredError: there is none
         :raises TableflowError: no record of this writer can be a row of the table
         """

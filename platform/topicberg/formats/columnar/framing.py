@@ -194,9 +194,8 @@ def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
     total = int(headers.ends[-1])
     begins = headers.name_offsets[: total + 1]
     indexes = np.flatnonzero(np.diff(begins) == len(name))
-    indexes = indexes[
-        headers.names[begins[indexes]] == name[0]
-    ]  # then fewer whole names are compared
+    # The first letters come first, so that fewer whole names are compared.
+    indexes = indexes[headers.names[begins[indexes]] == name[0]]
     if len(indexes):
         letters = headers.names[begins[indexes][:, None] + np.arange(len(name))]
         indexes = indexes[(letters == np.frombuffer(name, np.uint8)).all(axis=1)]

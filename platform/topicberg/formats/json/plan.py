@@ -243,7 +243,7 @@ def _read_as(
             kind: Kind = "json" if is_json else "string"
             return replace(node, kind=kind, opening='"' if is_json else "")
         if node.meaning.values == JSON_TEXT and not is_json:
-            if node.opening:  # a field without an opening is no text
+            if node.opening:  # the values are never text
                 raise _unlike(subject, node, column, path)
             return replace(node, kind="string")
     expected = meaning or (latest.unit if latest else None)

@@ -53,7 +53,7 @@ _MAX_BITS = 62
 def emit_record(code: ProgramCode, plan: JsonPlan, slots: Mapping[str, Slot]) -> None:
     """Append the instructions that read a record's object.
 
-    :param places: where the values of the columns go, by name
+    :param slots: where the values of the columns go, by name
     :raises NotCoveredError: there are none
     """
     match plan.kind:

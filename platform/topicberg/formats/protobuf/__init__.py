@@ -111,9 +111,8 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
 
     :raises TableflowError: as :func:`written` and :func:`reader`
     """
-    written(
-        resolved_schema.writer, resolved_schema.latest, resolved_schema.message
-    )  # it can become a table
+    # This checks that the schema can become a table.
+    written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
     columns, plan, _ = reader(resolved_schema)
     return frozenset(
         columns[field.column].name for field in plan.fields if field.column is not None

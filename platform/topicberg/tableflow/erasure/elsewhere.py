@@ -63,9 +63,8 @@ def _others(table: Table, location: str) -> Iterator[Table]:
         for name in table.catalog.list_tables(namespace):
             if name == table.name():
                 continue
-            with suppress(
-                NoSuchTableError, NoSuchIcebergTableError
-            ):  # it is dropped, or not of Iceberg
+            # It may be dropped meanwhile, or not be a table of Iceberg.
+            with suppress(NoSuchTableError, NoSuchIcebergTableError):
                 other = table.catalog.load_table(name)
                 place = f"{place_of(data_folder(other) or other.location()).rstrip('/')}/"
                 if place.startswith(folder) or folder.startswith(place):

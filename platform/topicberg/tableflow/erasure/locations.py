@@ -216,9 +216,9 @@ class RowLocations:
         """Return all tainted snapshots but the head, and the refs that lead to them."""
         tainted = self.tainted_snapshots()
         refs = self._table.metadata.refs
-        tags = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
+        names = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
         head = self._table.metadata.current_snapshot_id
-        return Expirable(frozenset(tainted - {head}), frozenset(tags))
+        return Expirable(frozenset(tainted - {head}), frozenset(names))
 
     def _named_by(self, manifest_files: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
         """Return manifest → path of each file that it names, also of removed ones.
@@ -232,5 +232,5 @@ class RowLocations:
             files = [entry.data_file for entry in entries]
             for file in files:
                 check_format(self._table, file)
-            self._named_files[path] = [path.file_path for path in files if is_parquet(path)]
+            self._named_files[path] = [file.file_path for file in files if is_parquet(file)]
         return {path: self._named_files[path] for path in manifest_files}

@@ -153,5 +153,5 @@ def find_column(schema: Schema, name: str) -> tuple[ColumnPath, IcebergType] | N
 
     Iceberg does not allow a column ``a.b`` beside such a field.
     """
-    structs = (struct for struct in fields_in_structs(schema.fields) if ".".join(struct[0]) == name)
-    return next(structs, None)
+    fields = fields_in_structs(schema.fields)
+    return next((field for field in fields if ".".join(field[0]) == name), None)

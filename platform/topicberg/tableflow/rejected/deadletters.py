@@ -75,7 +75,7 @@ class _State(BaseModel):
 
     topic_id: str
     logged: dict[str, str] = Field(default_factory=dict)
-    """See :class:`topicberg.tableflow.rejected.deadletters.Places`."""
+    """See :class:`Places`."""
 
 
 @dataclass

@@ -124,7 +124,7 @@ class Isolation:
         return partition, offset
 
     def blame(self, culprit: PartitionOffset) -> None:
-        """Go on behind a record that was found."""
+        """Continue behind a record that was found."""
         partition, offset = culprit
         self._go_on({partition: offset + 1})
         self.blamed += 1

@@ -156,9 +156,8 @@ def changed_by_others(table: Table, spec: TopicSpec) -> Iterator[ForeignCommits]
     """
     before = summaries.checkpoint(table)
     known = before.snapshot_id if before is not None else None
-    line = [*takewhile(lambda snapshot: snapshot.snapshot_id != known, summaries.ancestry(table))][
-        ::-1
-    ]
+    newest_first = summaries.ancestry(table)
+    line = [*takewhile(lambda snapshot: snapshot.snapshot_id != known, newest_first)][::-1]
     if before is None:
         # Behind expired snapshots, rows that replaced all others look like those of a new table.
         before = table.snapshot_by_name(summaries.CHECKPOINT_TAG)
