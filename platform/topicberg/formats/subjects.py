@@ -10,6 +10,7 @@ from uuid import UUID
 MAX_SCHEMA_BYTES = 1024 * 1024
 """Characters of a schema, including all that it refers to."""
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
+DEFAULT_CONTEXT = "."
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,6 @@ class Subject:
     schemas: Mapping[int, RegisteredSchema]
     latest: RegisteredSchema
     guids: Mapping[UUID, int] = field(default_factory=dict)
-
-
-DEFAULT_CONTEXT = "."
 
 
 class SchemaReader(Protocol):

@@ -12,6 +12,26 @@ from numpy.typing import NDArray
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.formats.columnar.framing import HeaderArrays
 
+READ_SECONDS = 60.0
+"""A read that gets no record for this time fails."""
+READER: dict[str, object] = {
+    "log_level": 2,
+    "group.id": "topicberg",  # required by the client
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "check.crcs": True,
+    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
+    "fetch.wait.max.ms": 20,
+    # The default, a second, is longer than most batches, and delays records of other offsets.
+    "fetch.queue.backoff.ms": 10,
+}
+"""Properties of librdkafka for reading some offsets."""
+DAMAGED = (
+    *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
+    KafkaError.INVALID_MSG,
+)
+
 
 class Records:
     """Records of a topic, as arrays; those of one call are overwritten by the next."""
@@ -203,27 +223,6 @@ def _slice(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.uint8], at: int
 ) -> bytes | None:
     return data[offsets[at] : offsets[at + 1]].tobytes() if present[at] else None
-
-
-READ_SECONDS = 60.0
-"""A read that gets no record for this time fails."""
-READER: dict[str, object] = {
-    "log_level": 2,
-    "group.id": "topicberg",  # required by the client
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "check.crcs": True,
-    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
-    "fetch.wait.max.ms": 20,
-    # The default, a second, is longer than most batches, and delays records of other offsets.
-    "fetch.queue.backoff.ms": 10,
-}
-"""Properties of librdkafka for reading some offsets."""
-DAMAGED = (
-    *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
-    KafkaError.INVALID_MSG,
-)
 
 
 class FetchError(UnreachableError):

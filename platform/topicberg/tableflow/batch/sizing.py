@@ -25,6 +25,12 @@ FILE_RECORDS = 500_000
 """Of a large batch, about as many are read and written by one task, into a file."""
 LEARNT_BYTES = 1_000_000
 """Files of fewer bytes are mostly metadata, so nothing is learnt from them."""
+MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}
+"""The most records of a batch, by write mode: the keys of an upsert are held in memory."""
+BatchPart = tuple[Offsets, Offsets]
+"""Of a batch that failed: where the part begins that is read next, and where it ends."""
+SAMPLED_RECORDS = 1_000
+"""The size of larger batches is sampled before they are read."""
 
 
 class Learnt(BaseModel):
@@ -112,14 +118,6 @@ def small(record_bytes: float | None) -> int:
     return max(1, min(SMALL_RECORDS, int(SMALL_BYTES / (record_bytes or 1))))
 
 
-MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}
-"""The most records of a batch, by write mode: the keys of an upsert are held in memory."""
-Part = tuple[Offsets, Offsets]
-"""Of a batch that failed: where the part begins that is read next, and where it ends."""
-SAMPLED_RECORDS = 1_000
-"""The size of larger batches is sampled before they are read."""
-
-
 class BatchLimits:
     """Where the batches of one topic end."""
 
@@ -149,12 +147,13 @@ class BatchLimits:
         self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
 
     def next_batch(
-        self, offsets: Offsets, log: TopicLog, skip: set[PartitionOffset], part: Part | None
+        self, offsets: Offsets, log: TopicLog, skip: set[PartitionOffset], part: BatchPart | None
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known.
 
         :param offsets: the first ones that the table lacks
         :param skip: records to leave out
+        :param part: the only one to read; None: all that the limits allow
         """
         beginning, cut = log.beginning, self._ends
         start = {p: offsets.get(p, beginning[p]) for p in log.end}

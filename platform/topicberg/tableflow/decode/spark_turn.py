@@ -22,6 +22,11 @@ from topicberg.tableflow.decode.tasks import Task
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+TASK_BYTES = 128 * 1024 * 1024
+"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
+each writes its files."""
+MAX_TASKS = 256
+
 
 class SparkTurn:
     """It is taken when it is needed, and given back at the end of the step."""
@@ -73,12 +78,6 @@ class SparkTurn:
         with suppress(Exception):  # the jobs end by themselves
             check_spark(self._url)  # Spark's client would retry for a minute
             session.interruptTag(self._tag)
-
-
-TASK_BYTES = 128 * 1024 * 1024
-"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
-each writes its files."""
-MAX_TASKS = 256
 
 
 def ingest_by_spark(

@@ -28,8 +28,10 @@ from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.message_fields import VALUE, MessageField, sameness, twins
 
+logger = logging.getLogger(__name__)
 MAX_FOREIGN_WRITERS = 100
 """The most schemas of other subjects by which the records of one batch are decoded."""
+UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 UNREADABLE_SCHEMA = (TableflowError, ValueError, KeyError, TypeError, RecursionError)
 """What the functions of a format raise at a schema that cannot be used."""
 
@@ -152,9 +154,6 @@ def why(error: Exception) -> str:
     return error.message if isinstance(error, TableflowError) else f"{type(error).__name__}"
 
 
-logger = logging.getLogger(__name__)
-
-
 def message_decoder(writers: Writers) -> MessageDecoder:
     """Return how keys or values are decoded; of schemas that the registry lacks, it knows nothing.
 
@@ -205,9 +204,6 @@ def _programs(
         else:
             starts.append((number, begin[0]))
     return Programs.of(code, starts, language) if starts else None
-
-
-UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 
 
 class UnknownSchemaError(MalformedError):

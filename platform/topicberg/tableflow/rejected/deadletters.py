@@ -61,6 +61,8 @@ _MIN_CLIENT_BYTES = 4_000_000
 """The state of what is logged may be larger than a dead letter."""
 _RECORD_OVERHEAD = 512
 """The most bytes that Kafka adds to a key and a value."""
+CHUNK = 1 << 16
+KEPT_CHUNKS = 50
 COLUMNS = (
     *("partition", "offset", "timestamp_ms", "timestampType", "headers", "key", "value"),
     *("reason", "schema_id"),
@@ -336,10 +338,6 @@ def _fields(message: Message) -> dict[str, Any]:
         "timestamp_ms": milliseconds,
         "headers": [{"key": name, "value": value} for name, value in headers or ()],
     }
-
-
-CHUNK = 1 << 16
-KEPT_CHUNKS = 50
 
 
 class Places:
