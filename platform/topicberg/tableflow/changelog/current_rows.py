@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -27,6 +27,7 @@ from topicberg.tableflow.changelog.old_keys import OldKeys
 from topicberg.tableflow.changelog.placeholders import toastable
 from topicberg.tableflow.layout.meanings import columns_of
 from topicberg.tableflow.layout.message_fields import MessageField
+from topicberg.tableflow.layout.upsert_key import MetadataColumn
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.arrays import flags
 
@@ -43,10 +44,9 @@ class FoldTarget:
     """
 
     topic: str
-    columns: Mapping[str, str]
-    """The names of metadata columns."""
+    metadata_column: MetadataColumn
     rows: Sequence[NestedField]
-    """The columns of the table without these."""
+    """The columns of the table without the metadata columns."""
     table: Table
     head: Snapshot | None
     index: KeyIndex
@@ -68,12 +68,11 @@ class FoldTarget:
     @property
     def order_columns(self) -> list[str]:
         """The columns of partition, source's time and source's position."""
-        names = (PARTITION, SOURCE_TIMESTAMP, SOURCE_POSITION)
-        return [self.columns[name] for name in names]
+        return [*map(self.metadata_column, (PARTITION, SOURCE_TIMESTAMP, SOURCE_POSITION))]
 
     @property
     def offset_column(self) -> str:
-        return self.columns[OFFSET]
+        return self.metadata_column(OFFSET)
 
     @property
     def key_columns(self) -> list[str]:

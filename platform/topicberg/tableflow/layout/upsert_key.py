@@ -26,6 +26,7 @@ from topicberg.tableflow.layout.message_fields import Layout, MessageField, inne
 from topicberg.tableflow.values.key_values import KeyShape
 
 MetadataColumn = Callable[[str], str]
+"""See :meth:`.TopicSpec.metadata_column`."""
 NO_KEY = "the record has no key to upsert by"
 IDENTITY = "__topicberg_identity"
 """What identifies a row of an upsert table: the text of a decoded key, or the raw key."""
@@ -109,7 +110,6 @@ def upsert_key(
 ) -> UpsertKey:
     """Return the key of an upsert table.
 
-    :param metadata_column: see :meth:`.TopicSpec.metadata_column`
     :param columns: of the table
     """
     if layout.key.subject is None:

@@ -16,7 +16,6 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.endpoints import Endpoints
-from topicberg.formats.metadata import METADATA_TYPES
 from topicberg.iceberg import summaries
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
@@ -167,11 +166,9 @@ class BatchCommitter:
         may_move = subject is not None and len(subject.schemas) > 1
         may_move |= FoldState.of(table, head).has_fewer_partitions(len(batch.end))
         index = self._keys.of_changes(table, keys)
-        names = (*METADATA_TYPES, *self._spec.change_columns)
-        columns = {name: self._spec.metadata_column(name) for name in names}
         rows, key = row_columns(self._spec, table.schema().fields), into.layout.key
-        name = self._spec.name
-        target = FoldTarget(name, columns, rows, table, head, index, keys, key)
+        of_spec = self._spec.name, self._spec.metadata_column
+        target = FoldTarget(*of_spec, rows, table, head, index, keys, key)
         self._progress = BatchProgress(batch, plan.latest, self._unread, may_move)
         changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)
         folded = Folding(target, self._progress, changes, lost).fold()
