@@ -286,9 +286,9 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
             first, last = min(numbers), max(numbers)
             own = {snapshot.snapshot_id for snapshot in kept if is_own(snapshot)}
             known = {snapshot.snapshot_id: is_own(snapshot) for snapshot in (*removed, *kept)}
-            # Others may add a file again, which an earlier snapshot has, too.
-            has_earlier = any((snapshot.sequence_number or 0) < first for snapshot in kept)
-            if not all(known.get(adder or 0, not has_earlier) for adder in adders):
+            # Others may add a file again, which an earlier snapshot or another branch has, too.
+            is_line = _follow(kept, removed)
+            if not all(known.get(adder or 0, is_line) for adder in adders):
                 first = 0
             # The others were written before all of these files, or hold only files that topicberg
             # added later.
@@ -318,6 +318,13 @@ def _lines(known: Iterable[Snapshot], heads: Iterable[Snapshot]) -> set[int]:
             found.add(number)
             number = parents[number]
     return found
+
+
+def _follow(kept: Sequence[Snapshot], removed: Sequence[Snapshot]) -> bool:
+    """Return whether each kept snapshot comes from the same one, and that from all removed ones."""
+    known = {snapshot.snapshot_id for snapshot in kept}
+    first = [snapshot for snapshot in kept if snapshot.parent_snapshot_id not in known]
+    return len(first) == 1 and {s.snapshot_id for s in removed} <= _lines([*removed, *first], first)
 
 
 def _source(snapshot: Snapshot) -> int | None:
