@@ -284,7 +284,6 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
         related: Iterable[ManifestFile] = kept_manifests.values()
         if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
             first, last = min(numbers), max(numbers)
-            own = {snapshot.snapshot_id for snapshot in kept if is_own(snapshot)}
             known = {snapshot.snapshot_id: is_own(snapshot) for snapshot in (*removed, *kept)}
             # Others may add a file again, which an earlier snapshot or another branch has, too.
             is_line = _follow(kept, removed)
@@ -299,7 +298,7 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
                 and (
                     manifest.min_sequence_number <= last
                     or manifest.existing_files_count != 0
-                    or manifest.added_snapshot_id not in own
+                    or not known.get(manifest.added_snapshot_id or 0)
                 )
             )
         for entry in entries(io, related):
