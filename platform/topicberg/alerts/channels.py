@@ -163,17 +163,6 @@ def _built_in(
 
     :param suffix: what the name has after the kind
     """
-    for kind, send in _senders(config, chosen, to):
-        yield kind + suffix, partial(send, kind + suffix)
-
-
-def _senders(
-    config: Settings, chosen: AlertSettings, to: AlertAddresses
-) -> Iterator[tuple[str, Callable[[str, Notice], None]]]:
-    """Yield each kind of channel that has an address, and what sends a notice there.
-
-    That gets the name of the channel, for messages.
-    """
     posts: tuple[tuple[str, SecretStr | None, Callable[[Notice], object]], ...] = (
         ("webhook", to.webhook_url, lambda notice: notice.model_dump(mode="json")),
         ("slack", to.slack_url, slack_message),
@@ -181,13 +170,13 @@ def _senders(
     )
     for kind, url, body in posts:
         if url is not None:
-            yield kind, partial(_post_as, url, body)
+            yield kind + suffix, partial(_post_as, url, body, kind + suffix)
     if to.pagerduty_key is not None:
         key, pagerduty = to.pagerduty_key.get_secret_value(), SecretStr(chosen.pagerduty_url)
         event = partial(pagerduty_event, routing_key=key, source=config.prefix)
-        yield "pagerduty", partial(_post_as, pagerduty, event)
+        yield f"pagerduty{suffix}", partial(_post_as, pagerduty, event, f"pagerduty{suffix}")
     if to.email_to is not None:
-        yield "email", partial(_mail, chosen, to.email_to)
+        yield f"email{suffix}", partial(_mail, chosen, to.email_to, f"email{suffix}")
 
 
 def _added(config: Settings) -> Iterator[tuple[str, Send]]:

@@ -32,7 +32,7 @@ _KEYS = {
 _WAITED_FOR = [SERVICE + service.key for service in SERVICES.values()]
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"
-    r"((?P<plain>a disk is full|\S[^\n]{0,300}\.json is damaged)\b.*|"
+    r"((?P<plain>a disk is full|/[^\n]{0,300}/(?:credentials|ports|runtime)\.json is damaged)\b.*|"
     r"(?P<login>the login to )?"
     rf"(?P<service>{'|'.join(_KEYS)})(?: at \S+| \(s3\))?(?: \((?:[^()]|\([^()]*\))*\))? "
     r"(?P<verb>does not answer|does not list its topics|cannot be reached|"

@@ -77,6 +77,15 @@ def fault(name: str, why: str, since: datetime, remediation: str, title: str = "
     )
 
 
+def disk_fault(config: Settings) -> Alert | None:
+    """Return the alert of the state directory if its disk is full."""
+    if (full := full_disk(config.state_dir)) is None:
+        return None
+    why, hint = split_hint(full)
+    texts = {"title": "the disk is full", "what": f"the state directory: {why}"}
+    return fault("disk", why, datetime.now(UTC), hint or "").model_copy(update=texts)
+
+
 def how_to_restart(name: str) -> str:
     """Return the remediation of a service of the local stack that does not answer."""
     return (
@@ -234,17 +243,13 @@ class Watcher(threading.Thread):
         faults = {key: alert.model_copy(update=links) for key, alert in self._watch.look().items()}
         self._report(faults)
         outage, now = self._state.outages.get(DISK), datetime.now(UTC)
-        if (full := full_disk(self._config.state_dir)) is not None:  # what all else follows from
-            why, hint = split_hint(full)
-            disk = fault("disk", why, now, hint or "").model_copy(
-                update={"title": "the disk is full", "what": f"the state directory: {why}", **links}
-            )
-            outage = Outage(alert=disk, seen_at=now)
+        if disk := disk_fault(self._config):  # what all else follows from
+            outage = Outage(alert=disk.model_copy(update=links), seen_at=now)
         if outage and now - outage.seen_at < LEFTOVER:  # who waited for space needs a moment
             for key, alert in faults.items():
                 if alert.since <= outage.seen_at + MARGIN:
                     faults[key] = alert.model_copy(update={"cause": DISK})
-            faults |= {DISK: outage.alert} if full else {}
+            faults |= {DISK: outage.alert} if disk else {}
         known = self._state.model_copy(update={"outages": {DISK: outage} if outage else {}})
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)

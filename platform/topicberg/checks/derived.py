@@ -29,6 +29,7 @@ from topicberg.iceberg.summaries import summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.publish import published_snapshot
+from topicberg.transforms.target import head_id
 from topicberg.transforms.unread import Known, SourceTable, computable, held, late_rows, unread
 from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
@@ -152,8 +153,7 @@ def check_up_to_date(
         if hours.start <= this_hour
     ]
     keys = partitions(Hours(each.start, min(each.stop, this_hour + 1)) for each, _ in due)
-    head = table.current_snapshot() if table else None
-    known = Known(head=head.snapshot_id if head else None, read=everything)
+    known = Known(head=head_id(table), read=everything)
     memory = Memory(table=uuid, since=since, known=known)
     old = list[Hours]()
     if table:

@@ -75,9 +75,7 @@ class Files:
         partitions: dict[Partition, int] = {}
         renumbered = [np.empty(0, np.int32)]
         for part in parts:
-            number = [
-                partitions.setdefault(partition, len(partitions)) for partition in part.partitions
-            ]
+            number = [partitions.setdefault(values, len(partitions)) for values in part.partitions]
             renumbered.append(np.array(number, np.int32)[part["partition"]])
         numbers = np.concatenate([np.empty(0, _NUMBERS), *(part.numbers for part in parts)])
         numbers["partition"] = np.concatenate(renumbered)

@@ -53,9 +53,7 @@ def head_manifests(table: Table) -> list[ManifestFile]:
 def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:
     """Return path → manifest, of all these snapshots together."""
     lists = in_parallel(lambda snapshot: snapshot.manifests(io), snapshots)
-    return {
-        manifest.manifest_path: manifest for manifest_list in lists for manifest in manifest_list
-    }
+    return {m.manifest_path: m for manifest_list in lists for m in manifest_list}
 
 
 def entries_by_manifest(

@@ -54,7 +54,7 @@ def ensure_table(
         has rows of others
     """
     check_names(f"table {'.'.join(name)}", columns.names)
-    head, table = head_id(before) if before else None, before or find_table(catalog, name)
+    head, table = head_id(before), before or find_table(catalog, name)
     if table is None:
         table = _create(catalog, name, columns, partition, format_version)
     else:
@@ -209,8 +209,9 @@ def optional(columns: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in columns])
 
 
-def head_id(table: Table) -> int | None:
-    head = table.current_snapshot()
+def head_id(table: Table | None) -> int | None:
+    """Return the newest snapshot of ``main``; None: the table has none, or does not exist."""
+    head = table.current_snapshot() if table else None
     return head.snapshot_id if head else None
 
 

@@ -70,7 +70,7 @@ def _packed(ranges: Iterable[Unread]) -> str:
 
 
 def _unpacked(ranges: Any) -> Any:
-    """Return ranges from their text; those of a model that is made in code are no text."""
+    """Return ranges from their text; those of a model that is made in code are a list."""
     if not isinstance(ranges, str):
         return ranges
     fields = json.loads(zlib.decompress(b64decode(ranges)))
@@ -284,16 +284,6 @@ def _unread(
         yield Unread(hours.start, hours.stop, first, clock, change.since, change.since)
 
 
-def first_in_time(committed: datetime, max_lateness: timedelta | None) -> int:
-    """Return the first hour since 1970 that is computed because of rows committed at a time.
-
-    :param max_lateness: how long after an hour that is at most; None: for ever
-    """
-    if max_lateness is None or max_lateness == FOREVER:
-        return BEFORE_EVERYTHING
-    return int((committed - max_lateness).timestamp()) // 3600
-
-
 def _by_lateness(
     changes: Iterable[Unread], limit: timedelta | None
 ) -> tuple[list[Unread], list[Unread]]:
@@ -303,7 +293,10 @@ def _by_lateness(
     """
     late, rest = list[Unread](), list[Unread]()
     for change in changes:
-        first_hour = first_in_time(datetime.fromtimestamp(change.since / 1000, UTC), limit)
+        first_hour = BEFORE_EVERYTHING
+        if limit is not None and limit != FOREVER:
+            committed = datetime.fromtimestamp(change.since / 1000, UTC)
+            first_hour = int((committed - limit).timestamp()) // 3600
         late += _within(Hours(BEFORE_EVERYTHING, first_hour), [change])
         rest += _within(Hours(first_hour, sys.maxsize), [change])
     return late, rest

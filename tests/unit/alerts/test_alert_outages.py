@@ -93,6 +93,13 @@ def test_outage_without_a_watch_is_one_alert_until_all_are_back(key: str) -> Non
     assert operator.tick(QUIET) == [("resolved", key)]
 
 
+def test_outage_of_the_supervisor_does_not_follow_from_a_damaged_request_of_a_topic() -> None:
+    damaged = failing("/my state/tableflow/requests/t0.json is damaged")[:1]
+    assert Operator().tick(replace(QUIET, failed_checks=damaged)) == [
+        ("firing", "check iceberg/t0:tableflow")
+    ]
+
+
 @pytest.mark.parametrize("key", TEXTS)
 def test_outage_that_the_watch_reports_is_sent_by_no_sensor_not_even_afterwards(key: str) -> None:
     operator = Operator()

@@ -320,6 +320,24 @@ def test_expiry_keeps_a_tagged_file_that_was_added_again(catalog: SqlCatalog) ->
     assert file.file_path not in _only_of([again], [first, last], table.io)
 
 
+def test_expiry_keeps_a_file_of_a_branch_that_an_expired_snapshot_added_again(
+    catalog: SqlCatalog,
+) -> None:
+    own = {END_OFFSETS: "[]"}
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [0]}), own)
+    (file,) = files.live_files(table)
+    base = table.metadata.snapshots[0].snapshot_id
+    table.manage_snapshots().create_branch(base, "kept").commit()
+    _add_again(table, Random(0))
+    table.refresh().append(pa.table({"id": [1]}), own)
+    table.delete("id == 0", own)
+    table.append(pa.table({"id": [2]}), own, branch="kept")
+    # Earlier, the first two expired: the one that wrote the file, and the one that added it again.
+    _, _, removed, last, of_branch = table.refresh().metadata.snapshots
+    assert file.file_path not in _only_of([removed], [last, of_branch], table.io)
+
+
 STAGED = {"wap.id": "audit-1"}
 
 

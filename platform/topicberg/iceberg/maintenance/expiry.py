@@ -284,11 +284,10 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
         related: Iterable[ManifestFile] = kept_manifests.values()
         if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
             first, last = min(numbers), max(numbers)
-            own = {snapshot.snapshot_id for snapshot in kept if is_own(snapshot)}
             known = {snapshot.snapshot_id: is_own(snapshot) for snapshot in (*removed, *kept)}
-            # Others may add a file again, which an earlier snapshot has, too.
-            has_earlier = any((snapshot.sequence_number or 0) < first for snapshot in kept)
-            if not all(known.get(adder or 0, not has_earlier) for adder in adders):
+            # Others may add a file again, which an earlier snapshot or another branch has, too.
+            is_line = _follow(kept, removed)
+            if not all(known.get(adder or 0, is_line) for adder in adders):
                 first = 0
             # The others were written before all of these files, or hold only files that topicberg
             # added later.
@@ -299,7 +298,7 @@ def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) 
                 and (
                     manifest.min_sequence_number <= last
                     or manifest.existing_files_count != 0
-                    or manifest.added_snapshot_id not in own
+                    or not known.get(manifest.added_snapshot_id or 0)
                 )
             )
         for entry in entries(io, related):
@@ -318,6 +317,13 @@ def _lines(known: Iterable[Snapshot], heads: Iterable[Snapshot]) -> set[int]:
             found.add(number)
             number = parents[number]
     return found
+
+
+def _follow(kept: Sequence[Snapshot], removed: Sequence[Snapshot]) -> bool:
+    """Return whether each kept snapshot comes from the same one, and that from all removed ones."""
+    known = {snapshot.snapshot_id for snapshot in kept}
+    first = [snapshot for snapshot in kept if snapshot.parent_snapshot_id not in known]
+    return len(first) == 1 and {s.snapshot_id for s in removed} <= _lines([*removed, *first], first)
 
 
 def _source(snapshot: Snapshot) -> int | None:

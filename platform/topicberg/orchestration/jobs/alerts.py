@@ -59,13 +59,12 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         from topicberg.alerts.active import active_alerts
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
-        from topicberg.alerts.dagster_health import full_disk
         from topicberg.alerts.dagster_ui import ui_url
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
         from topicberg.alerts.outages import DISK
         from topicberg.alerts.settings import alert_settings
-        from topicberg.alerts.watch import fault, reported_faults
+        from topicberg.alerts.watch import disk_fault, reported_faults
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
@@ -77,13 +76,10 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         others.pop(SENSOR, None)
         seen = observe(context.instance, context.repository_def, state, wrong, location)
         elsewhere = reported_faults(others.values())
-        if config.deployment == "local" and "watch" in others and full_disk(config.state_dir):
-            elsewhere.setdefault(
-                DISK,  # which the watch cannot write then
-                state.outages[DISK].alert
-                if DISK in state.outages
-                else fault("disk", "it is full", datetime.now(UTC), ""),
-            )
+        is_watched = config.deployment == "local" and "watch" in others
+        if is_watched and (disk := disk_fault(config)):  # which the watch cannot write then
+            outage = state.outages.get(DISK)
+            elsewhere.setdefault(DISK, outage.alert if outage else disk)
         seen = replace(seen, elsewhere=elsewhere)
         ui = ui_url(config, chosen)
         state, faults = evaluate(state, seen, ui, address_of(RUNBOOK, ui))

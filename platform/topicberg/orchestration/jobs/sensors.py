@@ -66,6 +66,7 @@ from topicberg.orchestration.jobs.watches import MAX_LISTED, TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import Settings
 from topicberg.tableflow.service.wait import held_offsets
+from topicberg.transforms.target import head_id
 from topicberg.wording import listed
 
 INTERVAL_SECONDS = 5
@@ -233,8 +234,7 @@ class SensorTick:
         if iceberg is None:
             self.states[watch.name] = before.flagged(UNREGISTERED, on=False)
             return
-        head, signal = iceberg.current_snapshot(), self._signal(watch)
-        snapshot = head.snapshot_id if head else None
+        snapshot, signal = head_id(iceberg), self._signal(watch)
         state = replace(before, signal=signal or "")
         if watch.origin.reported:
             events, reported = reports(watch.origin, iceberg, before.snapshot)
@@ -245,7 +245,7 @@ class SensorTick:
         if is_new := snapshot != before.snapshot:
             self.changed |= {*watch.readers}
         self.states[watch.name] = replace(state, snapshot=snapshot)
-        if watch.registrations and head:
+        if watch.registrations and iceberg.current_snapshot():
             self.registrations.look(watch, registered_state(iceberg), is_new=is_new)
 
     def _look_at_derived(self, swept: set[str]) -> None:
@@ -278,8 +278,7 @@ class SensorTick:
         assert computation is not None  # noqa: S101  only derived tables are asked
         sources = computation.plan.source_tables(self._table)
         target, state = self._table(watch.origin.identifier), self._state(watch)
-        head = target.current_snapshot() if target else None
-        snapshot = head.snapshot_id if head else None
+        snapshot = head_id(target)
         if snapshot != state.snapshot:
             self.changed |= {*watch.readers}
         is_unfinished = bool(sources) and self.computations.look(watch, target, sources)

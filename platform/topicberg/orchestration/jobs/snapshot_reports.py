@@ -14,6 +14,7 @@ from topicberg.orchestration.assets.metadata import (
     snapshot_metadata,
 )
 from topicberg.orchestration.assets.registry import Table
+from topicberg.transforms.target import head_id
 
 Event = AssetMaterialization | AssetObservation
 BATCH = 200
@@ -27,7 +28,7 @@ def reports(
 
     :param reported: the last snapshot that was reported; None: none was
     """
-    changes, head = changes_since(iceberg, reported), iceberg.current_snapshot()
+    changes = changes_since(iceberg, reported)
     batch = changes.new[:BATCH]
     events = [
         _event(origin, iceberg, snapshot, gap=changes.gap and snapshot is batch[0])
@@ -35,7 +36,7 @@ def reports(
     ]
     if len(batch) < len(changes.new):
         return events, batch[-1].snapshot_id
-    return events, head.snapshot_id if head else None
+    return events, head_id(iceberg)
 
 
 def _event(origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool) -> Event:

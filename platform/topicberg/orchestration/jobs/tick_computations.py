@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 
 import dagster as dg
 from cachetools import LRUCache, cached
@@ -106,7 +107,7 @@ class Computations:
         failed = union(each for left, _ in failures for each in left)
         # What never failed comes first: it does not wait for what fails again and again.
         for chosen in (failed, waiting):
-            ready = _outside([span.hours for span in wanted], chosen)
+            ready = reduce(without, chosen, [span.hours for span in wanted])
             some, _ = spans(computation.partitions, ready, now, MAX_RANGES, first)
             if some:
                 break
@@ -255,15 +256,8 @@ def _left(computation: Computation, run: RequestedRun, target: IcebergTable | No
         if snapshot.timestamp_ms < run.started * 1000:
             break
         if text := summary(snapshot).get(WINDOW):
-            hours = _outside(hours, [window.hours for window in Window.parse_all(text)])
+            hours = reduce(without, (window.hours for window in Window.parse_all(text)), hours)
     return hours
-
-
-def _outside(hours: Sequence[Hours], removed: Sequence[Hours]) -> list[Hours]:
-    left = [*hours]
-    for each in removed:
-        left = without(left, each)
-    return left
 
 
 def _wanted_id(members: Sequence[_Wanted]) -> str:

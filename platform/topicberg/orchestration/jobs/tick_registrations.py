@@ -146,19 +146,21 @@ class Registrations:
 
     def _leave_registered(self) -> None:
         """Leave out the tables that runs have registered, or register, or may only later."""
+        newest: dict[str, RequestedRun] = {}
+        for run in self._of_tables() if self._wanted else ():
+            for state in run.run.tags[_STATES].split(","):
+                newest.setdefault(state, run)
         for watch in self._wanting():
-            for run in self._of_tables():
-                if self._hash(watch) not in run.run.tags[_STATES].split(","):
-                    continue
-                if run.is_active or (run.has_failed and not self._has_registered(watch, run)):
-                    if not run.is_active and run.due <= self._now:
-                        break
-                    if not run.is_active:
-                        self.failed[watch.name] = run
+            if (last := newest.get(self._hash(watch))) is None:
+                continue
+            if last.is_active:
+                del self._wanted[watch.name]
+            elif last.has_failed and not self._has_registered(watch, last):
+                if last.due > self._now:
+                    self.failed[watch.name] = last
                     del self._wanted[watch.name]
-                elif run.run.is_finished:
-                    self._note_registered(watch.name)
-                break
+            elif last.run.is_finished:
+                self._note_registered(watch.name)
 
     def _of_tables(self) -> Iterable[RequestedRun]:
         return (each for each in self._runs.registrations if _STATES in each.run.tags)
