@@ -88,10 +88,24 @@ def problems(given: Iterable[str]) -> list[str]:
     names = known()
     lines = []
     for name in sorted(suspects - names):
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
-        meant = f"did you mean {close[0]}?" if close else "it has no effect"
+        closest = _closest(name.removeprefix(PREFIX), names)
+        meant = f"did you mean {PREFIX}{closest}?" if closest else "it has no effect"
         lines.append(f"{name} is not a setting of topicberg; {meant}")
     return lines
+
+
+def _closest(name: str, names: set[str]) -> str | None:
+    """Return the name that was meant; None: no name is like it.
+
+    :param name: without the prefix, which would make short names alike
+    """
+    others = {other.removeprefix(PREFIX) for other in names}
+    words = {*name.split("_")}
+    # Of a group, the name of the group may be missing, or at another position.
+    wider = [other for other in others if words <= {*other.split("_")}]
+    close = difflib.get_close_matches(name, wider, n=1)
+    close = close or difflib.get_close_matches(name, others, n=1, cutoff=0.85)
+    return next(iter(close), None)
 
 
 def without_effect(names: set[str]) -> list[str]:
