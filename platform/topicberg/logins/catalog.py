@@ -50,8 +50,8 @@ class CatalogLogin(HoldsSecrets):
 
     settings_prefix: ClassVar[str] = PREFIX
     """Of the names of its settings, for messages."""
-    secret_variable: ClassVar[str] = "OAUTH__CLIENT_SECRET"  # noqa: S105  a name
-    """The end of the name of its secret."""
+    oauth_prefix: ClassVar[str] = f"{PREFIX}_OAUTH_"
+    """The same, of those of its OAuth 2 client."""
 
     auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
     """None: by the settings that are given."""
@@ -111,7 +111,7 @@ class CatalogLogin(HoldsSecrets):
         if self.auth != "oauth2":
             return None
         client = self.oauth.model_copy(update={"scope": self.oauth.scope or _SCOPE})
-        return client.client(self.settings_prefix, tuple(self.headers.items()))
+        return client.client(self.oauth_prefix, tuple(self.headers.items()))
 
     def bearer(self) -> str | None:
         """Return a valid token, if the catalog requires one."""
@@ -131,11 +131,15 @@ class CatalogLogin(HoldsSecrets):
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
-        given, names = dict(public), {"oauth2": cls.secret_variable, "token": "TOKEN"}
-        variable = f"{cls.settings_prefix}_{names.get(given.get('auth', ''), '')}"
-        secret = os.environ.get(variable) or None
+        given = dict(public)
+        variables = {
+            "oauth2": f"{cls.oauth_prefix}_CLIENT_SECRET",
+            "token": f"{cls.settings_prefix}_TOKEN",
+        }
+        variable = variables.get(given.get("auth", ""))
+        secret = os.environ.get(variable) or None if variable else None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
-        absent = [] if secret or given.get("auth") not in names else [variable]
+        absent = [] if secret or variable is None else [variable]
         if unknown := set(given.pop("headers", ())) - set(headers):
             absent.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
         if absent:
@@ -249,8 +253,8 @@ class TopicsCatalogLogin(CatalogLogin):
     than the derived tables are in.
     """
 
-    settings_prefix: ClassVar[str] = TOPICS_PREFIX
-    secret_variable: ClassVar[str] = "_CLIENT_SECRET"  # noqa: S105  a name
+    settings_prefix: ClassVar[str] = f"{TOPICS_PREFIX}_"
+    oauth_prefix: ClassVar[str] = settings_prefix
 
 
 class RestCatalog(Group):
