@@ -18,7 +18,7 @@ from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
 from topicberg.errors.meaning import explain
-from topicberg.logins import OAUTH_CLIENT, missing
+from topicberg.logins import OAUTH_CLIENT, absent, missing
 from topicberg.logins.oauth import OAuthClient, OAuthSettings
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -139,12 +139,12 @@ class CatalogLogin(HoldsSecrets):
         variable = variables.get(given.get("auth", ""))
         secret = os.environ.get(variable) or None if variable else None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
-        absent = [] if secret or variable is None else [variable]
+        lacks = [] if secret or variable is None else [variable]
         if unknown := set(given.pop("headers", ())) - set(headers):
-            absent.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
-        if absent:
+            lacks.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
+        if lacks:
             raise TopicbergError(
-                f"the job's environment lacks a secret of the Iceberg catalog: {', '.join(absent)}",
+                f"the job's environment lacks a secret of the Iceberg catalog: {', '.join(lacks)}",
                 hint="add --conf spark.emr-serverless.driverEnv.<name>=<value> to "
                 "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
             )
@@ -282,7 +282,7 @@ class RestCatalog(Group):
 
     def absent(self, *required: str) -> list[str]:
         """Return the variables of the fields without a value."""
-        return [f"{TOPICS_PREFIX}__{name.upper()}" for name in required if not getattr(self, name)]
+        return absent(f"{TOPICS_PREFIX}_", self, *required)
 
     def login(self, warehouse: str | None, *, vends: bool) -> TopicsCatalogLogin:
         """Return the login to a catalog of the server.
@@ -290,10 +290,10 @@ class RestCatalog(Group):
         :param vends: the catalog gives out the keys of the object store
         :raises TopicbergError: settings are missing
         """
-        if absent := self.absent("uri", "client_id", "client_secret", "name"):
+        if names := self.absent("uri", "client_id", "client_secret", "name"):
             raise TopicbergError(
                 "TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
-                f"it requires {', '.join(absent)}",
+                f"it requires {', '.join(names)}",
                 hint="set in Dagster's environment what `topicberg deploy` was given; see "
                 "docs/cloud-tables.md",
             )
