@@ -264,7 +264,7 @@ def _refusal(
     except (ValueError, LookupError, TypeError, AttributeError):
         reason = response.reason or "no reason given"
     reason = next(iter(reason.splitlines()), "")[:300]
-    group = client.prefix.rstrip("_") if client else None
+    name = client.prefix.rstrip("_") if client else None
     if status == 404:
         return CatalogRefusalError(
             f"the catalog does not exist: {uri}, {method} {response.request.path_url}: {reason} "
@@ -278,7 +278,7 @@ def _refusal(
         verb = "read" if method in ("GET", "HEAD") else "write"
         return CatalogRefusalError(
             f"the catalog refuses to {verb}: {uri}, {method} {path}: {reason} (403)",
-            hint=f"grant the principal of {group or f'{prefix}_TOKEN or _ROLE_ARN'} the right to "
+            hint=f"grant the principal of {name or f'{prefix}_TOKEN or _ROLE_ARN'} the right to "
             f"{verb} it; the engine must be allowed to create and commit tables",
         )
     ahead = skew(response)
@@ -289,7 +289,7 @@ def _refusal(
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         reason += f"; its clock is {ahead:+.0f} s from this machine's"
     which = (
-        f"{group} (scope and audience)" if group else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
+        f"{name} (scope and audience)" if name else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
     )
     return CatalogRefusalError(
         f"the catalog refuses the login: {uri}, {method} {path}: {reason} ({status})",

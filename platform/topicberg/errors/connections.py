@@ -154,11 +154,10 @@ def connection_error(
         )
         return NotFoundError(f"{subject}: the host name {host} does not resolve", hint=hint)
     server = _server(text, chain) or address or service
-    rows: tuple[tuple[str, ...], ...] = _TLS
-    if _OF_CERTIFICATE.search(text):
-        rows = _CERTIFICATES
-        if asks and not any(re.search(row[0], text, re.IGNORECASE) for row in rows[:-1]):
-            text = _certificate_text(server, authority) or text
+    rows = _CERTIFICATES if _OF_CERTIFICATE.search(text) else _TLS
+    is_clear = rows is _TLS or any(re.search(row[0], text, re.IGNORECASE) for row in rows[:-1])
+    if asks and not is_clear:
+        text = _certificate_text(server, authority) or text
     for pattern, reason, hint in rows:
         if match := re.search(pattern, text, re.IGNORECASE):
             names = {"server": server, "address": stated.address, "authority": stated.authority}

@@ -132,11 +132,8 @@ class CatalogLogin(HoldsSecrets):
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
         given = dict(public)
-        variables = {
-            "oauth2": f"{cls.oauth_prefix}_CLIENT_SECRET",
-            "token": f"{cls.settings_prefix}_TOKEN",
-        }
-        variable = variables.get(given.get("auth", ""))
+        of_client, token = f"{cls.oauth_prefix}_CLIENT_SECRET", f"{cls.settings_prefix}_TOKEN"
+        variable = {"oauth2": of_client, "token": token}.get(given.get("auth", ""))
         secret = os.environ.get(variable) or None if variable else None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
         lacks = [] if secret or variable is None else [variable]
