@@ -15,12 +15,14 @@ from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
+from topicberg.logins import absent
 from topicberg.logins.catalog import TOPICS_PREFIX, RestCatalog
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
 from topicberg.settings.environment import EnvironmentSettings, FromJson
 from topicberg.topics import TopicSpec
 
+_UNITY_PREFIX = "TOPICBERG_UNITY_"
 FIRST_RELEASE = (8, 1)
 """Of EMR with Spark 4.1: emr-spark-8.0.0 has Spark 4.0, emr-7.x has Spark 3.5."""
 
@@ -140,9 +142,8 @@ def _unity_problems(config: Settings) -> list[str]:
     if first is None:
         return []
     problems = [
-        f"TOPICBERG_UNITY__{name.upper()}: missing; TOPICBERG_UNITY__{first.upper()} is set"
-        for name in needed
-        if not getattr(config.unity, name)
+        f"{name}: missing; TOPICBERG_UNITY__{first.upper()} is set"
+        for name in absent(_UNITY_PREFIX, config.unity, *needed)
     ]
     if config.tableflow == "topicberg":
         problems.append(
@@ -155,12 +156,10 @@ def _unity_problems(config: Settings) -> list[str]:
 def check_secrets(config: Settings, deploy: DeploySettings) -> None:
     """:raises TopicbergError: the secret of a client is missing, which only `create` sends"""
     in_rest_catalog = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
-    needed = {
-        f"{TOPICS_PREFIX}__CLIENT_SECRET": in_rest_catalog and not deploy.catalog.client_secret,
-        "TOPICBERG_UNITY__CLIENT_SECRET": config.unity.workspace_url
-        and not config.unity.client_secret,
-    }
-    if missing := [name for name, is_missing in needed.items() if is_missing]:
+    missing = deploy.catalog.absent("client_secret") if in_rest_catalog else []
+    if config.unity.workspace_url:
+        missing += absent(_UNITY_PREFIX, config.unity, "client_secret")
+    if missing:
         raise TopicbergError(
             f"missing: {', '.join(missing)}", hint="set them in the environment or in .env"
         )

@@ -93,12 +93,12 @@ def is_own_socket(accepted: socket.socket) -> bool:
 def is_own_server(port: int) -> bool:
     """Return whether what listens on a port of this machine is of this user, or of root."""
     if sock_diag.is_supported():
-        sockets = sock_diag.find(("127.0.0.1", port), NO_ADDRESS)
+        listener = sock_diag.find(("127.0.0.1", port), NO_ADDRESS)
     else:
         ends = {(_v4((host, port)), _v4(NO_ADDRESS)) for host in _LISTENING}
         ends |= {(_v6((host, port)), _v6(("::", 0))) for host in _LISTENING}
-        sockets = _listed(_LISTEN, ends)
-    return sockets is not None and sockets[0] == _LISTEN and sockets[1] in (os.geteuid(), 0)
+        listener = _listed(_LISTEN, ends)
+    return listener is not None and listener[0] == _LISTEN and listener[1] in (os.geteuid(), 0)
 
 
 def _v4(address: Address) -> str:

@@ -54,8 +54,8 @@ def is_supported() -> bool:
     """Return whether Linux answers: it does not if its module ``tcp_diag`` is missing."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            sockets = find(server.getsockname(), NO_ADDRESS)
-            return sockets is not None and sockets[2] == os.fstat(server.fileno()).st_ino
+            listener = find(server.getsockname(), NO_ADDRESS)
+            return listener is not None and listener[2] == os.fstat(server.fileno()).st_ino
     except (OSError, AttributeError):  # AttributeError: the system is not Linux
         return False
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from topicberg.tableflow.layout.waiting import WaitingChange
 
 _PIPE_WIDTH = 10_000
-
-
 AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 

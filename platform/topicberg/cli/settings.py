@@ -147,9 +147,9 @@ def _setting(
     described: str,
     sources: Mapping[str, Mapping[str, str]],
 ) -> Setting:
-    is_secret = "Secret" in str(field.annotation) or not field.repr
     from topicberg.settings.environment import NESTED
 
+    is_secret = "Secret" in str(field.annotation) or not field.repr
     text = " ".join(_MARKUP.sub(r"\1", field.description or described).split())
     for origin, given in sources.items():
         for variable in variables:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, get_args
 
@@ -32,8 +32,6 @@ _OTHERS = frozenset(
 )
 """Names that no model reads: what is read before all models, and what `topicberg env` prints."""
 _INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_EMULATOR_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
-
-
 _OF_DEPLOY = ("AWS_PROFILE", "AWS_ENDPOINT_URL")
 """AWS's variables that ``topicberg deploy`` reads in the file of settings."""
 _OF_KUBERNETES = re.compile(r"TOPICBERG(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
@@ -85,12 +83,14 @@ def problems(given: Iterable[str]) -> list[str]:
     }
     if not suspects:
         return []
-    names = known()
+    names = {name.removeprefix(PREFIX) for name in known()}  # it would make short names alike
     lines = []
-    for name in sorted(suspects - names):
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
-        meant = f"did you mean {close[0]}?" if close else "it has no effect"
-        lines.append(f"{name} is not a setting of topicberg; {meant}")
+    for name in sorted({name.removeprefix(PREFIX) for name in suspects} - names):
+        words = {*name.split("_")}
+        wider = [other for other in names if words <= {*other.split("_")}]  # as those of a group
+        close = get_close_matches(name, wider, 1) or get_close_matches(name, names, 1, cutoff=0.85)
+        meant = f"did you mean {PREFIX}{close[0]}?" if close else "it has no effect"
+        lines.append(f"{PREFIX}{name} is not a setting of topicberg; {meant}")
     return lines
 
 

@@ -264,6 +264,7 @@ def _refusal(
     except (ValueError, LookupError, TypeError, AttributeError):
         reason = response.reason or "no reason given"
     reason = next(iter(reason.splitlines()), "")[:300]
+    name = client.prefix.rstrip("_") if client else None
     if status == 404:
         return CatalogRefusalError(
             f"the catalog does not exist: {uri}, {method} {response.request.path_url}: {reason} "
@@ -277,7 +278,7 @@ def _refusal(
         verb = "read" if method in ("GET", "HEAD") else "write"
         return CatalogRefusalError(
             f"the catalog refuses to {verb}: {uri}, {method} {path}: {reason} (403)",
-            hint=f"grant the principal of {prefix}_OAUTH, _TOKEN or _ROLE_ARN the right to "
+            hint=f"grant the principal of {name or f'{prefix}_TOKEN or _ROLE_ARN'} the right to "
             f"{verb} it; the engine must be allowed to create and commit tables",
         )
     ahead = skew(response)
@@ -287,13 +288,15 @@ def _refusal(
             reason += f"; its clock is {apart:+.0f} s from the OAuth server's"
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         reason += f"; its clock is {ahead:+.0f} s from this machine's"
-    which = "_OAUTH (scope and audience)" if client else "_AUTH, _TOKEN or AWS's credentials"
+    which = (
+        f"{name} (scope and audience)" if name else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
+    )
     return CatalogRefusalError(
         f"the catalog refuses the login: {uri}, {method} {path}: {reason} ({status})",
         hint=(
             "correct the clocks, for instance with NTP"
             if "its clock" in reason
-            else f"check {prefix}{which}, and that the catalog trusts who issued the token"
+            else f"check {which}, and that the catalog trusts who issued the token"
         ),
     )
 

@@ -133,7 +133,7 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
     manages the cluster; Dagster by itself reads with one account and publishes with another.
     """
     login: KafkaLogin = from_environment(KafkaSettings, "Kafka", "docs/kafka.md")
-    of_msk = re.search(r"\.kafka\.([a-z0-9-]+)\.amazonaws\.com", cloud.kafka_bootstrap or "")
+    of_msk = re.search(r"\.kafka[\w-]*\.([a-z0-9-]+)\.amazonaws\.com", cloud.kafka_bootstrap or "")
     login = login.in_region(of_msk[1] if of_msk else config.aws_region)
     if not login.has_user:
         if cloud.kafka_bootstrap is None:

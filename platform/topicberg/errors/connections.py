@@ -69,6 +69,11 @@ _OF_CERTIFICATE = re.compile(
     r"certificate subject name|hostname '[^']*' doesn't match|certificate has expired",
     re.IGNORECASE,
 )
+_UNTRUSTED = "the certificate of {server} is not trusted: this machine does not know who signed it"
+_UNTRUSTED_HINT = (
+    "set {authority} to a PEM file that has the certificate of its authority; check also that "
+    "{address} is the server that you mean"
+)
 _CERTIFICATES = (
     (
         r"certificate has expired|certificate expired|NotAfter|CertificateExpired",
@@ -88,13 +93,12 @@ _CERTIFICATES = (
     (
         r"self.signed certificate[\w ]*|unable to get (?:local )?issuer certificate|"
         r"signature failure|PKIX path[\w ]*|unable to verify the first certificate",
-        "the certificate of {server} is not trusted: this machine does not know who signed it"
-        " ({match})",
-        "set {authority} to a PEM file that has the certificate of its authority; check also that "
-        "{address} is the server that you mean",
+        f"{_UNTRUSTED} ({{match}})",
+        _UNTRUSTED_HINT,
     ),
+    ("", _UNTRUSTED, _UNTRUSTED_HINT),
 )
-"""What the text of a certificate's error has, the reason, and the hint."""
+"""What the text of a certificate's error has, the reason, and the hint; the last one: of any."""
 _TLS = (
     (
         r"wrong.version.number|packet length too long|record layer failure|"
@@ -150,12 +154,10 @@ def connection_error(
         )
         return NotFoundError(f"{subject}: the host name {host} does not resolve", hint=hint)
     server = _server(text, chain) or address or service
-    rows: tuple[tuple[str, ...], ...] = _TLS
-    if _OF_CERTIFICATE.search(text):
-        rows = _CERTIFICATES
-        if asks and not any(re.search(row[0], text, re.IGNORECASE) for row in rows):
-            text = _certificate_text(server, authority) or text
-        rows = (*rows, ("", *(each.removesuffix(" ({match})") for each in rows[-1][1:])))
+    rows = _CERTIFICATES if _OF_CERTIFICATE.search(text) else _TLS
+    is_clear = rows is _TLS or any(re.search(row[0], text, re.IGNORECASE) for row in rows[:-1])
+    if asks and not is_clear:
+        text = _certificate_text(server, authority) or text
     for pattern, reason, hint in rows:
         if match := re.search(pattern, text, re.IGNORECASE):
             names = {"server": server, "address": stated.address, "authority": stated.authority}

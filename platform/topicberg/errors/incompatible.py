@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 
 _MAX_REASON = 300
-
-
 _OTHER_LEVEL = (
     "set `schema.compatibility: FORWARD` in the spec, where producers write the new version first "
     "(the table reads each record by the version that wrote it)"

@@ -258,7 +258,7 @@ TABLE = (
         says="the catalog refuses the commit because the clock of this machine, or of who "
         "committed last, is wrong: {line} → correct the clock that differs, for instance with NTP",
     ),
-    # A file that an overwrite would have to split is no conflict: the table's partitions are too
+    # A file that an overwrite would have to split does not conflict: the table's partitions are too
     # long.
     _spark(
         r"ValidationException(?!\)?:? Cannot delete file where some)|CommitFailedException|"

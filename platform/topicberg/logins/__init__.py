@@ -75,10 +75,17 @@ def missing(prefix: str, kind: str, login: Any, *required: str) -> None:
     :param kind: the value of the setting ``<prefix>_AUTH``
     :raises ValueError: names the required ones without a value
     """
-    absent = [
+    if names := absent(prefix, login, *required):
+        raise ValueError(f"{prefix}_AUTH is {kind}, which requires {', '.join(names)}")
+
+
+def absent(prefix: str, fields: Any, *required: str) -> list[str]:
+    """Return the variables of the required settings without a value.
+
+    :param prefix: of their names; of a group, with an underscore at the end
+    """
+    return [
         f"{prefix}_{name.upper()}"
         for name in required
-        if not reduce(getattr, name.split(NESTED), login)
+        if not reduce(getattr, name.split(NESTED), fields)
     ]
-    if absent:
-        raise ValueError(f"{prefix}_AUTH is {kind}, which requires {', '.join(absent)}")

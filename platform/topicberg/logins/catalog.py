@@ -18,7 +18,7 @@ from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
 from topicberg.errors.meaning import explain
-from topicberg.logins import OAUTH_CLIENT, missing
+from topicberg.logins import OAUTH_CLIENT, absent, missing
 from topicberg.logins.oauth import OAuthClient, OAuthSettings
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -50,8 +50,8 @@ class CatalogLogin(HoldsSecrets):
 
     settings_prefix: ClassVar[str] = PREFIX
     """Of the names of its settings, for messages."""
-    secret_variable: ClassVar[str] = "OAUTH__CLIENT_SECRET"  # noqa: S105  a name
-    """The end of the name of its secret."""
+    oauth_prefix: ClassVar[str] = f"{PREFIX}_OAUTH_"
+    """The same, of those of its OAuth 2 client."""
 
     auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
     """None: by the settings that are given."""
@@ -111,7 +111,7 @@ class CatalogLogin(HoldsSecrets):
         if self.auth != "oauth2":
             return None
         client = self.oauth.model_copy(update={"scope": self.oauth.scope or _SCOPE})
-        return client.client(self.settings_prefix, tuple(self.headers.items()))
+        return client.client(self.oauth_prefix, tuple(self.headers.items()))
 
     def bearer(self) -> str | None:
         """Return a valid token, if the catalog requires one."""
@@ -131,16 +131,17 @@ class CatalogLogin(HoldsSecrets):
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
-        given, names = dict(public), {"oauth2": cls.secret_variable, "token": "TOKEN"}
-        variable = f"{cls.settings_prefix}_{names.get(given.get('auth', ''), '')}"
-        secret = os.environ.get(variable) or None
+        given = dict(public)
+        of_client, token = f"{cls.oauth_prefix}_CLIENT_SECRET", f"{cls.settings_prefix}_TOKEN"
+        variable = {"oauth2": of_client, "token": token}.get(given.get("auth", ""))
+        secret = os.environ.get(variable) or None if variable else None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
-        absent = [] if secret or given.get("auth") not in names else [variable]
+        lacks = [] if secret or variable is None else [variable]
         if unknown := set(given.pop("headers", ())) - set(headers):
-            absent.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
-        if absent:
+            lacks.append(f"{cls.settings_prefix}_HEADERS lacks {', '.join(sorted(unknown))}")
+        if lacks:
             raise TopicbergError(
-                f"the job's environment lacks a secret of the Iceberg catalog: {', '.join(absent)}",
+                f"the job's environment lacks a secret of the Iceberg catalog: {', '.join(lacks)}",
                 hint="add --conf spark.emr-serverless.driverEnv.<name>=<value> to "
                 "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
             )
@@ -249,8 +250,8 @@ class TopicsCatalogLogin(CatalogLogin):
     than the derived tables are in.
     """
 
-    settings_prefix: ClassVar[str] = TOPICS_PREFIX
-    secret_variable: ClassVar[str] = "_CLIENT_SECRET"  # noqa: S105  a name
+    settings_prefix: ClassVar[str] = f"{TOPICS_PREFIX}_"
+    oauth_prefix: ClassVar[str] = settings_prefix
 
 
 class RestCatalog(Group):
@@ -278,7 +279,7 @@ class RestCatalog(Group):
 
     def absent(self, *required: str) -> list[str]:
         """Return the variables of the fields without a value."""
-        return [f"{TOPICS_PREFIX}__{name.upper()}" for name in required if not getattr(self, name)]
+        return absent(f"{TOPICS_PREFIX}_", self, *required)
 
     def login(self, warehouse: str | None, *, vends: bool) -> TopicsCatalogLogin:
         """Return the login to a catalog of the server.
@@ -286,10 +287,10 @@ class RestCatalog(Group):
         :param vends: the catalog gives out the keys of the object store
         :raises TopicbergError: settings are missing
         """
-        if absent := self.absent("uri", "client_id", "client_secret", "name"):
+        if names := self.absent("uri", "client_id", "client_secret", "name"):
             raise TopicbergError(
                 "TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
-                f"it requires {', '.join(absent)}",
+                f"it requires {', '.join(names)}",
                 hint="set in Dagster's environment what `topicberg deploy` was given; see "
                 "docs/cloud-tables.md",
             )

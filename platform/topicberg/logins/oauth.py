@@ -84,7 +84,7 @@ class OAuthSettings(OAuthFields):
     """How the server wants id and secret: in the form, or as HTTP Basic."""
 
     def client(self, prefix: str, headers: tuple[tuple[str, str], ...] = ()) -> OAuthClient:
-        """Return the client that requests tokens; the settings are complete."""
+        """Return the client that requests tokens; the settings, of this prefix, are complete."""
         return OAuthClient(
             client_id=str(self.client_id),
             client_secret=self.client_secret or SecretStr(""),
@@ -93,7 +93,7 @@ class OAuthSettings(OAuthFields):
             audience=self.audience,
             client_auth=self.client_auth,
             headers=headers,
-            prefix=f"{prefix}_OAUTH_",
+            prefix=prefix,
         )
 
 

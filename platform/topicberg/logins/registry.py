@@ -96,7 +96,7 @@ class RegistryLogin(TlsFields):
         """Return what the client sends with a request; it calls this for each of them."""
         token = self.token.get_secret_value() if self.token else ""
         if self.auth == "oauth2":
-            token = self.oauth.client(PREFIX).token()
+            token = self.oauth.client(f"{PREFIX}_OAUTH_").token()
         cluster = self.extensions.get("logicalCluster", "")
         options = {"bearer.auth.token": token, "bearer.auth.logical.cluster": cluster}
         if pool := self.extensions.get("identityPoolId"):

@@ -51,9 +51,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def server_bind(self) -> None:
         super().server_bind()
-        self.base_environ["SERVER_NAME"] = str(
-            self.server_address[0]
-        )  # DNS is not asked for its name
+        # The address, so that DNS is not asked for a name.
+        self.base_environ["SERVER_NAME"] = str(self.server_address[0])
 
 
 class _Handler(WSGIRequestHandler):

@@ -22,7 +22,15 @@ _NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
         ("TOPICBERG_KAFKA_BOOSTRAP", "did you mean TOPICBERG_KAFKA_BOOTSTRAP?"),
         ("topicberg_alert_slack_urll", "did you mean TOPICBERG_ALERT_SLACK_URL?"),
         ("TOPICBERG_SCHEMA_REGISTRY_TOKN", "did you mean TOPICBERG_SCHEMA_REGISTRY_TOKEN?"),
-        ("TOPICBERG_QWERTZUIOPASDF", "it has no effect"),
+        (
+            "TOPICBERG_SCHEMA_REGISTRY_TOKEN_URI",
+            "did you mean TOPICBERG_SCHEMA_REGISTRY_OAUTH__TOKEN_URI?",
+        ),
+        ("TOPICBERG_SNOWFLAKE_ROLE_ARN", "did you mean TOPICBERG_IAM__SNOWFLAKE_ROLE_ARN?"),
+        ("TOPICBERG_BUCKET_KMS_KEY_ARN", "did you mean TOPICBERG_KMS__BUCKET_KEY_ARN?"),
+        ("TOPICBERG_EMR_ROLE_ARN", "did you mean TOPICBERG_IAM__EMR_ROLE_ARN?"),
+        ("TOPICBERG_SNOWFLAKE_PROTOCOL", "it has no effect"),
+        ("TOPICBERG_QWERTZ", "it has no effect"),
     ],
 )
 def test_misspelled_setting_is_named(name: str, meant: str) -> None:

@@ -21,7 +21,7 @@ from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import LoginError
 from topicberg.errors.meaning import classify, explained
 from topicberg.iceberg.tables import find_table
-from topicberg.logins.catalog import CatalogLogin, role_session
+from topicberg.logins.catalog import CatalogLogin, RestCatalog, role_session
 from topicberg.logins.oauth import OAuthClient
 from topicberg.settings import Settings
 
@@ -51,7 +51,8 @@ def server() -> Iterator[Server]:
         def do_GET(self) -> None:
             ok = "/config" in self.path
             error = {"message": found.message, "type": found.kind, "code": found.status}
-            body = json.dumps({"defaults": {}, "overrides": {}} if ok else {"error": error})
+            config = {"defaults": {}, "overrides": {}, "access_token": "token"}
+            body = json.dumps(config if ok else {"error": error})
             if not ok:
                 found.tokens.append(self.headers["Authorization"])
             self.send_response_only(200 if ok else found.status)
@@ -110,6 +111,22 @@ def test_token_refused_by_catalog_is_replaced_once(
     assert "the token is not valid (401)" in refused.value.message
     assert "TOPICBERG_ICEBERG_REST_OAUTH (scope" in str(refused.value.hint)
     assert classify(refused.value) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "meant"), [(401, "TOPICBERG_CATALOG (scope"), (403, "TOPICBERG_CATALOG the right")]
+)
+def test_topics_catalog_refusal_names_its_settings(server: Server, status: int, meant: str) -> None:
+    given: Any = {**CLIENT, "token_uri": f"{server.url}/config"}
+    login = RestCatalog(uri=server.url, name="lake", **given).login("lake", vends=False)
+    server.status = status
+    endpoints = LakeEndpoints(iceberg_rest=server.url, iceberg_login=login)
+    with pytest.raises(CatalogRefusalError) as refused:
+        endpoints.catalog(Settings()).load_namespace_properties("shop")
+    assert meant in str(refused.value.hint)
+    client = login.oauth_client()
+    assert client is not None
+    assert client.prefix == "TOPICBERG_CATALOG_"
 
 
 def test_clock_that_differs_is_named(server: Server) -> None:

@@ -272,6 +272,16 @@ def test_own_engine_manages_the_cluster(account: Any, monkeypatch: pytest.Monkey
     assert found.kafka_config()["sasl.username"] == "K"
 
 
+@pytest.mark.parametrize("service", ["kafka", "kafka-serverless"])
+def test_msk_login_is_for_the_region_of_the_brokers(
+    deployed: rsa.KeyPair, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setenv("TOPICBERG_KAFKA_AUTH", "msk_iam")
+    brokers = f"boot-x1.c2.{service}.eu-west-1.amazonaws.com:9098"
+    monkeypatch.setenv("TOPICBERG_KAFKA_BOOTSTRAP", brokers)
+    assert load_endpoints().kafka_config()["oauth_cb"].region == "eu-west-1"
+
+
 def test_generator_takes_the_key_of_a_rotation(
     account: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ class Parameters(Resource):
         listed = every(
             context.aws.client("ssm"), "get_parameters_by_path", "Parameters", Path=self.name
         )
-        values = {tag["Name"].removeprefix(f"{self.name}/"): tag["Value"] for tag in listed}
+        values = {entry["Name"].removeprefix(f"{self.name}/"): entry["Value"] for entry in listed}
         return Live(self.name, values) if values else None
 
     def desired(self, context: DeployContext) -> Fields:

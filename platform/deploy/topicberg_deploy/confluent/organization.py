@@ -47,10 +47,10 @@ def named(
 
 def organization(cloud: Api) -> str:
     """Id of the organization that the key belongs to."""
-    organizations = next(cloud.pages("/org/v2/organizations"), None)
-    if organizations is None:
+    first = next(cloud.pages("/org/v2/organizations"), None)
+    if first is None:
         raise ApiError("the Cloud API key sees no organization")
-    return str(organizations["id"])
+    return str(first["id"])
 
 
 def _given(cloud: Api, path: str, **params: str) -> dict[str, Any] | None:
@@ -241,8 +241,8 @@ class Cluster(Resource):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:
-            live = self.find(context)
-            phase = live.facts["phase"] if live else None
+            cluster = self.find(context)
+            phase = cluster.facts["phase"] if cluster else None
             if phase == "FAILED":
                 raise ApiError(f"{self.title}: Confluent could not provision it")
             return phase == "PROVISIONED"

@@ -252,10 +252,8 @@ def main(arguments: list[str]) -> int:
     log_to_stderr(
         logging.INFO,
         "%(asctime)s %(levelname)s %(message)s",
-        {
-            "httpx": logging.WARNING,
-            "httpx2": logging.WARNING,
-        },  # the registry's client logs each request
+        # The registry's client logs each request.
+        {"httpx": logging.WARNING, "httpx2": logging.WARNING},
     )
     topic, rate, count, seed = arguments
     try:

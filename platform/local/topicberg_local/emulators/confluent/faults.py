@@ -79,14 +79,14 @@ class Faults:
     def shown(self) -> list[dict[str, object]]:
         with self._lock:
             return [
-                {**fault.fault.model_dump(mode="json"), "left": fault.left, "hits": fault.hits}
-                for fault in self._active
+                {**active.fault.model_dump(mode="json"), "left": active.left, "hits": active.hits}
+                for active in self._active
             ]
 
     def strike(self, method: str, path: str) -> Fault | None:
         """The first fault that this request meets."""
         with self._lock:
-            for fault in self._active:
-                if fault.strikes(method, path):
-                    return fault.fault
+            for active in self._active:
+                if active.strikes(method, path):
+                    return active.fault
         return None

@@ -125,7 +125,7 @@ def listing(
 ) -> HttpResponse:
     """One page of a list, the oldest object first.
 
-    A page goes on after the last object of the one before: what is created or deleted meanwhile
+    A page continues after the last object of the one before: what is created or deleted meanwhile
     neither repeats nor skips another object.
 
     :param url: of the list, without its query

@@ -51,7 +51,7 @@ def _list(call: Call) -> HttpResponse:
     registries = account.find(
         REGISTRY, lambda document: document["environment"] == query.environment
     )
-    registries = [environment for environment in registries if _there(account, environment)]
+    registries = [registry for registry in registries if _there(account, registry)]
     return call.page(registries, VERSION, "Cluster", _document)
 
 
