@@ -24,7 +24,7 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 $(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml platform/deploy/pyproject.toml \
-  platform/local/pyproject.toml
+  platform/local/pyproject.toml platform/topicberg/version.py
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
 	  --editable . --editable platform/deploy --editable platform/local
@@ -94,7 +94,7 @@ jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
 
 docs: $(VENV)/.installed  ## write docs/reference/ and build the documentation into site/, which `topicberg ui` serves
 	$(BIN)/python docs/reference.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@$(MAKE) --no-print-directory site/index.html  # again: which pages are new is known only now
 
 wheel: install  ## build the wheels of topicberg, topicberg-deploy and topicberg-local into dist/
 	rm -rf dist

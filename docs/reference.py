@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import count, groupby, pairwise
 from pathlib import Path
@@ -369,41 +369,23 @@ message Record {
 %s}
 message M { int32 a = 1; }
 """
+_PROTOBUF_SCALARS = (
+    "bool float double int32 sint32 sfixed32 uint32 fixed32 int64 sint64 sfixed64 uint64 fixed64 "
+    "string bytes"
+)
+_PROTOBUF_MESSAGES = (
+    "google.protobuf.Timestamp google.type.Date google.type.TimeOfDay google.protobuf.Int64Value "
+    "google.protobuf.StringValue"
+)
 _PROTOBUF_TYPES = {
-    **{
-        name: name
-        for name in (
-            *(
-                "bool",
-                "float",
-                "double",
-                "int32",
-                "sint32",
-                "sfixed32",
-                "uint32",
-                "fixed32",
-                "int64",
-            ),
-            *("sint64", "sfixed64", "uint64", "fixed64", "string", "bytes"),
-        )
-    },
+    **{name: name for name in _PROTOBUF_SCALARS.split()},
     "enum": "E",
     "message": "M",
-    **{
-        f"`{name}`": name
-        for name in (
-            *("google.protobuf.Timestamp", "google.type.Date", "google.type.TimeOfDay"),
-            *("google.protobuf.Int64Value", "google.protobuf.StringValue"),
-        )
-    },
+    **{f"`{name}`": name for name in _PROTOBUF_MESSAGES.split()},
     "`repeated T`": "repeated int32",
     "`map<K, V>`": "map<string, int32>",
     "`optional T`": "optional int32",
 }
-
-
-def _column(field: Any) -> tuple[str, str]:
-    return code(_type(field.field_type)), cell(field.doc or "")
 
 
 def _type(kind: Any) -> str:
@@ -420,40 +402,46 @@ def _type(kind: Any) -> str:
     return str(kind)
 
 
-def _fields(format_name: str, text: str, **more: Any) -> dict[str, Any]:
+def _fields(types: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return a field for each type, by its name."""
+    return [(f"f{number:02}", kind) for number, kind in enumerate(types.values(), 1)]
+
+
+def _columns(
+    format_name: str,
+    types: Mapping[str, Any],
+    text: str,
+    convert: Callable[[Any], Any] | None = None,
+) -> str:
+    """Return the table of the columns that the fields of a schema become."""
     from topicberg.formats.subjects import RegisteredSchema
     from topicberg.formats.table import FORMATS
 
     entry = FORMATS[format_name]
-    schema = RegisteredSchema(1, entry.schema_type, text, **more)
-    return {one.name: one for one in entry.load().fields("example", schema, count(1))}
+    schema = RegisteredSchema(1, entry.schema_type, text)
+    if convert:
+        schema = convert(schema)
+    columns = {field.name: field for field in entry.load().fields("example", schema, count(1))}
+    fields = [columns[name] for name, _ in _fields(types)]
+    rows = [
+        (name, code(_type(field.field_type)), cell(field.doc or ""))
+        for name, field in zip(types, fields, strict=True)
+    ]
+    return table(("type", "column", ""), rows)
 
 
-def _avro_fields(
-    types: Mapping[str, Any], names: Mapping[str, str] | None = None
-) -> list[tuple[str, ...]]:
-    from topicberg.formats.connect import with_connect_types
-    from topicberg.formats.subjects import RegisteredSchema
-    from topicberg.formats.table import FORMATS
-
-    fields = [{"name": f"f{n}", "type": kind} for n, kind in enumerate(types.values())]
+def _avro_columns(types: Mapping[str, Any], convert: Callable[[Any], Any] | None = None) -> str:
+    fields = [{"name": name, "type": kind} for name, kind in _fields(types)]
     text = json.dumps({"type": "record", "name": "Example", "fields": fields})
-    schema = (
-        with_connect_types(RegisteredSchema(1, "AVRO", text))
-        if names
-        else RegisteredSchema(1, "AVRO", text)
-    )
-    columns = FORMATS["avro"].load().fields("example", schema, count(1))
-    return [(name, *_column(one)) for name, one in zip(types, columns, strict=True)]
+    return _columns("avro", types, text, convert)
 
 
 def types_page() -> str:
     """Return the page of the types of columns, by format, and of the limits of schemas."""
     from topicberg.formats.avro.schema import LOGICAL
-    from topicberg.formats.connect import LOGICAL_TYPES
-    from topicberg.topics.spec import CHANGE_TYPES, METADATA_TYPES, metadata_description
+    from topicberg.formats.connect import LOGICAL_TYPES, with_connect_types
+    from topicberg.formats.metadata import CHANGE_TYPES, METADATA_TYPES, metadata_description
 
-    heads = ("type", "column", "")
     avro = dict(_AVRO)
     for kind, logical in LOGICAL:
         if logical and not logical.startswith("topicberg.") and kind != "fixed":
@@ -466,40 +454,25 @@ def types_page() -> str:
         connect[code(name)] = {"type": kind, "connect.name": name} | (
             {"name": "V", **inner} if kind == "record" else {}
         )
-    json_names = [f"f{n:02}" for n in range(len(_JSON))]
-    text = json.dumps(
-        {"type": "object", "properties": dict(zip(json_names, _JSON.values(), strict=True))}
+    json_schema = json.dumps({"type": "object", "properties": dict(_fields(_JSON))})
+    lines = (
+        f"  {kind} {name} = {number};\n"
+        for number, (name, kind) in enumerate(_fields(_PROTOBUF_TYPES), 1)
     )
-    json_columns = _fields("json", text)
-    lines = (f"  {kind} f{n} = {n};\n" for n, kind in enumerate(_PROTOBUF_TYPES.values(), 1))
-    proto = _fields("protobuf", _PROTOBUF % "".join(lines))
     metadata = METADATA_TYPES | CHANGE_TYPES
     parts = [
         "# Types of columns\n\nThe Iceberg type of the column that a field becomes. Each column is "
         "optional. [The Tableflow engine](../tableflow.md#the-table) says how key, value and "
         "metadata become one table.\n",
         "## Avro\n",
-        table(heads, _avro_fields(avro)),
+        _avro_columns(avro),
         "## JSON Schema\n",
-        table(
-            heads,
-            [
-                (name, *_column(json_columns[key]))
-                for name, key in zip(_JSON, json_names, strict=True)
-            ],
-        ),
+        _columns("json", _JSON, json_schema),
         "## Protobuf\n",
-        table(
-            heads,
-            [
-                (name, *_column(proto[f"f{n}"]))
-                for n, name in enumerate(_PROTOBUF_TYPES, 1)
-                if f"f{n}" in proto
-            ],
-        ),
+        _columns("protobuf", _PROTOBUF_TYPES, _PROTOBUF % "".join(lines)),
         "## Kafka Connect and Debezium\n\nIn topics with a change log, by `connect.name` (Avro) or "
         "`title` (JSON Schema).\n",
-        table(heads, _avro_fields(connect, {"connect": "names"})),
+        _avro_columns(connect, with_connect_types),
         "## Metadata columns\n",
         table(
             ("column", "type", ""),

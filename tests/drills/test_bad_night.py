@@ -323,7 +323,7 @@ def played(night: Night, fault: Fault) -> str:
 
 
 def stays_down(night: Night) -> None:
-    """What is stopped stays stopped, also by a run that goes on, and by Dagster."""
+    """What is stopped stays stopped, also by a run in progress, and by Dagster."""
     night.command("down")
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:

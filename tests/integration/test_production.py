@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,6 +105,17 @@ def test_the_image_holds_what_it_needs_and_no_secret() -> None:
     assert instructions("USER") == [["topicberg"]]
     (words,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.M)
     parse(yaml.safe_load(words))
+
+
+def test_image_has_the_guarded_web_server() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    assert "ln -sf topicberg-webserver .venv/bin/dagster-webserver" in text
+    scripts = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["topicberg-webserver"] == "topicberg.dagster.webserver:main"
+    for name in ("webserver", "viewer"):
+        service = document("compose.yaml")["services"][name]
+        assert service["command"][0] == "dagster-webserver"
+        assert service["read_only"]
 
 
 def test_command_of_the_local_stack_names_the_extra_that_the_image_lacks() -> None:
@@ -240,6 +252,17 @@ def test_helm_containers_cannot_write_or_gain_rights() -> None:
         assert {one["name"] for one in pod["volumeMounts"]} <= {
             one["name"] for one in pod["volumes"]
         }
+
+
+def test_network_policy_lets_only_dagster_reach_the_code() -> None:
+    code, runs = yaml.safe_load_all((FOLDER / "network-policy.yaml").read_text())
+    (deployment,) = document("values.yaml")["dagster-user-deployments"]["deployments"]
+    assert code["spec"]["podSelector"]["matchLabels"]["deployment"] == deployment["name"]
+    (rule,) = code["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": deployment["port"]}]
+    assert "ingress" not in runs["spec"]
+    for policy in (code, runs):
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
 def test_engines_share_a_directory_and_gain_no_rights() -> None:

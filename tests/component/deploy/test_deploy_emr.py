@@ -277,6 +277,28 @@ def test_policy_of_the_role_lacks_no_action_and_has_none_too_many(
                 assert denied, f"nothing needs {action} on {statement['Resource']}"
 
 
+def test_role_writes_derived_tables_and_logs_only(service: Any, opened: Any) -> None:
+    context = created(opened)
+    writes: dict[str, set[str]] = {}
+    for statement in emr.emr_policy(context)["Statement"]:
+        assert "*" not in statement["Action"]
+        resources = statement["Resource"]
+        for arn in resources if isinstance(resources, list) else [resources]:
+            for action in statement["Action"]:
+                if not action.partition(":")[2].startswith(("Get", "List")):
+                    writes.setdefault(arn, set()).add(action)
+    glue = {"glue:CreateTable", "glue:UpdateTable"}
+    begin = "arn:aws:glue:us-east-1:123456789012"
+    derived = {"s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"}
+    assert writes == {
+        "arn:aws:s3:::demo-123456789012-derived/*": derived,
+        "arn:aws:s3:::demo-123456789012-compute/jobs/*": {"s3:PutObject"},
+        f"{begin}:catalog": glue,
+        f"{begin}:database/demo_stock_trades": glue,
+        f"{begin}:table/demo_stock_trades/*": glue,
+    }
+
+
 def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_path: Path) -> None:
     root = small_project(tmp_path / "clone")
     changes = {"emr": {"image": None}, "project_root": root}

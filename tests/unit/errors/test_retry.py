@@ -23,7 +23,7 @@ from topicberg.errors.table import CONFLICT, UNREACHABLE, Kind
 from topicberg.orchestration.assets.retries import retried
 from topicberg.settings import Settings
 
-NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
+CLOSED = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
 def test_wrong_column_of_a_pipeline_shows_the_cause() -> None:
@@ -44,7 +44,7 @@ def test_wrong_column_of_a_pipeline_shows_the_cause() -> None:
 def test_error_of_a_client_names_its_service() -> None:
     """Its text has an address alone."""
     endpoints = Endpoints.model_validate(
-        dict.fromkeys(("schema_registry", "s3", "iceberg_rest", "aws", "confluent"), NOBODY)
+        dict.fromkeys(("schema_registry", "s3", "iceberg_rest", "aws", "confluent"), CLOSED)
         | {"kafka_bootstrap": "127.0.0.1:9", "spark_connect": "sc://127.0.0.1:9"}
         | {"snowflake": {"account": "topicberg", "user": "TOPICBERG"}}
         | {"s3_access_key": "key", "s3_secret_key": "secret"}

@@ -505,7 +505,7 @@ def test_expiry_changes_properties_by_one_update(
 def test_expiry_records_exactly_the_hours_that_snapshots_changed(
     hours: set[int], random: Random
 ) -> None:
-    """Late rows may be in any hours, and a gap between two of them is nobody's to compute."""
+    """Late rows may be in any hours, and a gap between two of them needs no computation."""
     with TemporaryDirectory() as folder:
         catalog = SqlCatalog("unit", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}")
         catalog.create_namespace("shop")
@@ -527,7 +527,7 @@ def test_expiry_records_exactly_the_hours_that_snapshots_changed(
 
 
 def commit_hours(table: Table, hours: Iterable[int]) -> None:
-    """Add a file for each hour since 1970, which nobody reads."""
+    """Add a file for each hour since 1970, which no test reads."""
     change = SnapshotChange(table, Operation.APPEND)
     for hour in hours:
         bound = {1: to_bytes(TimestamptzType(), hour * HOUR_MICROSECONDS)}

@@ -55,3 +55,25 @@ def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
 def test_every_counter_has_a_panel() -> None:
     text = " ".join(queries())
     assert [name for name in COUNTERS if f"_{name}_total" not in text] == []
+
+
+def test_gauges_of_a_status_have_its_values() -> None:
+    status = TopicStatus(
+        topic="orders", phase="RUNNING", lag={0: 3, 1: 0}, committed_at_ms=1, data_files=4,
+        open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [status]))
+
+    def value(name: str, **labels: str) -> float | None:
+        labels["topic"] = "orders"
+        return registry.get_sample_value(f"topicberg_tableflow_{name}", labels)
+
+    assert (value("consumer_lag_records", partition="0"), value("data_files")) == (3, 4)
+    assert [value("phase", phase=phase) for phase in ("RUNNING", "FAILED", "SUSPENDED")] == [
+        1,
+        0,
+        0,
+    ]
+    assert (value("open_transaction_seconds", partition="0") or 0) > 10**9
+    assert (value("commit_lag_seconds") or 0) > 10**9
