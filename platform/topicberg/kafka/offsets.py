@@ -14,10 +14,7 @@ Ranges = dict[int, tuple[int, int]]
 
 
 def dump_offsets(offsets: Mapping[int, int]) -> str:
-    """Return compact JSON: the offsets by partition, ``[12,7]``, or of some partitions ``{"1":7}``.
-
-    Every snapshot has such a text, and every commit writes those of all snapshots.
-    """
+    """Return short JSON for snapshots: by partition ``[12,7]``, or of some of them ``{"1":7}``."""
     listed = [offsets[partition] for partition in sorted(offsets)]
     is_whole = listed and offsets.keys() == set(range(len(listed)))
     named = {str(partition): offsets[partition] for partition in sorted(offsets)}
