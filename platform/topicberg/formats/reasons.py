@@ -40,10 +40,7 @@ def byte(position: int) -> str:
 
 
 def field_at(path: str, kind: object) -> str:
-    """Return the place of a value for a message: ``field price (decimal(4,2))``.
-
-    :param kind: the type of a column, or a name
-    """
+    """Return the place of a value, and its type or a name: ``field price (decimal(4,2))``."""
     return f"field {path} ({type_name(kind)})"
 
 

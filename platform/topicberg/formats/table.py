@@ -19,12 +19,9 @@ Part = Literal["value", "key"]
 class FormatEntry(NamedTuple):
     """A format that has schemas."""
 
-    name: FormatName
-    """In specs."""
-    schema_type: SchemaType
-    """Its name in the registry."""
-    suffix: str
-    """Of the names of its schema files."""
+    name: FormatName  # In specs.
+    schema_type: SchemaType  # Its name in the registry.
+    suffix: str  # Of the names of its schema files.
 
     def load(self) -> Format:
         """Import the module with its functions."""
