@@ -12,8 +12,7 @@ from pyiceberg.types import NestedField, StructType
 
 from topicberg.errors import TableflowError
 
-BEFORE, AFTER, SOURCE, OPERATION = "before", "after", "source", "op"
-"""Fields of the envelope."""
+BEFORE, AFTER, SOURCE, OPERATION = "before", "after", "source", "op"  # Fields of the envelope.
 Changes = Literal["rows", "changes"]
 """The columns of a table of changes. ``rows``: those of the row after a change; ``changes``: both
 rows, before and after."""

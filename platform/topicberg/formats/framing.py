@@ -41,18 +41,13 @@ from uuid import UUID
 
 from topicberg.formats.subjects import SchemaType
 
-Headers = Iterable[tuple[str, bytes | None]]
-"""Of a record, in their order; a name may repeat."""
+Headers = Iterable[tuple[str, bytes | None]]  # Of a record, in their order; a name may repeat.
 Framing = Literal["confluent", "header", "glue", "none"]
 """How records name their schemas; see the module."""
-OWN_SCHEMA_ID = 0
-"""The id of the schema of records that name none. Registries count from 1."""
-
+OWN_SCHEMA_ID = 0  # The id of the schema of records that name none. Registries count from 1.
 MAGIC_BYTE, MAGIC_GUID = 0, 1
-ID_BYTES, GUID_BYTES = 5, 17
-"""Of an id and of a GUID, with the byte before them."""
-WIRE_BYTES = ID_BYTES
-"""Magic byte and schema id, before a record."""
+ID_BYTES, GUID_BYTES = 5, 17  # Of an id and of a GUID, with the byte before them.
+WIRE_BYTES = ID_BYTES  # Magic byte and schema id, before a record.
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """The names of the headers that have a schema id, by what they belong to."""
 _SECTIONS = {"key": "key", "value": "schema"}  # The sections of a spec about keys and values.
@@ -60,7 +55,6 @@ GLUE_VERSION, GLUE_PLAIN, GLUE_ZLIB, GLUE_BYTES = 3, 0, 5, 18
 """AWS Glue's prefix: its first byte, the two compressions, and its size with the UUID."""
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 """Of a payload that was compressed: as much as topicberg's clients of Kafka read at once."""
-
 _VARINT = "(?:[89A-F][0-9A-F])*[0-7][0-9A-F]"
 INDEXES = f"^(?:00|{'|'.join(f'{2 * n:02X}{_VARINT * n}' for n in range(1, 33))})$"
 """All message indexes of a header, in hex: their count and each of them, or 0 for the first one."""
@@ -106,10 +100,7 @@ def header_of(side: str, headers: Headers) -> bytes | None:
 
 
 def framed(side: str, raw: bytes, header: bytes | None) -> Framed | str:
-    """Return the schema and the payload of a ``key`` or ``value``, or why there are none.
-
-    :param header: see :func:`header_of`
-    """
+    """Return the schema and the payload of a key or value, or why there are none; see header_of."""
     if header is not None:
         return _framed_by_header(side, raw, header)
     if is_of_glue(raw):
@@ -215,10 +206,10 @@ def _framed_by_header(side: str, raw: bytes, header: bytes) -> Framed | str:
         return Framed(int.from_bytes(header[1:ID_BYTES], "big"), raw, header[ID_BYTES:])
     if header[:1] == bytes([MAGIC_GUID]) and len(header) >= GUID_BYTES:
         return Framed(UUID(bytes=header[1:GUID_BYTES]), raw, header[GUID_BYTES:])
-    found = f"{len(header)} bytes that begin with {header[:WIRE_BYTES].hex(' ')}"
+    shown = f"{len(header)} bytes that begin with {header[:WIRE_BYTES].hex(' ')}"
     return (
         f"{named(side, is_header=True)} is neither 0 and a schema id of 4 bytes nor 1 and a schema "
-        f"GUID of 16 bytes: it is {found if header else 'empty'}"
+        f"GUID of 16 bytes: it is {shown if header else 'empty'}"
     )
 
 
@@ -235,9 +226,9 @@ def payload(side: str, record: Framed, kind: SchemaType) -> bytes | str:
             return f"the payload of the {side} {error}"
     if rest is None or (re.match(INDEXES, rest.hex().upper()) if kind == "PROTOBUF" else not rest):
         return (rest or b"") + record.payload
-    header, found = named(side, is_header=True), f"the bytes {rest[:8].hex(' ')}"
+    header, shown = named(side, is_header=True), f"the bytes {rest[:8].hex(' ')}"
     instead = ", instead of all message indexes" if kind == "PROTOBUF" else f", of type {kind}"
-    return f"{header} has {found if rest else 'nothing'} after the schema{instead}"
+    return f"{header} has {shown if rest else 'nothing'} after the schema{instead}"
 
 
 def named(side: str, *, is_header: bool) -> str:
@@ -282,9 +273,7 @@ class RecordFraming:
         if isinstance(record, str):
             return None
         number, indexes = id_of(record.schema, self.guids), payload(self.side, record, self.kind)
-        if number is None or isinstance(indexes, str):
-            return None
-        return wire_prefix(number) + indexes
+        return None if number is None or isinstance(indexes, str) else wire_prefix(number) + indexes
 
     @property
     def has_headers(self) -> bool:

@@ -43,8 +43,7 @@ NAME = "AWS Glue Schema Registry"
 RIGHTS = "glue:ListSchemaVersions on the registry and its schemas, and glue:GetSchemaVersion on *"
 """What the reader of schemas needs; a version is looked up by its UUID, whose schema is not known
 before: AWS's "IAM examples for deserializers"."""
-FIRST_OTHER = 100_001
-"""AWS's greatest number of a version is 100,000."""
+FIRST_OTHER = 100_001  # AWS's greatest number of a version is 100,000.
 FRESH_SECONDS = 15.0
 """How long the list of a schema's versions is not read again, unless a record names a new one."""
 MAX_CACHED, MAX_CACHED_CHARACTERS = 2_000, 64 * MAX_SCHEMA_BYTES
@@ -143,11 +142,9 @@ class GlueReader:
 
     def by_id(self, schema_id: int, context: str) -> RegisteredSchema | None:
         """Return the schema of a version that :meth:`id_of` gave an id; None: it gave none."""
-        for uuid, number in self._ids.get(context, {}).items():
-            if number == schema_id:
-                version = self.version(uuid)
-                return None if version is None else replace(version.schema, schema_id=number)
-        return None
+        uuids = {number: uuid for uuid, number in self._ids.get(context, {}).items()}
+        version = self.version(uuids[schema_id]) if schema_id in uuids else None
+        return None if version is None else replace(version.schema, schema_id=schema_id)
 
     def id_of(self, guid: UUID, context: str) -> int | None:
         """Return the id of a version; None: there is no such version. See :meth:`version`."""
@@ -232,7 +229,9 @@ def _version(uuid: UUID, answer: Any) -> GlueVersion:
         raise unusable(called, "a data format and the ARN of a schema")
     is_large = len(text) > MAX_SCHEMA_BYTES
     schema = RegisteredSchema(
-        *(0, cast("SchemaType", language), "" if is_large else text),
+        0,
+        cast("SchemaType", language),
+        "" if is_large else text,
         has_glue_index=language == "PROTOBUF" and not is_large,
         problem=f"the schema has more than {MAX_SCHEMA_BYTES} characters" if is_large else None,
     )

@@ -7,8 +7,7 @@ from typing import Any
 
 from pyiceberg import types as T
 
-MAX_LENGTH = 80
-"""Characters of a value in a message."""
+MAX_LENGTH = 80  # Characters of a value in a message.
 _NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
 
 

@@ -28,13 +28,11 @@ from topicberg.formats.subjects import (
     Subject,
 )
 
-MAX_REFERENCES = 500
-"""Schemas that one schema refers to, directly or not."""
+MAX_REFERENCES = 500  # Schemas that one schema refers to, directly or not.
 MAX_VERSIONS, MAX_SUBJECT_BYTES = 500, 8 * MAX_SCHEMA_BYTES
 """Newest versions of a subject that are read, by number and by characters; older ones are looked up
 when a record names their id, as schemas of other subjects are."""
-MAX_GUIDS = 2_000
-"""GUIDs whose ids are known."""
+MAX_GUIDS = 2_000  # GUIDs whose ids are known.
 
 
 def context_of(subject: str) -> str:

@@ -10,10 +10,8 @@ if TYPE_CHECKING:
     from topicberg.formats.contract import Format
     from topicberg.formats.subjects import SchemaType
 
-FormatName = Literal["avro", "json", "protobuf"]
-"""The names of the formats in specs."""
-Part = Literal["value", "key"]
-"""Of a record."""
+FormatName = Literal["avro", "json", "protobuf"]  # The names of the formats in specs.
+Part = Literal["value", "key"]  # Of a record.
 
 
 class FormatEntry(NamedTuple):

@@ -33,10 +33,8 @@ from topicberg.topics.schema import PARTS
 from topicberg.topics.spec import default_subject
 
 logger = logging.getLogger(__name__)
-
 INTERVAL_SECONDS = 60.0
-SWEEP = 20
-"""Known topics whose configuration and schemas are read again by each look in turn."""
+SWEEP = 20  # Known topics whose configuration and schemas are read again by each look in turn.
 _READERS = 8
 _NAME_OF_TYPE = re.compile(r'"(?:name|title)"\s*:\s*"([^"]+)"|\bmessage\s+(\w+)')
 """Of a record of Avro, of a JSON Schema, of Protobuf."""

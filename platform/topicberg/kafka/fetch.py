@@ -32,7 +32,6 @@ from topicberg.kafka.records import (
 )
 
 logger = logging.getLogger(__name__)
-
 _MESSAGES = 10_000  # Messages that librdkafka returns at most at once.
 _WAIT_MS = 10
 """How long librdkafka waits for as many messages as are requested: it returns fewer then."""

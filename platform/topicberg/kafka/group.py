@@ -27,9 +27,7 @@ from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.kafka import topics as kafka
 
 logger = logging.getLogger(__name__)
-
-PARTITIONS = 60
-"""Of the internal topic. Many numbers of members have equal shares of it."""
+PARTITIONS = 60  # Of the internal topic. Many numbers of members have equal shares of it.
 SESSION_SECONDS = 6.0
 """After so long without a heartbeat, the names of a member move to others: the least that brokers
 allow by default."""

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 
 Offsets = dict[int, int]
 """Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
-PartitionOffset = tuple[int, int]
-"""Partition and offset of one record."""
-Ranges = dict[int, tuple[int, int]]
-"""Partition → first offset, and the offset after the last one."""
+PartitionOffset = tuple[int, int]  # Partition and offset of one record.
+Ranges = dict[int, tuple[int, int]]  # Partition → first offset, and the offset after the last one.
 
 
 def dump_offsets(offsets: Mapping[int, int]) -> str:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.formats.columnar.framing import HeaderArrays
 
-READ_SECONDS = 60.0
-"""A read that gets no record for this time fails."""
+READ_SECONDS = 60.0  # A read that gets no record for this time fails.
 READER: dict[str, object] = {
     "log_level": 2,
     "group.id": "topicberg",  # required by the client

@@ -42,8 +42,7 @@ def register_schema(endpoints: Endpoints, subject: str, schema: SchemaSection, p
 
     The subject gets the compatibility level of the spec, if the spec has one.
 
-    :param schema: the schema section of the topic's spec
-    :param path: its file
+    :param path: the file of the section of the spec
     :raises IncompatibleSchemaError: the subject's compatibility level does not allow it
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -109,7 +108,6 @@ def later_versions(
     """Return subjects and their versions that came after the schema of the topic's spec.
 
     :raises SpecError: the spec names no schema file
-    :raises TopicbergError: a subject does not have the spec's schema
     """
     if not list(spec.schema_files(config)):
         raise SpecError(

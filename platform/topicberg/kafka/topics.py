@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -171,14 +172,11 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Non
 def delete_topic(endpoints: Endpoints, topic: str) -> bool:
     """Delete a topic with its records; return False if it does not exist."""
     client = admin_client(endpoints, writes=True)
-    try:
-        result_of(
-            client.delete_topics([topic], request_timeout=TIMEOUT_SECONDS)[topic],
-            *(endpoints, f"delete topic {topic}"),
-        )
-    except NoSuchTopicError:
-        return False
-    return True
+    future = client.delete_topics([topic], request_timeout=TIMEOUT_SECONDS)[topic]
+    with suppress(NoSuchTopicError):
+        result_of(future, endpoints, f"delete topic {topic}")
+        return True
+    return False
 
 
 def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1) -> None:

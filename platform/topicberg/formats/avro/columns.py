@@ -18,10 +18,13 @@ from topicberg.formats.bounds import MAX_PRECISION
 from topicberg.formats.meanings import with_meaning
 
 _PRIMITIVES: dict[str, type[T.IcebergType]] = {
-    **{"boolean": T.BooleanType, "int": T.IntegerType, "long": T.LongType},
-    **{"float": T.FloatType, "double": T.DoubleType},
-    **{"bytes": T.BinaryType, "fixed": T.BinaryType},
-    **{"string": T.StringType, "enum": T.StringType},
+    "boolean": T.BooleanType,
+    "int": T.IntegerType,
+    "long": T.LongType,
+    "float": T.FloatType,
+    "double": T.DoubleType,
+    **dict.fromkeys(("bytes", "fixed"), T.BinaryType),
+    **dict.fromkeys(("string", "enum"), T.StringType),
 }
 
 

@@ -13,8 +13,7 @@ from topicberg.formats.avro.schema import NO_DEFAULT, AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect import INFINITE_NANOS, TEXTS, DecimalLimitError, decimal_text, parsed
 
-UNITS = {"millis": 1_000, "micros": 1}
-"""Microseconds of a unit of a timestamp."""
+UNITS = {"millis": 1_000, "micros": 1}  # Microseconds of a unit of a timestamp.
 MAX_DECIMAL_BITS = 256
 """Larger numbers exceed every precision and scale. To convert them to decimals takes a time that
 grows with the square of their bytes: minutes for a megabyte."""

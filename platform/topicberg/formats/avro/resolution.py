@@ -116,9 +116,8 @@ class Entries:
 
 @dataclass(frozen=True)
 class Row:
-    """The fields of a record.
+    """The fields of a record, the writer's in order, each with the name of its column, or None.
 
-    ``parts``: the writer's fields in order, each with the name of its column, if there is one.
     ``defaults``: the stored values of columns that the writer lacks, unless they are null.
     """
 

@@ -26,7 +26,6 @@ _SCALARS: dict[type[T.IcebergType], pa.DataType] = {
     T.TimestampType: pa.timestamp("us"),
     T.TimestamptzType: pa.timestamp("us", "UTC"),
 }
-
 _PACKED: dict[type[T.IcebergType], struct.Struct] = {
     T.BooleanType: struct.Struct("<?"),
     T.DateType: struct.Struct("<i"),
@@ -36,7 +35,8 @@ _PACKED: dict[type[T.IcebergType], struct.Struct] = {
     T.LongType: struct.Struct("<q"),
     T.TimestampType: struct.Struct("<q"),
     T.TimestamptzType: struct.Struct("<q"),
-}  # How a stored value (see :data:`..contract.RecordDecoder`) is written into a buffer.
+}
+"""How a stored value (see :data:`..contract.RecordDecoder`) is written into a buffer."""
 
 
 _OFFSETS = {Store.TEXT: 1, Store.ITEMS: 2}

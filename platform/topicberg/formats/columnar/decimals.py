@@ -13,10 +13,8 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 
-MAX_BYTES = 16
-"""Of a decimal that compiled code reads."""
-MAX_ZEROS = 64
-"""The scale, and the zeros after it, of a decimal that compiled code writes as text."""
+MAX_BYTES = 16  # Of a decimal that compiled code reads.
+MAX_ZEROS = 64  # The scale, and the zeros after it, of a decimal that compiled code writes as text.
 MAX_DIGITS = 40
 POWERS_HIGH = np.array([10**power >> 64 for power in range(39)], np.int64)
 POWERS_LOW = np.array([10**power % 2**64 for power in range(39)], np.uint64)

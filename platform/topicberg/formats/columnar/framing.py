@@ -29,8 +29,7 @@ from topicberg.formats.framing import (
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 _UNUSABLE = -1  # Of a record that does not say what its schema is here.
-MAX_HEADER = 256
-"""Bytes of a header that names a schema at most."""
+MAX_HEADER = 256  # Bytes of a header that names a schema at most.
 MAX_DIFFERENT = 100
 """The most different headers, or versions, of the records; others count as unusable here."""
 MAX_DECOMPRESSED = 64 * 1024 * 1024

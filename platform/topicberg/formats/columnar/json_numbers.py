@@ -13,8 +13,7 @@ import numpy as np
 from topicberg.formats.columnar.decimals import negate
 from topicberg.formats.columnar.memory import compiled, leading_zeros, load_byte, multiply_high
 
-MAX_DIGITS = 19
-"""The digits that fit 64 bits, whichever they are."""
+MAX_DIGITS = 19  # The digits that fit 64 bits, whichever they are.
 _MAX_EXPONENT = 999
 _LEAST_POWER, _LARGEST_POWER = -342, 308
 _EXACT_POWERS = np.array([float(f"1e{n}") for n in range(23)])

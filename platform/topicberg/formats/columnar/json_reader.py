@@ -50,10 +50,8 @@ from topicberg.formats.columnar.records import end_value, may_repeat, same
 from topicberg.formats.limits import MAX_NAME
 
 _BYTES = 8 * WIDTH  # Of an instruction.
-MAX_DEPTH = 64
-"""Arrays and objects in each other."""
-MAX_BYTES = 8 * 1024 * 1024
-"""Of a record; beyond it, Spark has limits of its own."""
+MAX_DEPTH = 64  # Arrays and objects in each other.
+MAX_BYTES = 8 * 1024 * 1024  # Of a record; beyond it, Spark has limits of its own.
 _DECIMAL_BYTES = 16
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64  # The names that a record's names are compared with, at most.
 _SCRATCH = 4096

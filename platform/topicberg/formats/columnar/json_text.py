@@ -27,8 +27,7 @@ from topicberg.formats.columnar.memory import (
 from topicberg.formats.columnar.records import is_utf8
 from topicberg.formats.columnar.times import Moment, moment
 
-MAX_SKIPPED = 60
-"""Arrays and objects in each other in a value that is skipped."""
+MAX_SKIPPED = 60  # Arrays and objects in each other in a value that is skipped.
 _EACH, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
 _QUOTES, _BACKSLASHES, _SPACES = (_EACH * np.uint64(byte) for byte in b'"\\ ')

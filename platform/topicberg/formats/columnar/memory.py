@@ -63,8 +63,7 @@ def _store(kind: Any, value: Any) -> Any:
     return store
 
 
-WORD = 8
-"""Bytes that are read at once."""
+WORD = 8  # Bytes that are read at once.
 _BYTE, _INT32, _INT64, _INT128 = map(ir.IntType, (8, 32, 64, 128))
 load_int64: Any = _load(_INT64, types.int64)
 load_int32: Any = _load(_INT32, types.int32)

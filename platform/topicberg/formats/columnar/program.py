@@ -21,10 +21,8 @@ from pyiceberg import types as T
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import SchemaType
 
-WIDTH = 6
-"""Numbers of an instruction: operation, slot, domain, and three arguments."""
-MAX_NESTED = 16
-"""Arrays in arrays."""
+WIDTH = 6  # Numbers of an instruction: operation, slot, domain, and three arguments.
+MAX_NESTED = 16  # Arrays in arrays.
 
 
 class NotCoveredError(Exception):
@@ -197,8 +195,7 @@ class Slot:
         return {place.name: place for place in self.inside}
 
 
-Slots = Mapping[str, Slot]
-"""Where the values of columns go, by name."""
+Slots = Mapping[str, Slot]  # Where the values of columns go, by name.
 
 
 class Shape:

@@ -45,8 +45,7 @@ from topicberg.formats.columnar.records import (
 )
 from topicberg.formats.columnar.times import days_of
 
-MAX_DEPTH = 64
-"""Messages in each other."""
+MAX_DEPTH = 64  # Messages in each other.
 _BYTES = 8 * WIDTH  # Of an instruction.
 _LEVEL = 5
 """Numbers of an open message: instruction, end, number, domain of the items or -1, next field."""

@@ -112,8 +112,8 @@ def varint(position, end):  # type: ignore[no-untyped-def]
 def undo(places, addresses, used, counts):  # type: ignore[no-untyped-def]
     """Restore the buffers to the end of the last record, as offsets tell it.
 
-    :param places: slot, domain, whether it has offsets (1: of bytes, 2: of the values of another
-        domain), and that domain; each list before what it contains
+    :param places: slot, domain, whether it has offsets (1: of bytes, 2: of values), and the domain
+        of these; each list before what it contains
     """
     before = counts.copy()
     for number in range(len(places)):
@@ -199,9 +199,8 @@ def _key(values, offsets, width, number):  # type: ignore[no-untyped-def]
 
 @compiled
 def may_repeat(values, offsets, width, first, last):  # type: ignore[no-untyped-def]
-    """Return whether two of some keys are equal; also if it takes too long to find out.
+    """Return whether two keys from the first up to the last may be equal: it may take too long.
 
-    :param values, offsets: addresses of the buffers of a slot
     :param width: bytes of a key, or ``Store.TEXT``
     """
     if last - first <= _FEW:

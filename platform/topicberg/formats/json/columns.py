@@ -52,11 +52,9 @@ from topicberg.formats.meanings import CONNECT_UNITS, JSON_TEXT, NULLS, Meaning
 from topicberg.formats.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
-MAX_OBJECTS = 2 * limits.MAX_FIELDS
-"""The most JSON objects of a schema and its references."""
+MAX_OBJECTS = 2 * limits.MAX_FIELDS  # The most JSON objects of a schema and its references.
 MAX_PATH = 4 * limits.MAX_DEPTH
 """The most schemas that a schema leads to by properties, items, references and branches."""
-
 _Simple = Literal["string", "boolean", "int", "long", "float", "double", "decimal", "binary"]
 _Time = Literal["date", "timestamp", "timestamptz", "date-time"]
 """``date-time``: a string with a time of RFC 3339."""
@@ -157,7 +155,8 @@ _DEBEZIUM: dict[Any, tuple[tuple[str, ...], Kind]] = {
     f"{_TIME}IsoTimestamp": (("string",), "iso-timestamp"),
     f"{_TIME}IsoTime": (("string",), "iso-time"),
     f"{_DATA}VariableScaleDecimal": (("object",), "variable-decimal"),
-}  # Title → the JSON types that it is for, and the kind.
+}
+"""Title → the JSON types that it is for, and the kind."""
 LOGICAL_KINDS: dict[str, Kind] = {
     logical: kind
     for name, (_, logical) in LOGICAL_TYPES.items()
@@ -171,7 +170,8 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "array": ("items", "prefixItems"),
     "string": ("pattern", "minLength", "maxLength", "format", "contentEncoding"),
     "number": ("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"),
-}  # A schema without ``type`` that has one of these keywords means that type.
+}
+"""A schema without ``type`` that has one of these keywords means that type."""
 _NUMERIC = {"integer", "number"}
 
 
@@ -294,8 +294,7 @@ class _Reader:
     ) -> tuple[_Part, ...]:
         """Return a schema with the schemas that it refers to and merges by ``allOf``.
 
-        :param is_resolved: the resolver has the schema's own ``$id`` already, as that of the root
-            and of the target of a reference
+        :param is_resolved: the resolver has the schema's ``$id``, as of the root and of references
         """
         if not isinstance(schema, dict):  # it is true or false
             return ()

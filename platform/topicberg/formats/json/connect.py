@@ -26,10 +26,9 @@ _OPENING = re.compile(rb"\s*\{\s*\"schema\"\s*:\s*(?:\{|null\s*,)")
 
 @dataclass(frozen=True)
 class Opening:
-    """The text of a record around its payload.
+    """The text of a record around its payload, and Connect's schema; None: only the frame of one.
 
-    ``schema``: Connect's; None: the record has no schema, only the frame of one. ``rest``: what
-    follows the payload. It has the schema if the payload is first, as in TiCDC's records.
+    ``rest``: what follows the payload: the schema, if the payload is first as in TiCDC's records.
     """
 
     text: bytes

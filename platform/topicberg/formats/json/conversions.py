@@ -36,7 +36,6 @@ _KINDS: Mapping[str, frozenset[Kind]] = {
 }
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_DIGITS = 1_000  # Of a whole number in text; longer ones are beyond the range of each column.
-
 Conversions = Sequence[tuple[str, tuple[str, ...]]]
 """Paths of fields, and the names of their conversions."""
 

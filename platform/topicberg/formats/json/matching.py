@@ -29,11 +29,9 @@ class Match(NamedTuple):
     converted: int = 0
 
 
-EXACT = Match()
-"""All of the value is declared."""
+EXACT = Match()  # All of the value is declared.
 Matcher = Callable[[Any], Match | None]
 """Returns how a value that is not null matches; None: the schema does not allow it."""
-
 _STARTS: Mapping[type, str] = {dict: "{", list: "["}
 
 

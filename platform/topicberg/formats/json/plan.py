@@ -64,7 +64,6 @@ SCALARS: dict[Kind, JsonScalar] = {
         (T.StringType,), "an object with a scale and base64 of the unscaled bytes"
     ),
 }
-
 _MILLIS = -62_135_596_800_000, 253_402_300_799_999
 RANGES: dict[Kind, tuple[int, int]] = {
     "int": INT,
@@ -170,8 +169,7 @@ def scalar_node(column: Column) -> Node | None:
 
 
 Column = T.IcebergType
-Part = tuple[Column, Meaning]
-"""The column of a part of a value, and what its values mean."""
+Part = tuple[Column, Meaning]  # The column of a part of a value, and what its values mean.
 
 
 def _fields_of(kind: T.StructType) -> dict[str, Part]:

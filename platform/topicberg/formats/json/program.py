@@ -33,7 +33,8 @@ _WHOLE: dict[Kind, int] = {
     "timestamp": 1000,
     "timestamptz": 1000,
     "timestamp-micros": 1,
-}  # Kinds of whole numbers, and what a column's value is of them.
+}
+"""Kinds of whole numbers, and what a column's value is of them."""
 _EXACT: dict[type, int] = {FloatType: 2**24, DoubleType: 2**53}
 """All whole numbers up to this one are exact."""
 _TYPES = ("string", "number", "boolean", "object", "array")

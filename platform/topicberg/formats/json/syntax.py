@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from topicberg.formats.reasons import MAX_LENGTH, MalformedError, byte, shortened, shown
 
-MAX_DEPTH = 1_000
-"""Arrays and objects in each other."""
+MAX_DEPTH = 1_000  # Arrays and objects in each other.
 _SPACE = " \t\n\r"
 _BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _HALF = re.compile(
@@ -71,20 +70,15 @@ def parsed(payload: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise MalformedError(_syntax(text, error)) from None
     except (StopIteration, ValueError):  # white space, no value, or a long number
-        value = _slowly(text)
+        try:
+            value = _LONG_DECODER.decode(text)
+        except json.JSONDecodeError as error:
+            raise MalformedError(_syntax(text, error)) from None
     for match in _HALF.finditer(text) if "\\ud" in text or "\\uD" in text else ():
         if match[1]:
             half = match[1].lower()
             raise MalformedError(f"the record has {half}, which is half of a character")
     return value
-
-
-def _slowly(text: str) -> Any:
-    """Return the value of a text which begins with white space, has a long number, or is none."""
-    try:
-        return _LONG_DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise MalformedError(_syntax(text, error)) from None
 
 
 def _check_depth(text: str) -> None:
@@ -130,7 +124,8 @@ class Texts:
         decoder.parse_object = partial(self._container, JSONObject)
         decoder.parse_array, decoder.parse_string = partial(self._container, JSONArray), _string
         decoder.scan_once = py_make_scanner(decoder)
-        self.value = _value(decoder.decode(self._text))
+        scanned = decoder.decode(self._text)
+        self.value = scanned.value if isinstance(scanned, _Written) else scanned
 
     def of(self, value: Any, container: Any, place: Any) -> str:
         """Return the text of a value, of a container at a name or a number; None: of the record."""
@@ -157,10 +152,6 @@ class _Written(NamedTuple):
 
     value: Any
     text: str
-
-
-def _value(scanned: Any) -> Any:
-    return scanned.value if isinstance(scanned, _Written) else scanned
 
 
 def _integer(text: str) -> int | Number | _Written:
@@ -245,6 +236,11 @@ def type_of(value: Any) -> str:
 
 
 _TYPES: dict[type, str] = {
-    **{type(None): "null", bool: "boolean", int: "integer", float: "number"},
-    **{str: "string", list: "array", dict: "object"},
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
 }

@@ -13,11 +13,14 @@ from topicberg.formats import limits
 from topicberg.formats.protobuf import wire
 
 SCALARS: dict[str, Callable[[], T.IcebergType]] = {
-    **{"double": T.DoubleType, "float": T.FloatType, "bool": T.BooleanType},
+    "double": T.DoubleType,
+    "float": T.FloatType,
+    "bool": T.BooleanType,
+    "bytes": T.BinaryType,
+    **dict.fromkeys(("string", "enum"), T.StringType),
     **dict.fromkeys(("int32", "sint32", "sfixed32"), T.IntegerType),
     **dict.fromkeys(("int64", "sint64", "sfixed64", "uint32", "fixed32"), T.LongType),
     **dict.fromkeys(("uint64", "fixed64"), lambda: T.DecimalType(20, 0)),
-    **{"string": T.StringType, "bytes": T.BinaryType, "enum": T.StringType},
 }
 _WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 _DECIMAL = "confluent.type.Decimal"
@@ -26,7 +29,8 @@ _SPECIAL: dict[str, tuple[str, Callable[[], T.IcebergType]]] = {
     "google.type.Date": ("date", T.DateType),
     "google.type.TimeOfDay": ("time", T.LongType),
     **{f"google.protobuf.{name}Value": ("wrapper", SCALARS[name.lower()]) for name in _WRAPPED},
-}  # Well-known messages, but for :data:`_DECIMAL`: the kind, and the column.
+}
+"""Well-known messages, but for :data:`_DECIMAL`: the kind, and the column."""
 
 
 def message_fields(

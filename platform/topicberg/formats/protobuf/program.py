@@ -37,7 +37,8 @@ _NUMBERS: dict[str, tuple[Encoding, tuple[type[T.IcebergType], ...]]] = {
     "bool": (Encoding.BOOL, (T.BooleanType,)),
     "float": (Encoding.SFIXED32, (T.FloatType,)),
     "double": (Encoding.FIXED64, (T.DoubleType,)),
-}  # Kind → encoding, and the columns that hold every value.
+}
+"""Kind → encoding, and the columns that hold every value."""
 _UNSIGNED = ("uint64", "fixed64")
 _DIGITS, _LONGEST_NUMBER = 20, 11
 """Of the largest number of 64 bits, and of an enum's number as text."""

@@ -20,8 +20,7 @@ _MAX_REASON = 200
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}")
 _LOGGED = re.compile(r"[IWEF][0-9]{4} |WARNING: All log messages before ")
 """A line of protoc's log, such as that a file without ``syntax`` is read as proto2."""
-SECONDS, MEMORY = 10, 1024 * 1024 * 1024
-"""Limits of one run of protoc."""
+SECONDS, MEMORY = 10, 1024 * 1024 * 1024  # Limits of one run of protoc.
 _LIMITED = f"""
 import resource, sys
 for what, most in (("AS", {MEMORY}), ("CPU", {SECONDS}), ("CORE", 0)):
@@ -32,7 +31,8 @@ for what, most in (("AS", {MEMORY}), ("CPU", {SECONDS}), ("CORE", 0)):
 sys.path.append(sys.argv[1])
 from grpc_tools import _protoc_compiler
 sys.exit(_protoc_compiler.run_main([word.encode() for word in sys.argv[1:]]))
-"""  # What ``grpc_tools.protoc`` does, but for its imports: 11 ms of CPU time a schema, not 33.
+"""
+"""What ``grpc_tools.protoc`` does, but for its imports: 11 ms of CPU time a schema, not 33."""
 
 
 @remembered

@@ -22,8 +22,7 @@ from topicberg.formats.protobuf import wire
 from topicberg.formats.protobuf.wire import Message, WireField
 from topicberg.formats.reasons import MalformedError, byte, field_at, place_at, shortened, shown
 
-MAX_VALUES = 4_000_000
-"""Values of a record: every second byte of it may be a row of a list."""
+MAX_VALUES = 4_000_000  # Values of a record: every second byte of it may be a row of a list.
 _MICROS = 1_000_000
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 """Years 1 to 9999, as the documentation of google.protobuf.Timestamp requires."""
@@ -81,8 +80,7 @@ Values = Callable[[MessageRecord, Sequence[Occurrence]], Any]
 """Reads all occurrences of a field. Raises MalformedError."""
 Row = tuple[dict[str, Any], bool]
 """The values of a message, by column; whether a closed enum had a number without a name."""
-Pieces = Sequence[tuple[int, int]]
-"""Where a message begins and ends: several pieces are merged."""
+Pieces = Sequence[tuple[int, int]]  # Where a message begins and ends: several pieces are merged.
 
 
 def decoder(

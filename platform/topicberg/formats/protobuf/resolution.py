@@ -42,10 +42,9 @@ class FieldMisfitError(Exception):
 
 
 def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> wire.Message:
-    """Return how the writer's message becomes these columns.
+    """Return how the writer's message becomes columns, or MisfitError: a field's values fit none.
 
     :param target: the latest schema's message, which names the fields; None: it has none
-    :raises MisfitError: a field's values fit no column, or its column has another field's values
     """
     numbers = {column.name: place for place, column in enumerate(columns)}
     latest = {} if target is None else target.fields_by_number
@@ -144,8 +143,7 @@ def _inner(field: Any, newest: Any, column: T.IcebergType) -> tuple[wire.Message
     if not isinstance(column, T.StructType):
         raise FieldMisfitError(field, f"is a message, its column a {column}")
     plan = message_plan(inner, newest and newest.message_type, column.fields)
-    is_marked = not inner.fields and wire.PRESENT in plan.names
-    return plan, "empty" if is_marked else None
+    return plan, None if inner.fields or wire.PRESENT not in plan.names else "empty"
 
 
 def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:

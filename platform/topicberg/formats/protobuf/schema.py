@@ -57,8 +57,6 @@ def same_message(where: str, file: Any, message: Any) -> Any:
 
     A renamed message is the one in the same place, if each of the two names is in only one of the
     versions: a message that both versions have was moved, and is another type.
-
-    :raises TableflowError: there is neither
     """
     name = message.full_name.removeprefix(f"{message.file.package}.")
     if descriptor := _named(file, name):

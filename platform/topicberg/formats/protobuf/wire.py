@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-PRESENT = "is_present"
-"""The field of a message that has no fields: Parquet has no empty struct."""
+PRESENT = "is_present"  # The field of a message that has no fields: Parquet has no empty struct.
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 """The most bytes of the texts of a record that it does not have itself: names of enums, and
 defaults. It is malformed beyond that."""
@@ -103,7 +102,8 @@ def _content(data: Any, position: int, stop: int, wire: int) -> tuple[int, int] 
 
 _WIRE_TYPES = {
     **{kind: FIXED32 if size == 4 else FIXED64 for kind, size in FIXED.items()},
-    **{"group": GROUP, "message": LENGTH, "string": LENGTH, "bytes": LENGTH},
+    **dict.fromkeys(("message", "string", "bytes"), LENGTH),
+    "group": GROUP,
 }
 
 
