@@ -21,7 +21,7 @@ from topicberg.clients.confluent import Api
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.kafka import schemas
-from topicberg.kafka.registration import compare, pull, register
+from topicberg.kafka.schemas import compare, pull, register
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic
 from topicberg_deploy.confluent.kafka import RegistrySubject

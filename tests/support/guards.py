@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.execution import READERS, execute
+from topicberg.formats.columnar.decoding import READERS, execute
 from topicberg.formats.columnar.memory import store_byte
 from topicberg.formats.columnar.program import Programs, Store
 from topicberg.formats.columnar.records import undo
@@ -208,25 +208,9 @@ def _drive(  # type: ignore[no-untyped-def]
         offsets[0] = len(region) - size
         region[offsets[0] :] = record[:size]
         work[:] = 0
-        done = execute(
-            reader,
-            region,
-            offsets,
-            present,
-            instructions,
-            targets,
-            text_offsets,
-            texts,
-            writers,
-            addresses,
-            used,
-            counts,
-            rooms,
-            starts,
-            ends,
-            0,
-            work,
-        )
+        programs = instructions, targets, text_offsets, texts, writers
+        buffers = addresses, used, counts, rooms, starts, ends
+        done = execute(reader, region, offsets, present, programs, buffers, 0, work)
         if done == 1:
             accepted += 1
         else:

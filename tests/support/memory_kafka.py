@@ -260,6 +260,6 @@ def serve_clients(
 
     :param make_consumer: called with the client's properties; None: nothing is read
     """
-    account = SimpleNamespace(client=admin, failure=None)
-    monkeypatch.setattr(kafka, "_accounts", lambda _: [account, account])
+    account = SimpleNamespace(client=admin, error=None)
+    monkeypatch.setattr(kafka, "_account_of", lambda *_: account)
     monkeypatch.setattr(consumer, "Consumer", make_consumer)

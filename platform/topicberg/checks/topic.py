@@ -26,7 +26,7 @@ from topicberg.iceberg.summaries import (
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
-from topicberg.kafka.registration import FileState, compare
+from topicberg.kafka.schemas import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.changelog.fold_state import FoldState
 from topicberg.tableflow.layout.drift import Drift, is_plain

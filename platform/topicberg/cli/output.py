@@ -15,7 +15,7 @@ from topicberg.security.text import terminal
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from topicberg.kafka.registration import FileState
+    from topicberg.kafka.schemas import FileState
     from topicberg.tableflow.layout.waiting import WaitingChange
 
 _PIPE_WIDTH = 10_000

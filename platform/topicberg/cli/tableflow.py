@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from topicberg.endpoints import Endpoints
-    from topicberg.kafka.registration import FileState
+    from topicberg.kafka.schemas import FileState
     from topicberg.settings import Settings
     from topicberg.tableflow.layout.waiting import WaitingChange
     from topicberg.tableflow.service.status import TopicStatus
@@ -520,7 +520,7 @@ def _engines(names: list[str], config: Settings) -> dict[str, str]:
 def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
     """Return how the schema files compare with the registry, or why that is not known."""
     from topicberg.clients.liveness import SECONDS, answers_http
-    from topicberg.kafka.registration import compare_all
+    from topicberg.kafka.schemas import compare_all
 
     try:
         endpoints = load_endpoints(config)

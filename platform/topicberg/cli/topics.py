@@ -118,7 +118,7 @@ def _report_unchecked(specs: list[TopicSpec], unread: str | None, config: Settin
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
     """Report differences between schema files and registry; return False if one is refused."""
-    from topicberg.kafka.registration import compare_all
+    from topicberg.kafka.schemas import compare_all
 
     if not specs:
         return True
@@ -229,8 +229,8 @@ def new(
     of them, also those that are created later.
     """
     from topicberg.endpoints.schemas import glue_reader
+    from topicberg.kafka.consumer import sampled_messages
     from topicberg.kafka.discovery import find_topic, record_type
-    from topicberg.kafka.samples import sampled_messages
     from topicberg.topics.discovery import FoundTopic
     from topicberg.topics.new import (
         chosen_for_changes,
@@ -397,25 +397,25 @@ def _topic(name: str) -> tuple[TopicSpec, Endpoints, Settings]:
 @app.command("register")
 def register_schemas(name: Name) -> None:
     """Register the schema files of a topic, if their subjects' compatibility levels allow it."""
-    from topicberg.kafka import registration
+    from topicberg.kafka import schemas
 
     spec, endpoints, config = _topic(name)
-    states = registration.register(spec, endpoints, config)
+    states = schemas.register(spec, endpoints, config)
     if not states:
-        echo(f"{name}: nothing to register: {registration.why_no_files(spec)}")
+        echo(f"{name}: nothing to register: {schemas.why_no_files(spec)}")
     echo(f"{name}: {state.what}" for state in states)
 
 
 @app.command()
 def pull(name: Name) -> None:
     """Write the newest registered versions of a topic's schemas to its schema files."""
-    from topicberg.kafka import registration
+    from topicberg.kafka import schemas
 
     spec, endpoints, config = _topic(name)
-    written = registration.pull(spec, endpoints, config)
+    written = schemas.pull(spec, endpoints, config)
     echo(f"{name}: wrote {path}" for path in written)
     if not any(spec.schema_files(config)):
-        echo(f"{name}: nothing to write: {registration.why_no_files(spec)}")
+        echo(f"{name}: nothing to write: {schemas.why_no_files(spec)}")
     elif not written:
         echo(f"{name}: the schema files are the newest registered versions")
 

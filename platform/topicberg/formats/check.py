@@ -31,10 +31,7 @@ _FIELDS = (
 
 
 def check() -> None:
-    """Decode one record of each format.
-
-    :raises RuntimeError: the result is wrong
-    """
+    """Decode one record of each format; RuntimeError: the result is wrong."""
     double = struct.pack("<d", _DOUBLE)
     fields: list[object] = [
         {"name": "a", "type": ["null", "string"]},
@@ -80,8 +77,7 @@ def _check(
     offsets, present = np.array([0, len(data)], np.int64), np.ones(1, np.uint8)
     done = decode(programs, buffers, data, offsets, present, _refused).reached
     buffers.undo()
-    columns = [column.to_pylist() for column in buffers.arrays()]
-    if done != 1 or columns != [["ok"], [_DOUBLE]]:
+    if done != 1 or [column.to_pylist() for column in buffers.arrays()] != [["ok"], [_DOUBLE]]:
         raise RuntimeError(
             f"compiled code decodes a record of {language} incorrectly on this machine"
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyiceberg.types import NestedField
 
-from topicberg.formats.columnar.program import ProgramCode, Slot
+from topicberg.formats.columnar.program import ProgramCode, Slots
 from topicberg.formats.subjects import RegisteredSchema
 
 RecordDecoder = Callable[[bytes], dict[str, Any]]
@@ -52,7 +52,10 @@ class ResolvedSchema:
 
 
 class Format(Protocol):
-    """The functions of a format's module."""
+    """The functions of a format's module.
+
+    They raise :class:`TableflowError` if a schema cannot be read, or does not fit the table.
+    """
 
     def fields(
         self, where: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
@@ -61,10 +64,8 @@ class Format(Protocol):
 
         :param where: the subject, schema or file, for errors
         :param message: Protobuf only: the message type; None: the file's first one
-        :raises TableflowError: the schema cannot become a table (no record, recursive, a reference
-            is missing)
+        :raises TableflowError: it cannot become a table (no record, recursive, a missing reference)
         """
-        ...
 
     def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
         """Return the name by which two schemas are of the same type, or None if the type has none.
@@ -72,37 +73,23 @@ class Format(Protocol):
         Avro: the full name of the record. JSON Schema: ``title``, else ``$id``. Protobuf: the full
         name of the message. A schema of another subject is accepted only if it has the identity of
         the subject's latest schema.
-
-        :raises TableflowError: the schema cannot be read
         """
-        ...
 
     def is_union(self, schema: RegisteredSchema) -> bool:
-        """Return whether the schema is a choice of several event types, which has no single table.
-
-        :raises TableflowError: the schema cannot be read
-        """
-        ...
+        """Return whether it is a choice of several event types, which has no single table."""
 
     def as_record(self, schema: RegisteredSchema, name: str) -> RegisteredSchema:
         """Return a key's schema that is not a record as a record with one field of this name.
 
         Only the top of the schema decides whether it is a record, as in ``{"$ref": …}``: the
         columns of tables depend on it.
-
-        :raises TableflowError: the schema cannot be read
         """
-        ...
 
     def check_file(self, where: str, schema: RegisteredSchema) -> None:
         """Refuse a schema file for a reason that :meth:`fields` does not have.
 
         Libraries of producers may refuse what could become a table, and specs say more of files.
-
-        :param where: the file, for errors
-        :raises TableflowError: the schema is not valid
         """
-        ...
 
     def written(
         self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
@@ -111,30 +98,19 @@ class Format(Protocol):
 
         A field that the latest schema renames (Avro: by an alias, Protobuf: by its number) counts
         under the latest name.
-
-        :raises TableflowError: a schema cannot be read
         """
-        ...
 
     def filled(self, resolved_schema: ResolvedSchema) -> frozenset[str]:
-        """Return the names of the table's columns into which the writer's records have values.
+        """Return the names of the table's columns into which the writer's records have values."""
 
-        :raises TableflowError: the writer's schema does not fit the table
-        """
-        ...
-
-    def program(
-        self, code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema
-    ) -> None:
+    def program(self, code: ProgramCode, slots: Slots, resolved_schema: ResolvedSchema) -> None:
         """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
 
         It may refuse any record: the reference decoder then reads it.
 
         :param slots: where the values of the columns go, by name
         :raises NotCoveredError: there is none
-        :raises TableflowError: no record of this writer can be a row of the table
         """
-        ...
 
     def record_decoder(self, resolved_schema: ResolvedSchema) -> RecordDecoder:
         """Return the reference decoder: what a record of the writer is, in plain Python.
@@ -144,7 +120,4 @@ class Format(Protocol):
         column and its value. A value that its column cannot hold exactly is malformed.
 
         The same resolved schema gets the same decoder again.
-
-        :raises TableflowError: no record of this writer can be a row of the table
         """
-        ...

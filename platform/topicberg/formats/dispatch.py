@@ -18,31 +18,22 @@ from topicberg.formats.table import BY_SCHEMA_TYPE
 
 
 def format_of(schema: RegisteredSchema) -> Format:
-    """Return the functions of a schema's format.
-
-    :raises TableflowError: the registry has the schema under a type that no format has
-    """
+    """Return the functions of a schema's format; TableflowError: no format has its type."""
     if schema.schema_type not in BY_SCHEMA_TYPE:
         raise TableflowError(
-            f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
+            f"{schema.label} is of the unknown type {schema.schema_type}",
             hint=f"use {', '.join(BY_SCHEMA_TYPE)}",
         )
     return cast("Format", _Guarded(BY_SCHEMA_TYPE[schema.schema_type].load()))
 
 
 def is_union(schema: RegisteredSchema) -> bool:
-    """Return whether the schema is a choice of several event types, which has no single table.
-
-    :raises TableflowError: the schema cannot be read
-    """
+    """Return whether the schema is a choice of several event types, which has no single table."""
     return schema.schema_type in BY_SCHEMA_TYPE and format_of(schema).is_union(schema)
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
-    """Return a key's schema that is not a record as a record with one field.
-
-    A schema that cannot be read is returned as it is: its format reports why.
-    """
+    """Return a key's schema as a record with one field, or as it is if it cannot be read."""
     try:
         return format_of(schema).as_record(schema, name)
     except (TableflowError, RecursionError):
@@ -52,7 +43,6 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
 def as_read(schema: RegisteredSchema, side: str, *, has_connect_types: bool) -> RegisteredSchema:
     """Return the schema by which the keys, or the values, of a topic are decoded.
 
-    :param side: ``key`` or ``value``; a key that is not a record is one with the one field ``key``
     :param has_connect_types: types of Connect and Debezium count, as in a change log
     """
     schema = with_connect_types(schema) if has_connect_types else schema

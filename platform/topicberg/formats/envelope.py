@@ -12,8 +12,7 @@ from pyiceberg.types import NestedField, StructType
 
 from topicberg.errors import TableflowError
 
-BEFORE, AFTER, SOURCE, OPERATION = "before", "after", "source", "op"
-"""Fields of the envelope."""
+BEFORE, AFTER, SOURCE, OPERATION = "before", "after", "source", "op"  # Fields of the envelope.
 Changes = Literal["rows", "changes"]
 """The columns of a table of changes. ``rows``: those of the row after a change; ``changes``: both
 rows, before and after."""
@@ -22,14 +21,9 @@ rows, before and after."""
 def changed_columns(
     where: str, fields: Sequence[NestedField], changes: Changes
 ) -> list[NestedField]:
-    """Return the columns of a table of changes.
-
-    :param fields: of the envelope
-    :raises TableflowError: the schema is not an envelope
-    """
+    """Return the columns of a table of changes, of the fields of an envelope, or TableflowError."""
     by_name = {field.name: field for field in fields}
-    after = by_name.get(AFTER)
-    if after is None or OPERATION not in by_name or SOURCE not in by_name:
+    if (after := by_name.get(AFTER)) is None or OPERATION not in by_name or SOURCE not in by_name:
         names = ", ".join(by_name)
         raise TableflowError(
             f"{where}: the schema is not Debezium's envelope of a table's changes (before, after, "

@@ -41,27 +41,20 @@ from uuid import UUID
 
 from topicberg.formats.subjects import SchemaType
 
-Headers = Iterable[tuple[str, bytes | None]]
-"""Of a record, in their order; a name may repeat."""
+Headers = Iterable[tuple[str, bytes | None]]  # Of a record, in their order; a name may repeat.
 Framing = Literal["confluent", "header", "glue", "none"]
 """How records name their schemas; see the module."""
-OWN_SCHEMA_ID = 0
-"""The id of the schema of records that name none. Registries count from 1."""
-
+OWN_SCHEMA_ID = 0  # The id of the schema of records that name none. Registries count from 1.
 MAGIC_BYTE, MAGIC_GUID = 0, 1
-ID_BYTES, GUID_BYTES = 5, 17
-"""Of an id and of a GUID, with the byte before them."""
-WIRE_BYTES = ID_BYTES
-"""Magic byte and schema id, before a record."""
+ID_BYTES, GUID_BYTES = 5, 17  # Of an id and of a GUID, with the byte before them.
+WIRE_BYTES = ID_BYTES  # Magic byte and schema id, before a record.
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """The names of the headers that have a schema id, by what they belong to."""
-_SECTIONS = {"key": "key", "value": "schema"}
-"""The sections of a spec about keys and values."""
+_SECTIONS = {"key": "key", "value": "schema"}  # The sections of a spec about keys and values.
 GLUE_VERSION, GLUE_PLAIN, GLUE_ZLIB, GLUE_BYTES = 3, 0, 5, 18
 """AWS Glue's prefix: its first byte, the two compressions, and its size with the UUID."""
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 """Of a payload that was compressed: as much as topicberg's clients of Kafka read at once."""
-
 _VARINT = "(?:[89A-F][0-9A-F])*[0-7][0-9A-F]"
 INDEXES = f"^(?:00|{'|'.join(f'{2 * n:02X}{_VARINT * n}' for n in range(1, 33))})$"
 """All message indexes of a header, in hex: their count and each of them, or 0 for the first one."""
@@ -96,31 +89,18 @@ class Framed:
 
 
 def id_of(schema: int | UUID, guids: Mapping[UUID, int]) -> int | None:
-    """Return the id of a schema that a record names; None: its GUID is not known.
-
-    :param guids: the ids of known schemas
-    """
+    """Return the id of a schema that a record names; None: its GUID is not one of the known."""
     return guids.get(schema) if isinstance(schema, UUID) else schema
 
 
 def header_of(side: str, headers: Headers) -> bytes | None:
-    """Return what the header says of the schema of the ``key`` or the ``value``; None: nothing.
-
-    Of repeated headers the last one counts, also if it has no value, as in Confluent's Java client.
-    """
-    last = None
-    for name, value in headers:
-        if name == HEADERS[side]:
-            last = value
+    """Return what the last header of the schema of the ``key`` or ``value`` says; None: nothing."""
+    *_, last = (None, *(value for name, value in headers if name == HEADERS[side]))
     return None if last is None else bytes(last)
 
 
 def framed(side: str, raw: bytes, header: bytes | None) -> Framed | str:
-    """Return the schema and the payload of a key or a value, or why there are none.
-
-    :param side: ``key`` or ``value``
-    :param header: see :func:`header_of`
-    """
+    """Return the schema and the payload of a key or value, or why there are none; see header_of."""
     if header is not None:
         return _framed_by_header(side, raw, header)
     if is_of_glue(raw):
@@ -140,10 +120,7 @@ def is_of_glue(raw: bytes) -> bool:
 
 
 def framed_by_glue(side: str, raw: bytes) -> Framed | str:
-    """Return the version of the schema and the payload of a key or a value, or why there are none.
-
-    :param side: ``key`` or ``value``
-    """
+    """Return the schema's version and the payload of a key or a value, or why there are none."""
     if raw[:1] != bytes([GLUE_VERSION]) or len(raw) < GLUE_BYTES:
         return _without_version(side, raw)
     if raw[1] not in (GLUE_PLAIN, GLUE_ZLIB):
@@ -157,8 +134,7 @@ def framed_by_glue(side: str, raw: bytes) -> Framed | str:
 
 def _without_version(side: str, raw: bytes) -> str:
     """Return why a key or a value does not name a version of AWS Glue."""
-    section = _SECTIONS[side]
-    expected = "the wire format of AWS Glue Schema Registry"
+    section, expected = _SECTIONS[side], "the wire format of AWS Glue Schema Registry"
     if not raw:
         return f"the {side} is empty: it is not in {expected}"
     if is_json(raw):
@@ -182,11 +158,7 @@ class UncompressedError(ValueError):
 
 
 def decompressed(payload: bytes, most: int = MAX_PAYLOAD_BYTES) -> bytes:
-    """Return a payload that was compressed by zlib.
-
-    :param most: the bytes that it may have; no more are decompressed
-    :raises UncompressedError: it is not zlib's, not all of it, or larger
-    """
+    """Return a payload of at most some bytes that was compressed by zlib, or UncompressedError."""
     inflating = zlib.decompressobj()
     try:
         contents = inflating.decompress(payload, most + 1)
@@ -234,17 +206,17 @@ def _framed_by_header(side: str, raw: bytes, header: bytes) -> Framed | str:
         return Framed(int.from_bytes(header[1:ID_BYTES], "big"), raw, header[ID_BYTES:])
     if header[:1] == bytes([MAGIC_GUID]) and len(header) >= GUID_BYTES:
         return Framed(UUID(bytes=header[1:GUID_BYTES]), raw, header[GUID_BYTES:])
+    shown = f"{len(header)} bytes that begin with {header[:WIRE_BYTES].hex(' ')}"
     return (
         f"{named(side, is_header=True)} is neither 0 and a schema id of 4 bytes nor 1 and a schema "
-        f"GUID of 16 bytes: it is {_shown(header)}"
+        f"GUID of 16 bytes: it is {shown if header else 'empty'}"
     )
 
 
 def payload(side: str, record: Framed, kind: SchemaType) -> bytes | str:
-    """Return the payload as formats read it, which begins with Protobuf's message indexes.
+    """Return the payload as formats read it, or why the header has no usable message indexes.
 
-    :param kind: of the record's schema
-    :returns: also why the header has no usable message indexes, as text
+    It begins with Protobuf's message indexes; ``kind`` is that of the record's schema.
     """
     rest = record.indexes
     if record.is_compressed:
@@ -252,35 +224,16 @@ def payload(side: str, record: Framed, kind: SchemaType) -> bytes | str:
             return decompressed(record.payload)
         except UncompressedError as error:
             return f"the payload of the {side} {error}"
-    if rest is None or _is_whole(rest, kind):
+    if rest is None or (re.match(INDEXES, rest.hex().upper()) if kind == "PROTOBUF" else not rest):
         return (rest or b"") + record.payload
-    header = named(side, is_header=True)
+    header, shown = named(side, is_header=True), f"the bytes {rest[:8].hex(' ')}"
     instead = ", instead of all message indexes" if kind == "PROTOBUF" else f", of type {kind}"
-    return f"{header} has {_hex(rest)} after the schema{instead}"
-
-
-def _is_whole(rest: bytes, kind: SchemaType) -> bool:
-    if kind != "PROTOBUF":
-        return not rest
-    return _INDEXES.match(rest.hex().upper()) is not None
-
-
-_INDEXES = re.compile(INDEXES)
+    return f"{header} has {shown if rest else 'nothing'} after the schema{instead}"
 
 
 def named(side: str, *, is_header: bool) -> str:
     """Return what names the schema, for a message."""
     return f"the {side}'s header {HEADERS[side]}" if is_header else f"the {side}"
-
-
-def _shown(raw: bytes) -> str:
-    if not raw:
-        return "empty"
-    return f"{len(raw)} bytes that begin with {raw[:WIRE_BYTES].hex(' ')}"
-
-
-def _hex(raw: bytes) -> str:
-    return f"the bytes {raw[:8].hex(' ')}" if raw else "nothing"
 
 
 @dataclass(frozen=True)
@@ -298,10 +251,7 @@ class RecordFraming:
     indexes: bytes = b""
 
     def framed(self, raw: bytes, header: bytes | None) -> Framed | str:
-        """Return the schema and the payload of a key or a value, or why there are none.
-
-        :param header: see :func:`header_of`
-        """
+        """Return the schema and the payload of a key or a value, or why there are none."""
         if self.framing == "none":
             return Framed(OWN_SCHEMA_ID, raw, self.indexes)
         if self.framing == "glue":
@@ -322,11 +272,8 @@ class RecordFraming:
         record = _framed_by_header(self.side, b"", header)
         if isinstance(record, str):
             return None
-        number = id_of(record.schema, self.guids)
-        if number is None:
-            return None
-        indexes = payload(self.side, record, self.kind)
-        return None if isinstance(indexes, str) else wire_prefix(number) + indexes
+        number, indexes = id_of(record.schema, self.guids), payload(self.side, record, self.kind)
+        return None if number is None or isinstance(indexes, str) else wire_prefix(number) + indexes
 
     @property
     def has_headers(self) -> bool:
@@ -334,10 +281,9 @@ class RecordFraming:
         return self.framing in ("confluent", "header")
 
     def held(self, raw: bytes, header: bytes | None) -> bytes | None:
-        """Return a key or a value as tables hold it; None: nothing says what its schema is.
+        """Return a key or a value as tables hold it, in the wire format; None: it has no schema.
 
-        It is in the wire format. With AWS Glue it is as it was sent, which names the version: no
-        record has the id of one.
+        With AWS Glue it is as it was sent, which names the version: no record has the id of one.
         """
         if self.framing == "glue":
             return raw

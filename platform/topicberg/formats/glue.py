@@ -20,14 +20,15 @@ Source: AWS Glue's API, "Schema Registry"; default names by ``AWSSchemaNamingStr
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from botocore.exceptions import BotoCoreError, ClientError
+from cachetools import LRUCache
 
 from topicberg.clients.answers import unusable
 from topicberg.clients.aws import every
@@ -42,8 +43,7 @@ NAME = "AWS Glue Schema Registry"
 RIGHTS = "glue:ListSchemaVersions on the registry and its schemas, and glue:GetSchemaVersion on *"
 """What the reader of schemas needs; a version is looked up by its UUID, whose schema is not known
 before: AWS's "IAM examples for deserializers"."""
-FIRST_OTHER = 100_001
-"""AWS's greatest number of a version is 100,000."""
+FIRST_OTHER = 100_001  # AWS's greatest number of a version is 100,000.
 FRESH_SECONDS = 15.0
 """How long the list of a schema's versions is not read again, unless a record names a new one."""
 MAX_CACHED, MAX_CACHED_CHARACTERS = 2_000, 64 * MAX_SCHEMA_BYTES
@@ -54,11 +54,7 @@ _DECODED = ("AVAILABLE", "DELETING")
 
 @dataclass(frozen=True)
 class GlueVersion:
-    """A version of a schema.
-
-    ``schema_name``, ``registry``: of its schema. ``schema``: its definition, with no id of its own.
-    ``status``: when it was read.
-    """
+    """A version of a schema, and its definition; its status is that of when it was read."""
 
     uuid: UUID
     registry: str
@@ -72,15 +68,17 @@ class GlueVersion:
         return f"{self.registry}/{self.schema_name}"
 
 
-@dataclass(frozen=True)
-class _Listed:
-    uuid: UUID
+class _Listed(NamedTuple):
     number: int
+    uuid: UUID
     status: str
 
 
 class GlueReader:
-    """Reads one registry of AWS Glue; versions are immutable and therefore read only once."""
+    """Reads one registry of AWS Glue; versions are immutable and therefore read only once.
+
+    The methods raise :class:`TopicbergError` if AWS does not answer, or refuses.
+    """
 
     name = NAME
 
@@ -88,11 +86,12 @@ class GlueReader:
         self, client: Any, registry: str, now: Callable[[], float] = time.monotonic
     ) -> None:
         """:param client: boto3's of Glue"""
-        self._client = client
-        self._registry = registry
-        self._now = now
+        self._client, self._registry, self._now = client, registry, now
         self._listed: dict[str, tuple[float, list[_Listed]]] = {}
-        self._versions: OrderedDict[UUID, GlueVersion] = OrderedDict()
+        self._versions: LRUCache[UUID, GlueVersion] = LRUCache(
+            MAX_CACHED_CHARACTERS,
+            getsizeof=lambda version: max(version.schema.size, MAX_CACHED_CHARACTERS // MAX_CACHED),
+        )
         self._ids: dict[str, dict[UUID, int]] = {}
 
     def context(self, subject: str) -> str:
@@ -103,10 +102,8 @@ class GlueReader:
         """Return the newest version of a schema that is available.
 
         :raises TableflowError: the schema does not exist, or no version is available
-        :raises TopicbergError: AWS does not answer, or refuses
         """
-        listed = self._list(name)
-        if not listed:
+        if not (listed := self._list(name)):
             raise TableflowError(
                 f"registry {self._registry} of {NAME} has no schema {name}",
                 hint="let the producer register it, set `subject` of the spec to the schema's name "
@@ -119,8 +116,7 @@ class GlueReader:
                 f"{listed[-1].number}, is {listed[-1].status}",
                 hint="register a version that is compatible",
             )
-        version = self.version(available[-1].uuid)
-        if version is None:
+        if (version := self.version(available[-1].uuid)) is None:
             self._listed.pop(name, None)
             raise UnreachableError(
                 f"{NAME}: version {available[-1].number} of schema {name} was deleted while it was "
@@ -130,17 +126,10 @@ class GlueReader:
         return version
 
     def read(self, name: str) -> Subject:
-        """Return the versions of a schema.
-
-        :raises TableflowError: it does not exist, or no version is available
-        :raises TopicbergError: AWS does not answer, or refuses
-        """
+        """Return the versions of a schema; see :meth:`newest`."""
         newest, context = self.newest(name), self.context(name)
         others = [entry for entry in self._list(name) if entry.status in _DECODED]
-        uuids = [
-            newest.uuid,
-            *(entry.uuid for entry in reversed(others) if entry.uuid != newest.uuid),
-        ]
+        uuids = dict.fromkeys([newest.uuid, *(entry.uuid for entry in reversed(others))])
         versions = (version for uuid in uuids if (version := self.version(uuid)) is not None)
         schemas = within_limits(
             replace(
@@ -149,32 +138,17 @@ class GlueReader:
             )
             for glue_version in versions
         )
-        return Subject(
-            name=name,
-            schemas={schema.schema_id: schema for schema in schemas},
-            latest=schemas[-1],
-            guids=self.guids(context),
-        )
+        return Subject.of(name, schemas, self.guids(context))
 
     def by_id(self, schema_id: int, context: str) -> RegisteredSchema | None:
-        """Return the schema of a version that :meth:`id_of` gave an id; None: it gave none.
-
-        :raises TopicbergError: AWS does not answer, or refuses
-        """
-        for uuid, number in self._ids.get(context, {}).items():
-            if number == schema_id:
-                version = self.version(uuid)
-                return None if version is None else replace(version.schema, schema_id=number)
-        return None
+        """Return the schema of a version that :meth:`id_of` gave an id; None: it gave none."""
+        uuids = {number: uuid for uuid, number in self._ids.get(context, {}).items()}
+        version = self.version(uuids[schema_id]) if schema_id in uuids else None
+        return None if version is None else replace(version.schema, schema_id=schema_id)
 
     def id_of(self, guid: UUID, context: str) -> int | None:
-        """Return the id of a version; None: there is no such version.
-
-        :raises TableflowError: the version is not compatible with its schema
-        :raises TopicbergError: AWS does not answer, or refuses
-        """
-        version = self.version(guid)
-        if version is None:
+        """Return the id of a version; None: there is no such version. See :meth:`version`."""
+        if (version := self.version(guid)) is None:
             return None
         if version.context == context and guid not in self._ids.get(context, {}):
             self._listed.pop(version.schema_name, None)  # it was registered since
@@ -196,32 +170,24 @@ class GlueReader:
         """Return a version by its UUID, of any schema; None: there is none.
 
         :raises TableflowError: it is not compatible with its schema
-        :raises TopicbergError: AWS does not answer, or refuses
         """
         if uuid in self._versions:
-            self._versions.move_to_end(uuid)
             return self._versions[uuid]
         with _glue_errors(f"schema version {uuid}"):
             answer = _if_found(self._client.get_schema_version, SchemaVersionId=str(uuid))
         if answer is None:
             return None
         version = _version(uuid, answer)
-        status = version.status
         title = f"version {version.number} of schema {version.schema_name}"
-        if status == "PENDING":
+        if version.status == "PENDING":
             raise UnreachableError(
                 f"{NAME} still checks whether {title} is compatible (PENDING)",
                 hint="wait: the topic continues when the version is available",
             )
-        if status not in _DECODED:
-            raise TableflowError(
-                f"{title} has the status {status}: it is not compatible with those before it"
-            )
+        if version.status not in _DECODED:
+            problem = "it is not compatible with those before it"
+            raise TableflowError(f"{title} has the status {version.status}: {problem}")
         self._versions[uuid] = version
-        sizes = [cached.schema.size for cached in self._versions.values()]
-        while len(sizes) > MAX_CACHED or sum(sizes) > MAX_CACHED_CHARACTERS:
-            self._versions.popitem(last=False)
-            sizes.pop(0)
         return version
 
     def _list(self, name: str) -> list[_Listed]:
@@ -237,28 +203,20 @@ class GlueReader:
             summaries = _if_found(
                 lambda: [*every(self._client, "list_schema_versions", "Schemas", **called)]
             )
-        listed = [
-            _Listed(
-                _uuid(summary["SchemaVersionId"]),
-                int(summary["VersionNumber"]),
-                str(summary["Status"]),
-            )
-            for summary in summaries or ()
-        ]
-        listed.sort(key=lambda entry: entry.number)
-        self._listed[name] = self._now(), listed
-        return listed
+        rows = [(s["VersionNumber"], s["SchemaVersionId"], s["Status"]) for s in summaries or ()]
+        try:
+            listed = [_Listed(int(n), UUID(str(uuid)), str(status)) for n, uuid, status in rows]
+        except ValueError:
+            raise unusable("Glue ListSchemaVersions", "UUIDs of versions") from None
+        self._listed[name] = self._now(), sorted(listed, key=attrgetter("number"))
+        return self._listed[name][1]
 
     def _id(self, context: str, own: str, uuid: UUID, number: int) -> int:
-        """Return the id that a version has in a context.
-
-        :param own: the context of the version's schema
-        """
+        """Return the id that a version has in a context; ``own``: that of its schema."""
         ids = self._ids.setdefault(context, {})
         if uuid not in ids:
-            taken = ids.values()
-            is_free = own == context and number not in taken
-            ids[uuid] = number if is_free else max([FIRST_OTHER - 1, *taken]) + 1
+            is_free = own == context and number not in ids.values()
+            ids[uuid] = number if is_free else max([FIRST_OTHER - 1, *ids.values()]) + 1
         return ids[uuid]
 
 
@@ -269,23 +227,16 @@ def _version(uuid: UUID, answer: Any) -> GlueVersion:
     *_, registry, name = ("", *str(answer["SchemaArn"]).split("/"))
     if language not in BY_SCHEMA_TYPE or not registry or not name:
         raise unusable(called, "a data format and the ARN of a schema")
-    schema_type = cast("SchemaType", language)
-    is_protobuf = schema_type == "PROTOBUF"
-    if len(text) > MAX_SCHEMA_BYTES:
-        problem = f"the schema has more than {MAX_SCHEMA_BYTES} characters"
-        schema = RegisteredSchema(0, schema_type, "", problem=problem)
-    else:
-        schema = RegisteredSchema(0, schema_type, text, has_glue_index=is_protobuf)
+    is_large = len(text) > MAX_SCHEMA_BYTES
+    schema = RegisteredSchema(
+        0,
+        cast("SchemaType", language),
+        "" if is_large else text,
+        has_glue_index=language == "PROTOBUF" and not is_large,
+        problem=f"the schema has more than {MAX_SCHEMA_BYTES} characters" if is_large else None,
+    )
     number, status = int(answer["VersionNumber"]), str(answer["Status"])
     return GlueVersion(uuid, registry, name, number, status, schema)
-
-
-def _uuid(text: Any) -> UUID:
-    """:raises AnswerError: the text is not a UUID"""
-    try:
-        return UUID(str(text))
-    except ValueError:
-        raise unusable("Glue ListSchemaVersions", "UUIDs of versions") from None
 
 
 def _if_found(call: Callable[..., Any], **parameters: Any) -> Any:
@@ -300,10 +251,7 @@ def _if_found(call: Callable[..., Any], **parameters: Any) -> Any:
 
 @contextmanager
 def _glue_errors(resource: str) -> Iterator[None]:
-    """Turn errors of boto3's client into one clear error that names ``resource``.
-
-    :raises TopicbergError: AWS does not answer, or refuses
-    """
+    """Turn errors of boto3's client into one clear error that names ``resource``."""
     try:
         yield
     except (BotoCoreError, ClientError) as error:

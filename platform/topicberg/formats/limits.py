@@ -2,6 +2,7 @@
 
 A schema's author decides how large it is, and types that are defined once and used many times
 multiply. A schema beyond these limits cannot become a table; records that name it are malformed.
+What refuses a schema raises :class:`TableflowError`, which names its subject or file (``where``).
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ Result = TypeVar("Result")
 MAX_FIELDS = 10_000
 """Fields, elements, keys and values, including nested ones: Spark takes minutes to plan a query of
 so many."""
-MAX_DEPTH = 50
-"""Nested types."""
+MAX_DEPTH = 50  # Nested types.
 MAX_COLLECTIONS = 8
 """Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
 Avro's reader reserves memory."""
-MAX_MEMBERS = 200
-"""Types of a union: each is a column of its value."""
+MAX_MEMBERS = 200  # Types of a union: each is a column of its value.
 MAX_NAME = 255
 """Characters of a field's name: the limit of AWS Glue and Snowflake. Also of a symbol of an Avro
 enum: a byte of a record names it."""
@@ -51,10 +50,7 @@ UNREADABLE = (
 
 @contextmanager
 def refused(where: str) -> Iterator[None]:
-    """Refuse a schema at which a parser fails.
-
-    :raises TableflowError: a parser failed
-    """
+    """Refuse a schema, by a TableflowError, at which a parser fails."""
     try:
         yield
     except RecursionError as error:
@@ -67,10 +63,7 @@ def refused(where: str) -> Iterator[None]:
 
 
 def remembered(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let a function of a schema remember its results, and errors.
-
-    A schema that is refused is not expanded for every batch.
-    """
+    """Let a function of a schema remember results and errors: those are not for every batch."""
 
     @lru_cache(maxsize=256)
     def attempt(*arguments: P.args, **named: P.kwargs) -> Result | TableflowError:
@@ -91,11 +84,7 @@ def remembered(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:
-    """Refuse a schema that is too large to be read.
-
-    :param where: the subject or schema, for the error
-    :raises TableflowError: it has too many bytes, with its references
-    """
+    """Refuse a schema that is too large, with its references, to be read."""
     if schema.problem is not None:
         raise TableflowError(f"{where}: {schema.problem}", hint="register a smaller schema")
     if schema.size > MAX_SCHEMA_BYTES:
@@ -107,11 +96,7 @@ def check_size(where: str, schema: RegisteredSchema) -> None:
 
 
 def parsed_json(where: str, schema: RegisteredSchema) -> Any:
-    """Return the JSON value that a schema is, without its references.
-
-    :param where: the subject, schema or file, for the error
-    :raises TableflowError: it is not JSON, is nested too deeply, or exceeds the limits
-    """
+    """Return the JSON value that a schema is, without its references, or refuse it."""
     check_size(where, schema)
     try:
         return json.loads(schema.text)
@@ -124,11 +109,7 @@ def parsed_json(where: str, schema: RegisteredSchema) -> Any:
 
 
 def check_unicode(where: str, contents: Any) -> None:
-    """Refuse a schema whose text has half of a surrogate pair: no other system can encode it.
-
-    :param contents: the schema as JSON was read
-    :raises TableflowError: it is not valid Unicode
-    """
+    """Refuse JSON whose text has half of a surrogate pair: no other system can encode it."""
     try:
         json.dumps(contents, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -138,10 +119,7 @@ def check_unicode(where: str, contents: Any) -> None:
 
 
 def check_name(where: str, name: str) -> None:
-    """Refuse a long name, and one that Spark's substitution would replace if it were enabled.
-
-    :raises TableflowError: the name has too many characters, or contains ``${``
-    """
+    """Refuse a long name, and one that Spark's substitution would replace if it were enabled."""
     check_length(f"{where}: the name of a field", name)
     if _SUBSTITUTION in name:
         raise TableflowError(
@@ -169,8 +147,7 @@ def check_members(where: str, count: int) -> None:
 
 def check_paths(where: str, columns: Sequence[T.NestedField]) -> None:
     """:raises TableflowError: the names of nested fields are too long together"""
-    size = _paths(T.StructType(*columns), 0)
-    if size > MAX_PATHS:
+    if (size := _paths(T.StructType(*columns), 0)) > MAX_PATHS:
         raise TableflowError(
             f"{where}: the paths of all fields have {size} characters, the limit is {MAX_PATHS}",
             hint="use shorter names, or flatten the schema",
@@ -213,10 +190,7 @@ def too_many(where: str) -> TableflowError:
 
 
 def bounded(where: str, ids: Iterator[int]) -> Iterator[int]:
-    """Yield the ids of a schema's columns.
-
-    :raises TableflowError: there are too many columns
-    """
+    """Yield the ids of a schema's columns, or refuse too many."""
     for count, number in enumerate(ids):
         if count >= MAX_FIELDS:
             raise too_many(where)

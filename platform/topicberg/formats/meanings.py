@@ -12,13 +12,10 @@ import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-MILLIS: Final = "milliseconds since midnight"
-MICROS: Final = "microseconds since midnight"
-NANOS: Final = "nanoseconds since midnight"
-EPOCH_MILLIS: Final = "milliseconds since 1970"
-EPOCH_MICROS: Final = "microseconds since 1970"
-EPOCH_NANOS: Final = "nanoseconds since 1970"
-LOCAL_NANOS: Final = "nanoseconds since 1970 in local time"
+_SECONDS = ("milliseconds", "microseconds", "nanoseconds")
+MILLIS, MICROS, NANOS = (f"{unit} since midnight" for unit in _SECONDS)
+EPOCH_MILLIS, EPOCH_MICROS, EPOCH_NANOS = (f"{unit} since 1970" for unit in _SECONDS)
+LOCAL_NANOS: Final = f"{EPOCH_NANOS} in local time"
 JSON_TEXT: Final = "the JSON text of a value"
 NULLS: Final = "only nulls"
 """Of a column of text whose schema allows only null. No comment of a table has it."""

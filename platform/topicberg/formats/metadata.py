@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-PARTITION = "partition"
-OFFSET = "offset"
-HEADERS = "headers"
-RAW_KEY = "raw-key"
-EVENT_TIME = "event-time"
-UNKNOWN_FIELDS = "unknown-fields"
-OP = "op"
-SOURCE_TIMESTAMP = "source-timestamp"
-SOURCE_POSITION = "source-position"
-SOURCE_TRANSACTION = "source-transaction"
-SOURCE_SNAPSHOT = "source-snapshot"
+PARTITION, OFFSET, HEADERS, RAW_KEY = "partition", "offset", "headers", "raw-key"
+EVENT_TIME, UNKNOWN_FIELDS, OP = "event-time", "unknown-fields", "op"
+SOURCE_TIMESTAMP, SOURCE_POSITION = "source-timestamp", "source-position"
+SOURCE_TRANSACTION, SOURCE_SNAPSHOT = "source-transaction", "source-snapshot"
 METADATA_TYPES = {
     "topic": "string",
     PARTITION: "int",

@@ -7,8 +7,7 @@ from typing import Any
 
 from pyiceberg import types as T
 
-MAX_LENGTH = 80
-"""Characters of a value in a message."""
+MAX_LENGTH = 80  # Characters of a value in a message.
 _NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
 
 
@@ -40,10 +39,7 @@ def byte(position: int) -> str:
 
 
 def field_at(path: str, kind: object) -> str:
-    """Return the place of a value for a message: ``field price (decimal(4,2))``.
-
-    :param kind: the type of a column, or a name
-    """
+    """Return the place of a value, and its type or a name: ``field price (decimal(4,2))``."""
     return f"field {path} ({type_name(kind)})"
 
 

@@ -6,15 +6,14 @@ Confluent's registry is read by :class:`SubjectReader`, AWS Glue Schema Registry
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 from uuid import UUID
 
+from cachetools import FIFOCache
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.answers import unusable
 from topicberg.clients.registry import if_found, registry_errors
@@ -29,24 +28,16 @@ from topicberg.formats.subjects import (
     Subject,
 )
 
-NOT_FOUND = 404
-MAX_REFERENCES = 500
-"""Schemas that one schema refers to, directly or not."""
+MAX_REFERENCES = 500  # Schemas that one schema refers to, directly or not.
 MAX_VERSIONS, MAX_SUBJECT_BYTES = 500, 8 * MAX_SCHEMA_BYTES
 """Newest versions of a subject that are read, by number and by characters; older ones are looked up
 when a record names their id, as schemas of other subjects are."""
-MAX_GUIDS = 2_000
-"""GUIDs whose ids are known."""
+MAX_GUIDS = 2_000  # GUIDs whose ids are known.
 
 
 def context_of(subject: str) -> str:
-    """Return the context of a subject: ``.eu`` of ``:.eu:orders-value``, ``.`` of ``orders-value``.
-
-    Each context has schema ids of its own.
-    """
-    if not subject.startswith(":."):
-        return DEFAULT_CONTEXT
-    return subject[1:].partition(":")[0]
+    """Return the context of a subject, as ``.eu`` of ``:.eu:a-value``, which has ids of its own."""
+    return subject[1:].partition(":")[0] if subject.startswith(":.") else DEFAULT_CONTEXT
 
 
 def _topic(subject: str) -> str:
@@ -58,17 +49,15 @@ def _topic(subject: str) -> str:
 
 def in_context(context: str, subject: str) -> str:
     """Return the full name of a subject that another one of this context refers to."""
-    if context == DEFAULT_CONTEXT or subject.startswith(":."):
-        return subject
-    return f":{context}:{subject}"
+    is_full = context == DEFAULT_CONTEXT or subject.startswith(":.")
+    return subject if is_full else f":{context}:{subject}"
 
 
 class SchemaReaders:
     """The readers of a deployment's registries; AWS Glue's is made when a topic needs it."""
 
     def __init__(self, confluent: SubjectReader, make_glue: Callable[[], SchemaReader]) -> None:
-        self.confluent = confluent
-        self._make_glue = make_glue
+        self.confluent, self._make_glue = confluent, make_glue
 
     @cached_property
     def glue(self) -> SchemaReader:
@@ -80,10 +69,7 @@ class SchemaReaders:
 
 
 def within_limits(newest_first: Iterator[RegisteredSchema]) -> list[RegisteredSchema]:
-    """Return the newest versions of a subject that are read, the oldest one first.
-
-    See :data:`MAX_VERSIONS`; no other ones are looked at.
-    """
+    """Return a subject's newest versions within :data:`MAX_VERSIONS`, the oldest one first."""
     kept: list[RegisteredSchema] = []
     size = 0
     for schema in islice(newest_first, MAX_VERSIONS):
@@ -99,29 +85,27 @@ class _TooLargeError(Exception):
 
 
 class SubjectReader:
-    """Reads Confluent's registry; versions are immutable and therefore read only once."""
+    """Reads Confluent's registry; versions are immutable and therefore read only once.
+
+    The methods raise :class:`TopicbergError` if the registry does not answer.
+    """
 
     name = "the schema registry"
 
     def __init__(self, client: SchemaRegistryClient) -> None:
         self._client = client
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
-        self._guids: OrderedDict[tuple[str, UUID], int] = OrderedDict()
+        self._guids: FIFOCache[tuple[str, UUID], int] = FIFOCache(MAX_GUIDS)
         """Contexts and GUIDs → ids."""
 
     def read(self, name: str) -> Subject:
         """Return all versions of a subject.
 
-        :raises TableflowError: the subject, or a schema that one of its versions refers to, does
-            not exist
-        :raises TopicbergError: the registry does not answer
+        :raises TableflowError: the subject, or a schema that a version refers to, does not exist
         """
         with registry_errors(f"subject {name}"):
-            try:
-                versions = self._client.get_versions(name)
-            except SchemaRegistryError as error:
-                if error.http_status_code != NOT_FOUND:
-                    raise
+            versions: Any = if_found(self._client.get_versions, name)
+            if versions is None:
                 versions = []
             if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
                 raise unusable(f"the schema registry (subject {name})", "a list of versions")
@@ -132,12 +116,7 @@ class SubjectReader:
                     "register its schema, or write a topic spec with `schema: {format: none}`",
                 )
             schemas = self._newest(name, sorted(versions))
-        return Subject(
-            name=name,
-            schemas={schema.schema_id: schema for schema in schemas},
-            latest=schemas[-1],
-            guids=self.guids(context_of(name)),
-        )
+        return Subject.of(name, schemas, self.guids(context_of(name)))
 
     def context(self, subject: str) -> str:
         """See :class:`SchemaReader`."""
@@ -147,7 +126,6 @@ class SubjectReader:
         """Return a version of a subject; None: the newest one.
 
         :raises TableflowError: the subject, or the version, does not exist
-        :raises TopicbergError: the registry does not answer
         """
         if version is None:
             return self.read(name).latest
@@ -161,23 +139,22 @@ class SubjectReader:
         return schema
 
     def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:
-        found = within_limits(self._version(name, version) for version in reversed(versions))
-        kept = set(versions[-len(found) :])
+        schemas = within_limits(self._version(name, version) for version in reversed(versions))
+        kept = set(versions[-len(schemas) :])
         self._versions = {
             key: schema
             for key, schema in self._versions.items()
             if key[0] != name or key[1] in kept
         }
-        return found
+        return schemas
 
     def by_id(self, schema_id: int, context: str = DEFAULT_CONTEXT) -> RegisteredSchema | None:
         """Return any schema of a context of the registry, or None if it has no such id."""
         inside = None if context == DEFAULT_CONTEXT else f":{context}:"
         with registry_errors(f"schema {schema_id}"):
             schema = if_found(self._client.get_schema, schema_id, inside)
-            if schema is None:
-                return None
-            return self._resolved(f"schema {schema_id}", schema_id, schema, context)
+            where = f"schema {schema_id}"
+            return None if schema is None else self._resolved(where, schema_id, schema, context)
 
     def id_of(self, guid: UUID, context: str = DEFAULT_CONTEXT) -> int | None:
         """Return the id that the schema of a GUID has in a context; None: it has none there."""
@@ -191,17 +168,12 @@ class SubjectReader:
             except (TypeError, KeyError, ValueError):
                 raise unusable(f"the schema registry ({where})", "a list of ids") from None
         if context in ids:
-            self._learn(context, guid, ids[context])
+            self._guids[context, guid] = ids[context]
         return ids.get(context)
 
     def guids(self, context: str) -> dict[UUID, int]:
         """Return the GUIDs of a context that are known, and their ids."""
         return {guid: number for (of, guid), number in self._guids.items() if of == context}
-
-    def _learn(self, context: str, guid: UUID, schema_id: int) -> None:
-        self._guids[context, guid] = schema_id
-        if len(self._guids) > MAX_GUIDS:
-            self._guids.popitem(last=False)
 
     def _version(self, name: str, version: int) -> RegisteredSchema:
         if (name, version) not in self._versions:
@@ -213,16 +185,15 @@ class SubjectReader:
                 where, registered.schema_id, registered.schema, context
             )
             if registered.guid:  # of registries with GUIDs, not all return it here
-                self._learn(context, UUID(registered.guid), registered.schema_id)
+                self._guids[context, UUID(registered.guid)] = registered.schema_id
         return self._versions[name, version]
 
     def _resolved(
         self, where: str, schema_id: int, schema: Schema, context: str
     ) -> RegisteredSchema:
         self._client.clear_caches()  # type: ignore[no-untyped-call]  # its caches are unbounded
-        references: dict[str, str] = {}
+        references, text = dict[str, str](), schema.schema_str or ""
         schema_type = cast("SchemaType", schema.schema_type or "AVRO")
-        text = schema.schema_str or ""
         try:
             if len(text) > MAX_SCHEMA_BYTES:
                 raise _TooLargeError
@@ -264,10 +235,8 @@ class SubjectReader:
         """
         full = in_context(context, subject)
         registered = if_found(self._client.get_version, full, version)
-        if registered is None and full != subject and not self._has_context(context):
-            full, registered = subject, if_found(self._client.get_version, subject, version)
+        if registered is None and full != subject:
+            contexts = if_found(self._client.get_contexts)
+            if not isinstance(contexts, list) or context not in contexts:
+                full, registered = subject, if_found(self._client.get_version, subject, version)
         return full, registered.schema if registered else None
-
-    def _has_context(self, context: str) -> bool:
-        contexts = if_found(self._client.get_contexts)
-        return isinstance(contexts, list) and context in contexts

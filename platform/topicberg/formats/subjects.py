@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 from uuid import UUID
 
-MAX_SCHEMA_BYTES = 1024 * 1024
-"""Characters of a schema, including all that it refers to."""
+MAX_SCHEMA_BYTES = 1024 * 1024  # Characters of a schema, including all that it refers to.
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
 DEFAULT_CONTEXT = "."
 
@@ -49,6 +48,11 @@ class RegisteredSchema:
     problem: str | None = None
 
     @property
+    def label(self) -> str:
+        """Its name in errors."""
+        return f"schema {self.schema_id}"
+
+    @property
     def size(self) -> int:
         """Number of characters, including the references."""
         return len(self.text) + sum(len(text) for _, text in self.references)
@@ -56,11 +60,9 @@ class RegisteredSchema:
 
 @dataclass(frozen=True)
 class Subject:
-    """Every version of a subject's schema.
+    """Every version of a subject's schema, by its id, up to :data:`.registry.MAX_VERSIONS`.
 
-    ``schemas``: by schema id, every version up to :data:`.registry.MAX_VERSIONS`. ``latest``: the
-    newest version, which defines the table. ``guids``: the ids of the GUIDs that are known in its
-    context.
+    ``latest``: the newest one, which defines the table. ``guids``: ids of known GUIDs.
     """
 
     name: str
@@ -68,43 +70,33 @@ class Subject:
     latest: RegisteredSchema
     guids: Mapping[UUID, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, name: str, schemas: Sequence[RegisteredSchema], guids: Mapping[UUID, int]) -> Self:
+        """Return a subject of these versions, of which the last one is the latest."""
+        return cls(name, {schema.schema_id: schema for schema in schemas}, schemas[-1], guids)
+
 
 class SchemaReader(Protocol):
-    """Reads the subjects of a registry."""
+    """Reads the subjects of a registry.
+
+    The methods raise TableflowError for what cannot be read, TopicbergError without an answer.
+    """
 
     @property
     def name(self) -> str:
         """The registry, for a message."""
-        ...
 
     def read(self, name: str) -> Subject:
-        """Return all versions of a subject.
-
-        :raises TableflowError: the subject, or a schema that it refers to, does not exist
-        :raises TopicbergError: the registry does not answer, or refuses
-        """
-        ...
+        """Return all versions of a subject."""
 
     def context(self, subject: str) -> str:
         """Return the context of a subject, in which ids are unique."""
-        ...
 
     def by_id(self, schema_id: int, context: str) -> RegisteredSchema | None:
-        """Return any schema of a context, or None if it has no such id.
-
-        :raises TableflowError: it cannot be read
-        :raises TopicbergError: the registry does not answer, or refuses
-        """
-        ...
+        """Return any schema of a context, or None if it has no such id."""
 
     def id_of(self, guid: UUID, context: str) -> int | None:
-        """Return the id that the schema of a GUID has in a context; None: it has none there.
-
-        :raises TableflowError: it cannot be read
-        :raises TopicbergError: the registry does not answer, or refuses
-        """
-        ...
+        """Return the id that the schema of a GUID has in a context; None: it has none there."""
 
     def guids(self, context: str) -> dict[UUID, int]:
         """Return the GUIDs of a context that are known, and their ids."""
-        ...

@@ -10,21 +10,16 @@ if TYPE_CHECKING:
     from topicberg.formats.contract import Format
     from topicberg.formats.subjects import SchemaType
 
-FormatName = Literal["avro", "json", "protobuf"]
-"""The names of the formats in specs."""
-Part = Literal["value", "key"]
-"""Of a record."""
+FormatName = Literal["avro", "json", "protobuf"]  # The names of the formats in specs.
+Part = Literal["value", "key"]  # Of a record.
 
 
 class FormatEntry(NamedTuple):
     """A format that has schemas."""
 
-    name: FormatName
-    """In specs."""
-    schema_type: SchemaType
-    """Its name in the registry."""
-    suffix: str
-    """Of the names of its schema files."""
+    name: FormatName  # In specs.
+    schema_type: SchemaType  # Its name in the registry.
+    suffix: str  # Of the names of its schema files.
 
     def load(self) -> Format:
         """Import the module with its functions."""

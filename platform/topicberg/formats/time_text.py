@@ -31,8 +31,7 @@ EPOCHS = {
 }
 """Microseconds of each unit since 1970."""
 _EPOCH = date(1970, 1, 1).toordinal()
-_SECOND, DAY = 1_000_000, 86_400_000_000
-"""Microseconds."""
+_SECOND, DAY = 1_000_000, 86_400_000_000  # Microseconds.
 
 
 class ZonedTime(NamedTuple):

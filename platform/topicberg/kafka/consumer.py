@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -17,6 +17,7 @@ from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.errors.hints import see_whether_it_runs
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.last_records import LastRecord, LastRecords, checksum
+from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import (
     DAMAGED,
     READ_SECONDS,
@@ -27,6 +28,8 @@ from topicberg.kafka.records import (
 )
 
 SAMPLE_SECONDS = 3.0
+SAMPLE_RECORDS, _SAMPLE_SPOTS = 3_000, 3
+"""Offsets of a sample at most, of all partitions together, and its places in each one."""
 NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
 _SMALL_FETCH: dict[str, Any] = {"fetch.message.max.bytes": 64 * 1024}
@@ -39,7 +42,7 @@ _OF_FIRST = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, *DAMAGED)
 def messages(
     endpoints: Endpoints,
     topic: str,
-    ranges: Mapping[int, tuple[int, int]],
+    ranges: Ranges,
     seconds: float = READ_SECONDS,
     *,
     may_end_early: bool = False,
@@ -50,11 +53,10 @@ def messages(
     waited for, because the ranges are before the ends for a read_committed consumer.
 
     :param ranges: partition → first offset, and the offset after the last one
-    :param seconds: how long to wait for the next record
     :param may_end_early: the ranges may be after these ends, such as that of a record in an open
         transaction; then the end that a broker returns counts
     :raises DamagedRecordsError: the client cannot read what the broker has
-    :raises UnreachableError: the broker does not answer
+    :raises UnreachableError: no record arrives for some ``seconds``
     """
     waiting = {partition: end for partition, (start, end) in ranges.items() if start < end}
     with _consumer(endpoints, topic, {p: ranges[p][0] for p in waiting}) as consumer:
@@ -92,7 +94,6 @@ def batch_end(
 
     At any offset of a batch, Kafka returns all of it, and the client's error has its first offset.
 
-    :param end: of the partition, or of what is read of it
     :param max_bytes: that the client may take for a batch: ``receive.message.max.bytes``
     """
     limits: dict[str, Any] = {"receive.message.max.bytes": max_bytes, **_SMALL_FETCH}
@@ -101,9 +102,7 @@ def batch_end(
         def first_offset(offset: int) -> int | None:
             consumer.assign([TopicPartition(topic, partition, offset)])
             message = _first(consumer, 1, READ_SECONDS).get(partition)
-            error = message.error() if message is not None else None
-            is_unreadable = error is not None and error.code() in DAMAGED
-            return message.offset() if message is not None and is_unreadable else None
+            return message.offset() if message is not None and _is_damaged(message) else None
 
         first, last = first_offset(offset), offset
         while first is not None and last + 1 < end:
@@ -118,13 +117,7 @@ def batch_end(
 def first_times(
     endpoints: Endpoints, topic: str, offsets: Mapping[int, int], *, is_needed: bool = False
 ) -> dict[int, int]:
-    """Return partition → time (ms) of the first record at an offset or later, committed or not.
-
-    A partition that has none is left out, and one whose record is damaged.
-
-    :param is_needed: see :func:`first_messages`
-    :raises UnreachableError: see :func:`first_messages`
-    """
+    """Return partition → time (ms) of its record as :func:`first_messages` returns it, if any."""
     first = first_messages(endpoints, topic, offsets, is_needed=is_needed)
     return {p: message.timestamp()[1] for p, message in first.items() if message.error() is None}
 
@@ -165,17 +158,13 @@ def _first(consumer: Consumer, partitions: int, seconds: float) -> dict[int, Mes
     first: dict[int, Message] = {}
     deadline = time.monotonic() + seconds
     while len(first) < partitions and time.monotonic() < deadline:
-        if (message := consumer.poll(0.2)) is None:
-            continue
-        error = message.error()
-        if error is None or error.code() in _OF_FIRST:
+        message = consumer.poll(0.2)
+        if message and ((error := message.error()) is None or error.code() in _OF_FIRST):
             first.setdefault(message.partition() or 0, message)
     return first
 
 
-def record_bytes(
-    endpoints: Endpoints, topic: str, ranges: Mapping[int, tuple[int, int]]
-) -> list[float]:
+def record_bytes(endpoints: Endpoints, topic: str, ranges: Ranges) -> list[float]:
     """Return the average size of the records at some spots of offset ranges, from first to last.
 
     :param ranges: partition → first offset, and the offset after the last one
@@ -229,11 +218,7 @@ def _sample(
 
 
 def _arrived(consumer: Consumer, seconds: float) -> list[Message]:
-    """Return up to 500 records as soon as there is one; ``consume`` alone would wait for all 500.
-
-    https://docs.confluent.io/platform/current/clients/librdkafka/html/rdkafka_8h.html,
-    rd_kafka_consume_batch_queue
-    """
+    """Return up to 500 records as soon as there is one: ``consume`` alone would wait for all."""
     first = consumer.poll(seconds)
     return [] if first is None else [first, *consumer.consume(499, 0)]
 
@@ -249,27 +234,18 @@ def _consumer(
     **more: Any,
 ) -> Iterator[Consumer]:
     """Yield a consumer positioned at these offsets, without a group and without commits."""
-    consumer = Consumer(
-        {
-            **endpoints.kafka_tuning("consumer"),
-            **endpoints.kafka_config(),
-            **READER,
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-            **more,
-        }
-    )
-    try:
+    properties = endpoints.kafka_tuning("consumer") | endpoints.kafka_config() | READER
+    level = {"isolation.level": "read_committed" if committed else "read_uncommitted"}
+    epochs = epochs or {}
+    with closing(Consumer(properties | level | more)) as consumer:
         if offsets:
-            known = epochs or {}
             consumer.assign(
                 [
-                    TopicPartition(topic, p, offset, leader_epoch=known.get(p, -1))
+                    TopicPartition(topic, p, offset, leader_epoch=epochs.get(p, -1))
                     for p, offset in offsets.items()
                 ]
             )
         yield consumer
-    finally:
-        consumer.close()
 
 
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
@@ -285,9 +261,8 @@ def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
 
 
 def _of_message(message: Message) -> LastRecord:
-    numbers = (message.offset() or 0, message.timestamp()[1], epoch_of(message))
-    key, value = cast("Any", message.key()), cast("Any", message.value())
-    return LastRecord(*numbers, checksum(key, value))
+    crc = checksum(cast("Any", message.key()), cast("Any", message.value()))
+    return LastRecord(message.offset() or 0, message.timestamp()[1], epoch_of(message), crc)
 
 
 def find_records(
@@ -296,10 +271,8 @@ def find_records(
     """Return partition → what its log has instead of a record: the same one, another, or nothing.
 
     One record of each partition is read. A partition is left out if its record was deleted, by
-    compaction or retention, and the leader epochs of the log do not tell that the record never was
-    in this log.
+    compaction or retention, and the leader epochs do not tell that its log never had the record.
 
-    :param beginning: partition → first offset of its log
     :raises UnreachableError: a partition cannot be read now
     """
     wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
@@ -329,5 +302,26 @@ def find_records(
 
 
 def _is_damaged(message: Message | None) -> bool:
-    error = message.error() if message is not None else None
-    return error is not None and error.code() in DAMAGED
+    return bool(message and (error := message.error()) and error.code() in DAMAGED)
+
+
+def sampled_messages(
+    topic: str, endpoints: Endpoints, records: int = SAMPLE_RECORDS
+) -> list[Message]:
+    """Return records of all partitions by their timestamps, the newest one last.
+
+    :param records: offsets that are read at most, but at least one of each place of each partition
+    """
+    begin, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
+    size = max(1, records // (_SAMPLE_SPOTS * max(1, len(end))))
+    sampled: dict[tuple[int, int], Message] = {}
+    for spot in range(_SAMPLE_SPOTS):
+        # At the beginning of each partition, in its middle, and at its end.
+        starts = {
+            p: begin.get(p, 0) + max(0, last - begin.get(p, 0) - size) * spot // (_SAMPLE_SPOTS - 1)
+            for p, last in end.items()
+        }
+        ranges = {p: (start, min(end[p], start + size)) for p, start in starts.items()}
+        for message in messages(endpoints, topic, ranges):
+            sampled[message.partition() or 0, message.offset() or 0] = message
+    return sorted(sampled.values(), key=lambda read: (read.timestamp()[1], read.offset() or 0))

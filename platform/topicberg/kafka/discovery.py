@@ -1,4 +1,7 @@
-"""Find the topics in Kafka for which there is a pattern, and their schemas in the registry."""
+"""Find the topics in Kafka for which there is a pattern, and their schemas in the registry.
+
+The functions raise :class:`TopicbergError` if Kafka or a registry does not answer, or refuses.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +33,15 @@ from topicberg.topics.schema import PARTS
 from topicberg.topics.spec import default_subject
 
 logger = logging.getLogger(__name__)
-
 INTERVAL_SECONDS = 60.0
-SWEEP = 20
-"""Known topics whose configuration and schemas are read again by each look in turn."""
+SWEEP = 20  # Known topics whose configuration and schemas are read again by each look in turn.
 _READERS = 8
 _NAME_OF_TYPE = re.compile(r'"(?:name|title)"\s*:\s*"([^"]+)"|\bmessage\s+(\w+)')
 """Of a record of Avro, of a JSON Schema, of Protobuf."""
 
 
 def list_topics(endpoints: Endpoints) -> dict[str, int]:
-    """Return topic → number of partitions, of all topics that the account may see.
-
-    :raises TopicbergError: Kafka does not answer, or refuses
-    """
+    """Return topic → number of partitions, of all topics that the account may see."""
     try:
         listed = kafka.admin_client(endpoints).list_topics(timeout=kafka.TIMEOUT_SECONDS)
     except KafkaException as error:
@@ -62,7 +60,6 @@ def find_topics(
     """Return the topics of Kafka that match a pattern and have no spec, and those that have one.
 
     :raises SpecError: the pattern is invalid
-    :raises TopicbergError: Kafka does not answer, or refuses
     """
     try:
         pattern = TopicPattern(match=(match,))
@@ -72,8 +69,7 @@ def find_topics(
     there = {n: count for n, count in list_topics(endpoints).items() if pattern.matches(n)}
     specs, problems = check_topics(config)
     known = {spec.name for spec in specs} | {name for problem in problems for name in problem.names}
-    new = sorted(there.keys() - known)
-    return _read(new, there, {}, endpoints), sorted(there.keys() & known)
+    return _read(sorted(there.keys() - known), there, {}, endpoints), sorted(there.keys() & known)
 
 
 def find_topic(
@@ -82,10 +78,8 @@ def find_topic(
     """Return what Kafka and the registry have of a topic; None: it does not exist.
 
     :param subject: of its values; None: TopicNameStrategy's
-    :raises TopicbergError: Kafka or the registry does not answer, or refuses
     """
-    partitions = list_topics(endpoints).get(name)
-    if partitions is None:
+    if (partitions := list_topics(endpoints).get(name)) is None:
         return None
     named: dict[Part, discovery.SchemaSource] = {}
     if subject is not None:
@@ -97,19 +91,15 @@ def find_topic(
 
 
 def record_type(number: int, endpoints: Endpoints) -> str:
-    """Return the type of a schema of the registry, and its subjects.
-
-    :raises TopicbergError: the registry does not answer, or refuses
-    """
+    """Return the type of a schema of the registry, and its subjects."""
     registry = endpoints.schema_registry_client()
     with registry_errors(f"the schema {number}"):
         schema = if_found(registry.get_schema, number)
         subjects = if_found(registry.get_subjects_by_schema_id, number) or []
     if schema is None:
         return f"the unknown schema {number}"
-    text = schema.schema_str or ""
-    match = _NAME_OF_TYPE.search(text)
-    title = next((group for group in match.groups() if group), "") if match else f"schema {number}"
+    match = _NAME_OF_TYPE.search(schema.schema_str or "")
+    title = match[1] or match[2] if match else f"schema {number}"
     return f"{title} (subject {', '.join(subjects) or 'unknown'})"
 
 
@@ -123,24 +113,21 @@ def discover(
 
     :param sweep: how many known topics are read again; None: all
     :returns: the topics that are new, and those that are not there any more
-    :raises TopicbergError: Kafka or the registry does not answer, or refuses
     """
     known = discovery.read_discovery(config).topics
-    wanted = wanted_topics(config, known)
-    if not wanted:
+    if not (wanted := wanted_topics(config, known)):
         if known:
             discovery.write_discovery(config, discovery.Discovery())
         return [], sorted(known)
     there = list_topics(endpoints)
     names = sorted(name for name in there if name in wanted)
-    oldest = sorted((n for n in names if n in known), key=lambda name: known[name].looked_at)
-    # A topic without a schema may have been created before its producer registered one.
-    hasty = [name for name in names if name in known and known[name].value is None]
-    read = {*(n for n in names if n not in known), *hasty, *oldest[:sweep]}
     topics = {name: known[name] for name in names if name in known}
+    oldest = sorted(topics, key=lambda name: topics[name].looked_at)
+    # A topic without a schema may have been created before its producer registered one.
+    hasty = [name for name, topic in topics.items() if topic.value is None]
+    read = {*(n for n in names if n not in known), *hasty, *oldest[:sweep]}
     if read:
-        now = time.time()
-        named = {name: wanted.sources(name) for name in read}
+        now, named = time.time(), {name: wanted.sources(name) for name in read}
         for name, topic in _read(sorted(read), there, named, endpoints, config).items():
             if topic.problem is None or name not in known or known[name].problem is not None:
                 topics[name] = topic
@@ -166,29 +153,27 @@ def _read(
     endpoints: Endpoints,
     config: Settings | None = None,
 ) -> dict[str, discovery.FoundTopic]:
-    """Return the topics with their configurations and schemas.
+    """Return topics with their configurations and schemas, which are written if there are settings.
 
     :param named: where schemas are, if not in TopicNameStrategy's subjects, by topic
-    :param config: where the schemas are written for the definitions; None: they are not
     """
-    topics = _configured(names, partitions, endpoints)
+    topics, subjects = _configured(names, partitions, endpoints), set[str]()
     registry = endpoints.schema_registry_client()
-    subjects = set[str]()
-    sources = [
-        named.get(name, {}).get(part, discovery.SchemaSource()) for name in names for part in PARTS
-    ]
-    if any(source.framing != "glue" for source in sources):
+
+    def source(topic: str, part: Part) -> discovery.SchemaSource:
+        return named.get(topic, {}).get(part, discovery.SchemaSource())
+
+    if any(source(name, part).framing != "glue" for name in names for part in PARTS):
         with registry_errors("the subjects"):
             subjects = set(registry.get_subjects())
 
     def newest(topic: str, part: Part) -> discovery.FoundSchema | None:
-        own = named.get(topic, {}).get(part, discovery.SchemaSource())
+        own = source(topic, part)
         if own.framing == "glue":
             return _glue_schema(topic, part, own.subject or topic, endpoints, config)
-        for subject in _candidates(topic, part, named.get(topic, {})):
-            if subject in subjects:
-                return _schema(topic, part, subject, registry, config)
-        return None
+        candidates = _candidates(topic, part, named.get(topic, {}))
+        subject = next(filter(subjects.__contains__, candidates), None)
+        return None if subject is None else _schema(topic, part, subject, registry, config)
 
     def read(name: str) -> None:
         topic = topics[name]
@@ -208,8 +193,7 @@ def _candidates(topic: str, part: Part, named: Mapping[Part, discovery.SchemaSou
     """Return the subjects that a topic's keys or values may have, the first choice first."""
     if part in named and (subject := named[part].subject):
         return [subject]
-    own = f"{topic}-{part}"
-    value = named.get("value", discovery.SchemaSource())
+    own, value = f"{topic}-{part}", named.get("value", discovery.SchemaSource())
     if part == "key" and value.subject and value.framing != "glue":
         # Of TopicNameStrategy with a prefix, say.
         return [own, f"{value.subject.removesuffix('-value')}-key"]
@@ -219,10 +203,7 @@ def _candidates(topic: str, part: Part, named: Mapping[Part, discovery.SchemaSou
 def _glue_schema(
     topic: str, part: Part, name: str, endpoints: Endpoints, config: Settings | None
 ) -> discovery.FoundSchema | None:
-    """Return the newest version of a schema of AWS Glue, and write its file; None: there is none.
-
-    :raises TopicbergError: AWS does not answer, or refuses
-    """
+    """Return the newest version of a schema of AWS Glue, and write its file; None: it has none."""
     try:
         newest = glue_reader(endpoints, config).newest(name)
     except TableflowError:
@@ -239,12 +220,10 @@ def _schema(
     """Return the newest schema of a subject, and write its file; None: no format has it."""
     with registry_errors(f"the schema of {subject}"):
         newest = registry.get_latest_version(subject)
-    schema = newest.schema
-    entry = BY_SCHEMA_TYPE.get(schema.schema_type or "AVRO")
-    if entry is None:
+    schema, text = newest.schema, newest.schema.schema_str or ""
+    if (entry := BY_SCHEMA_TYPE.get(schema.schema_type or "AVRO")) is None:
         return None
     kind = entry.name
-    text = schema.schema_str or ""
     if config is not None:
         path = discovery.schema_file(config, topic, part, kind)
         if schema.references:  # columns of other subjects are not known

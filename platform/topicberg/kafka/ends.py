@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.offsets import Offsets
-from topicberg.kafka.topics import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, results_of
+from topicberg.kafka.topics import LATEST, TIMEOUT_SECONDS, NoLeaderError, admin_client, results_of
 
 DESCRIBE_SECONDS = 5.0
 """How long the partitions and the id of a topic are not read again, unless a request fails."""
@@ -22,10 +22,8 @@ class Ends:
     """The ends of one topic's log, by partition."""
 
     topic_id: str
-    high: Offsets
-    """After the last record, including open transactions."""
-    stable: Offsets
-    """After the last record that a read_committed consumer may read."""
+    high: Offsets  # After the last record, including open transactions.
+    stable: Offsets  # After the last record that a read_committed consumer may read.
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,14 @@ class EndReader:
     """Reads the ends of topics, and remembers their partitions between two reads."""
 
     def __init__(self, endpoints: Endpoints, now: Callable[[], float] = time.monotonic) -> None:
-        self._endpoints = endpoints
-        self._now = now
+        self._endpoints, self._now, self._describe_at = endpoints, now, 0.0
         self._described: dict[str, _Described | TopicbergError] = {}
-        self._describe_at = 0.0
 
     def read(self, committed: Mapping[str, Offsets]) -> dict[str, Ends | TopicbergError]:
         """Return the ends of topics, or why they are not known: one request to each broker.
 
         A second request reads where transactions hold records back, only of the topics that have
-        records after those that are held.
-
-        :param committed: topic → partition → first offset that is not needed
-        :raises UnreachableError: Kafka does not answer
+        records after ``committed``: topic → partition → first offset that is not needed.
         """
         try:
             return self._read(committed)
@@ -76,38 +69,33 @@ class EndReader:
         ends_by_topic: dict[str, Ends | TopicbergError] = {}
         for topic in committed:
             description, ends = self._described[topic], high.get(topic)
-            readable = stable.get(topic, ends)
-            if isinstance(description, TopicbergError):
-                ends_by_topic[topic] = description
-            elif isinstance(ends, dict) and isinstance(readable, dict):
-                ends_by_topic[topic] = Ends(description.topic_id, ends, readable)
-            else:
-                failed = next(e for e in (ends, readable) if isinstance(e, TopicbergError))
-                ends_by_topic[topic], self._describe_at = failed, 0.0
+            match description, ends, stable.get(topic, ends):
+                case TopicbergError(), _, _:
+                    ends_by_topic[topic] = description
+                case _Described(topic_id=topic_id), dict(), dict() as readable:
+                    ends_by_topic[topic] = Ends(topic_id, ends, readable)
+                case (_, TopicbergError() as failed, _) | (_, _, TopicbergError() as failed):
+                    ends_by_topic[topic], self._describe_at = failed, 0.0
         return ends_by_topic
 
     def _describe(self, topics: Collection[str]) -> None:
         self._described = {}
         if not topics:
             return
-        admin = admin_client(self._endpoints)
-        futures = admin.describe_topics(
+        futures = admin_client(self._endpoints).describe_topics(
             TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
         )
         for topic, described in results_of(futures, self._endpoints, "describe topic {}"):
             if isinstance(described, TopicbergError):
                 self._described[topic] = described
-                continue
             # A request for the ends waits for all leaders: without this, one topic delays all.
-            if any(p.leader is None or p.leader.id < 0 for p in described.partitions):
-                self._described[topic] = no_leader(f"describe topic {topic}")
-                continue
-            numbers = sorted(partition.id for partition in described.partitions)
-            places = tuple(TopicPartition(topic, number) for number in numbers)
-            self._described[topic] = _Described(str(described.topic_id), places)
-        failed = any(
-            isinstance(description, TopicbergError) for description in self._described.values()
-        )
+            elif any(p.leader is None or p.leader.id < 0 for p in described.partitions):
+                self._described[topic] = NoLeaderError(f"describe topic {topic}")
+            else:
+                numbers = sorted(partition.id for partition in described.partitions)
+                places = tuple(TopicPartition(topic, number) for number in numbers)
+                self._described[topic] = _Described(str(described.topic_id), places)
+        failed = any(isinstance(known, TopicbergError) for known in self._described.values())
         self._describe_at = self._now() + (1.0 if failed else DESCRIBE_SECONDS)
 
     def _list(
@@ -122,10 +110,8 @@ class EndReader:
         offsets_by_topic: dict[str, Offsets | TopicbergError] = {topic: {} for topic in topics}
         for place, end in results_of(futures, self._endpoints, "list the offsets of {}"):
             ends = offsets_by_topic[place.topic]
-            if isinstance(ends, TopicbergError):
-                continue
-            if isinstance(end, TopicbergError):
+            if isinstance(ends, dict) and isinstance(end, TopicbergError):
                 offsets_by_topic[place.topic] = end
-            else:
+            elif isinstance(ends, dict) and not isinstance(end, TopicbergError):
                 ends[place.partition] = end.offset
         return offsets_by_topic

@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from topicberg.errors import TopicbergError, first_line
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.kafka.librdkafka import EVENT, FULL, gather, library
+from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import (
     DAMAGED,
     READ_SECONDS,
@@ -31,9 +32,7 @@ from topicberg.kafka.records import (
 )
 
 logger = logging.getLogger(__name__)
-
-_MESSAGES = 10_000
-"""Messages that librdkafka returns at most at once."""
+_MESSAGES = 10_000  # Messages that librdkafka returns at most at once.
 _WAIT_MS = 10
 """How long librdkafka waits for as many messages as are requested: it returns fewer then."""
 _CONSUMER = 1
@@ -41,8 +40,7 @@ _PARTITION_EOF = -191
 _RETRIED = frozenset({-195, -187, -193, -185})
 """Errors after which librdkafka tries again: transport, all brokers down, resolve, timed out."""
 _OAUTH = "oauth_cb"
-_TOKEN_PAUSE = 10.0
-"""Seconds after which a token that could not be computed is tried again."""
+_TOKEN_PAUSE = 10.0  # Seconds after which a token that could not be computed is tried again.
 
 
 class Fetcher(ABC):
@@ -60,13 +58,11 @@ class Fetcher(ABC):
 
         :raises FetchError: Kafka returns an error, or no record in time
         :raises DamagedRecordsError: what Kafka has cannot be read
-        :raises MemoryError: a record is too large for this process
         """
         deadline = time.monotonic() + READ_SECONDS
         records.clear()
         while self._continues():
-            before = records.count
-            is_full = self._copy(records)
+            before, is_full = records.count, self._copy(records)
             if records.count > before:
                 deadline = time.monotonic() + READ_SECONDS
             elif time.monotonic() > deadline:
@@ -89,14 +85,8 @@ class Fetcher(ABC):
         """Add records that have arrived; return whether the next one needs more room."""
 
 
-def fetcher(
-    config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
-) -> Fetcher:
-    """Return what reads some offsets.
-
-    :param config: of librdkafka; of its functions, only ``oauth_cb`` is called
-    :param ranges: partition → first offset, and the offset after the last one
-    """
+def fetcher(config: Mapping[str, Any], topic: str, ranges: Ranges) -> Fetcher:
+    """Return what reads some offsets, by librdkafka's configuration, without its functions."""
     ranges = {p: span for p, span in ranges.items() if span[0] < span[1]}
     try:
         return _CompiledFetcher(config, topic, ranges)
@@ -113,12 +103,8 @@ _warned: set[str] = set()
 class _CompiledFetcher(Fetcher):
     """Reads by librdkafka's C interface."""
 
-    def __init__(
-        self, config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
-    ) -> None:
-        """:raises NotCoveredError: librdkafka is missing, or refuses the configuration
-        :raises FetchError: the partitions cannot be read
-        """
+    def __init__(self, config: Mapping[str, Any], topic: str, ranges: Ranges) -> None:
+        """:raises NotCoveredError: librdkafka is missing, or refuses the configuration"""
         self._library = library()
         self._ends = np.full(max(ranges, default=-1) + 1, -1, np.int64)
         self._reached = np.zeros(len(self._ends), np.int64)
@@ -143,16 +129,14 @@ class _CompiledFetcher(Fetcher):
     def _connect(self, config: Mapping[str, Any]) -> int:
         problem = ctypes.create_string_buffer(512)
         properties = self._library.rd_kafka_conf_new()
-        for name, value in config.items():
-            if callable(value):
-                continue
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            given = (properties, name.encode(), text.encode(), problem, len(problem))
+        texts = {name: str(value) for name, value in config.items() if not callable(value)}
+        for name, text in texts.items():
+            value = text.lower() if isinstance(config[name], bool) else text
+            given = (properties, name.encode(), value.encode(), problem, len(problem))
             if self._library.rd_kafka_conf_set(*given):
                 self._library.rd_kafka_conf_destroy(properties)
                 raise NotCoveredError(f"librdkafka does not accept {name}")
-        client = self._library.rd_kafka_new(_CONSUMER, properties, problem, len(problem))
-        if not client:
+        if not (client := self._library.rd_kafka_new(_CONSUMER, properties, problem, len(problem))):
             self._library.rd_kafka_conf_destroy(properties)
             raise NotCoveredError("librdkafka does not start with the configuration of Kafka")
         self._library.rd_kafka_poll_set_consumer(client)
@@ -234,7 +218,7 @@ class _CompiledFetcher(Fetcher):
 
 
 class _Token:
-    """The token of a login that Python computes, of one client.
+    """The token of a login that Python computes, of one client. Without one, there is a FetchError.
 
     Source: ``rd_kafka_oauthbearer_set_token``, and :class:`confluent_kafka.Consumer` for
     ``oauth_cb``: given ``sasl.oauthbearer.config``, it returns the token and when it expires
@@ -249,10 +233,7 @@ class _Token:
         self._until, self._renew_at = self._give()
 
     def renew(self) -> None:
-        """Give the client another token when four fifths of the time of its last one have passed.
-
-        :raises FetchError: the last one has expired, and there is no other
-        """
+        """Give the client another token when four fifths of the time of its last one are over."""
         if time.time() < self._renew_at:
             return
         try:
@@ -264,11 +245,8 @@ class _Token:
             self._renew_at = time.time() + _TOKEN_PAUSE
 
     def _give(self) -> tuple[float, float]:
-        """Give the client a token; return when it expires, and when to renew it.
-
-        :raises FetchError: there is none, or librdkafka does not accept it
-        """
-        now = time.time()
+        """Give the client a token; return when it expires, and when to renew it."""
+        now, problem = time.time(), ctypes.create_string_buffer(512)
         try:
             token, until, *more = self._compute(self._given)
         except Exception as error:
@@ -276,7 +254,6 @@ class _Token:
         principal = more[0] if more else ""
         extensions: Mapping[str, str] = more[1] if len(more) > 1 else {}
         words = [text.encode() for item in extensions.items() for text in item]
-        problem = ctypes.create_string_buffer(512)
         failed = self._library.rd_kafka_oauthbearer_set_token(
             *(self._client, token.encode(), int(until * 1000), (principal or "").encode()),
             *((ctypes.c_char_p * len(words))(*words), len(words), problem, len(problem)),
@@ -288,18 +265,12 @@ class _Token:
 
 
 def _is_behind(code: int, offset: int, end: int) -> bool:
-    """Return whether what Kafka returns is of records behind those that are read.
-
-    :param end: the offset after the last one to read; negative: the partition is read
-    """
+    """Return whether what Kafka returns is behind ``end``, or the partition is read (negative)."""
     return end < 0 or (code in DAMAGED and offset >= end)
 
 
 def _failure(code: int, partition: int, offset: int, reason: str) -> TopicbergError:
-    """Return the error of a partition.
-
-    :param offset: of the next record
-    """
+    """Return the error of a partition, whose next record has this offset."""
     if code in DAMAGED:
         text = f"partition {partition}, offset {offset}: {unreadable(code, reason)}"
         return DamagedRecordsError(text, partition, offset)
@@ -309,9 +280,7 @@ def _failure(code: int, partition: int, offset: int, reason: str) -> TopicbergEr
 class _ClientFetcher(Fetcher):
     """Reads by the Python client."""
 
-    def __init__(
-        self, config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, ranges: Ranges) -> None:
         self._ends = {partition: end for partition, (_, end) in ranges.items()}
         self._messages: list[Message] = []
         """Records that the client returned and that are still to be copied."""
@@ -333,11 +302,7 @@ class _ClientFetcher(Fetcher):
         return bool(self._messages)
 
     def _wanted(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages that are records to read.
-
-        :raises FetchError: one is an error
-        :raises DamagedRecordsError: what Kafka has cannot be read
-        """
+        """Return the messages that are records to read; raise what :meth:`fill` raises."""
         wanted = []
         for message in messages:
             partition, offset, error = message.partition(), message.offset(), message.error()

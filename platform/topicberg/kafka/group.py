@@ -27,9 +27,7 @@ from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.kafka import topics as kafka
 
 logger = logging.getLogger(__name__)
-
-PARTITIONS = 60
-"""Of the internal topic. Many numbers of members have equal shares of it."""
+PARTITIONS = 60  # Of the internal topic. Many numbers of members have equal shares of it.
 SESSION_SECONDS = 6.0
 """After so long without a heartbeat, the names of a member move to others: the least that brokers
 allow by default."""
@@ -76,17 +74,12 @@ class GroupMember(threading.Thread):
         """While it is held, names are not given up."""
         self.error: TopicbergError | None = None
         """Why it is not known which names this member has."""
-        self._endpoints = endpoints
-        self._group = group
-        self._topic = topic
-        self._member_name = name
-        self._instance = instance
-        self._give_up = give_up
-        self._changed = changed
+        self._endpoints, self._group, self._topic = endpoints, group, topic
+        self._member_name, self._instance = name, instance
+        self._give_up, self._changed = give_up, changed
         self._partitions = PARTITIONS
         self._held: frozenset[int] | None = None
-        self._is_replaced = False
-        self._is_topicless = False
+        self._is_replaced = self._is_topicless = False
         self._stop_requested = threading.Event()
 
     @property
@@ -96,8 +89,7 @@ class GroupMember(threading.Thread):
 
     def holds(self, name: str) -> bool:
         """Return whether a name is this member's."""
-        held = self._held
-        return held is not None and partition_of(name, self._partitions) in held
+        return partition_of(name, self._partitions) in (self._held or ())
 
     def stop(self) -> None:
         """Give up all names and leave the group, so that others have them at once."""
@@ -125,10 +117,7 @@ class GroupMember(threading.Thread):
             self._changed()
 
     def _hold_everything(self, error: TopicbergError) -> None:
-        """Work as the only member if Kafka does not allow a group.
-
-        Several members then do the same work; who shares names must be able to stand this.
-        """
+        """Work as the only member if Kafka allows no group: others may do the same work at once."""
         logger.error(
             "this engine takes all topics, and does not share them with other engines: %s; grant "
             "the rights to read, describe and create the topic %s and to read the group %s",
@@ -144,10 +133,7 @@ class GroupMember(threading.Thread):
         self._changed()
 
     def _take_part(self) -> None:
-        """Be a member until this process stops or is replaced.
-
-        :raises TopicbergError: Kafka refuses
-        """
+        """Be a member until this process stops or is replaced, or Kafka refuses."""
         self._is_replaced = self._is_topicless = False
         consumer = Consumer(
             {
@@ -170,11 +156,13 @@ class GroupMember(threading.Thread):
                 [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
             while not (self._stop_requested.is_set() or self._is_replaced or self._is_topicless):
-                message = consumer.poll(_POLL_SECONDS)
-                if message is not None and (error := message.error()):
+                if (message := consumer.poll(_POLL_SECONDS)) and (error := message.error()):
                     self._check(error)
-            if self._stop_requested.is_set():
-                _leave(consumer)
+            if self._stop_requested.is_set():  # closing a static member's consumer does not leave
+                consumer.unsubscribe()
+                deadline = time.monotonic() + _LEAVE_SECONDS
+                while consumer.assignment() and time.monotonic() < deadline:
+                    consumer.poll(0.1)
         finally:
             consumer.close()
         if self._is_replaced:
@@ -203,18 +191,18 @@ class GroupMember(threading.Thread):
     # Kafka's client calls these in this thread, within ``poll``.
 
     def _assigned(self, consumer: Consumer, new: list[TopicPartition]) -> None:
-        places: Any = [TopicPartition(one.topic, one.partition, 0) for one in new]
-        consumer.incremental_assign(places)
-        if places:
-            consumer.pause(places)
-        held = (self._held or frozenset()) | {one.partition for one in new}
+        starts: Any = [TopicPartition(place.topic, place.partition, 0) for place in new]
+        consumer.incremental_assign(starts)
+        if starts:
+            consumer.pause(starts)
+        held = (self._held or frozenset()) | {place.partition for place in new}
         if held != self._held:
             logger.info("this engine has %d of %d shares", len(held), self._partitions)
             self._set(held)
 
     def _revoked(self, consumer: Consumer, old: list[TopicPartition]) -> None:
         if self._held is not None and old:
-            self._set(self._held - {one.partition for one in old})
+            self._set(self._held - {place.partition for place in old})
             logger.info("this engine gives up %d shares", len(old))
             self._call_give_up(is_lost=False)
         consumer.incremental_unassign(old)
@@ -234,14 +222,6 @@ class GroupMember(threading.Thread):
             logger.exception("unexpected failure")
 
 
-def _leave(consumer: Consumer) -> None:
-    """Leave the group; closing the consumer of a static member does not."""
-    consumer.unsubscribe()
-    deadline = time.monotonic() + _LEAVE_SECONDS
-    while consumer.assignment() and time.monotonic() < deadline:
-        consumer.poll(0.1)
-
-
 def _partitions(endpoints: Endpoints, topic: str) -> int:
     """Return the number of partitions of the internal topic; create the topic if it is missing."""
     try:
@@ -252,21 +232,16 @@ def _partitions(endpoints: Endpoints, topic: str) -> int:
 
 
 def holders(endpoints: Endpoints, group: str, names: list[str]) -> dict[str, str]:
-    """Return name → the member that has it; a name that no member has is left out.
-
-    :raises TopicbergError: Kafka does not answer, or refuses
-    """
+    """Return name → the member that has it; a name that no member has is left out."""
     admin = kafka.admin_client(endpoints)
     future = admin.describe_consumer_groups([group], request_timeout=kafka.TIMEOUT_SECONDS)[group]
     described = kafka.result_of(future, endpoints, f"describe the consumer group {group}")
-    by_partition: dict[int, str] = {}
-    topics: set[str] = set()
-    for member in described.members:
-        for place in member.assignment.topic_partitions if member.assignment else ():
-            by_partition[place.partition] = member.client_id
-            topics.add(place.topic)
-    if not topics:
-        return {}
-    count = max(kafka.partition_count(endpoints, topic) for topic in topics)
-    members = {name: by_partition.get(partition_of(name, count)) for name in names}
-    return {name: member for name, member in members.items() if member is not None}
+    by_place = {
+        (place.topic, place.partition): member.client_id
+        for member in described.members
+        for place in (member.assignment.topic_partitions if member.assignment else ())
+    }
+    by_partition = {partition: member for (_, partition), member in by_place.items()}
+    counts = [kafka.partition_count(endpoints, topic) for topic in {topic for topic, _ in by_place}]
+    partitions = {name: partition_of(name, max(counts)) for name in names if counts}
+    return {name: by_partition[p] for name, p in partitions.items() if p in by_partition}

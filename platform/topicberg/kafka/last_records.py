@@ -11,7 +11,6 @@ from base64 import b85decode, b85encode
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.records import Records
@@ -22,10 +21,8 @@ class LastRecord(NamedTuple):
 
     offset: int
     time_ms: int
-    epoch: int
-    """Of the leader that got it; -1: not known."""
-    checksum: int
-    """CRC-32 of key and value."""
+    epoch: int  # Of the leader that got it; -1: not known.
+    checksum: int  # CRC-32 of key and value.
 
     def is_same(self, other: LastRecord) -> bool:
         """Return whether both are the same record of one log."""
@@ -41,36 +38,25 @@ LastRecords = dict[int, LastRecord]
 
 def last_records(records: Records) -> LastRecords:
     """Return the last record of each partition."""
-    partitions = records.partitions[: records.count]
-    rows = np.full(int(partitions.max(initial=-1)) + 1, -1)
-    rows[partitions] = np.arange(records.count)  # of a repeated partition, the last one is assigned
-    return {int(p): _record(records, int(rows[p])) for p in np.flatnonzero(rows >= 0)}
+    last = dict(
+        zip(records.partitions[: records.count].tolist(), range(records.count), strict=True)
+    )
+    return {partition: _record(records, row) for partition, row in sorted(last.items())}
 
 
 def _record(records: Records, row: int) -> LastRecord:
-    key = _bytes(records.keys, records.key_offsets, records.has_key, row)
-    value = _bytes(records.values, records.value_offsets, records.has_value, row)
-    offset, time_ms, epoch = records.offsets[row], records.times[row], records.epochs[row]
-    return LastRecord(int(offset), int(time_ms), int(epoch), checksum(key, value))
+    raw, epoch = records.raw(row), int(records.epochs[row])
+    return LastRecord(raw["offset"], raw["timestamp_ms"], epoch, checksum(raw["key"], raw["value"]))
 
 
-def _bytes(
-    data: NDArray[np.uint8], ends: NDArray[np.int64], present: NDArray[np.uint8], row: int
-) -> memoryview | None:
-    return data[ends[row] : ends[row + 1]].data if present[row] else None
-
-
-def checksum(key: bytes | memoryview | None, value: bytes | memoryview | None) -> int:
+def checksum(key: bytes | None, value: bytes | None) -> int:
     """Return the checksum of a record's content: null and empty differ."""
     start = zlib.crc32(f"{-1 if key is None else len(key)} {value is None}".encode())
     return zlib.crc32(value or b"", zlib.crc32(key or b"", start))
 
 
 def dump_last_records(records: LastRecords, ends: Offsets) -> str:
-    """Return a text of few bytes for each partition.
-
-    :param ends: partition → an offset after its record
-    """
+    """Return a text of few bytes for each partition; ``ends``: an offset after its record."""
     newest = max((record.time_ms for record in records.values()), default=0)
     rows = [
         (p - number, ends[p] - record.offset, newest - record.time_ms, *record[2:])
@@ -90,9 +76,8 @@ def parse_last_records(text: str | None, ends: Offsets) -> LastRecords:
     newest, _, planes = text.partition(" ")
     columns = np.frombuffer(zlib.decompress(b85decode(planes)), np.uint8).reshape(40, -1)
     rows = np.ascontiguousarray(columns.T).view("<i8").tolist()
-    records = {}
-    for number, (place, distance, age, epoch, crc) in enumerate(rows):
-        p = place + number
-        # A negative age is one of more than 63 bits: no record is newer than the newest.
-        records[p] = LastRecord(ends[p] - distance, int(newest) - age % 2**64, epoch, crc)
-    return records
+    # A negative age is one of more than 63 bits: no record is newer than the newest.
+    return {
+        p + number: LastRecord(ends[p + number] - distance, int(newest) - age % 2**64, epoch, crc)
+        for number, (p, distance, age, epoch, crc) in enumerate(rows)
+    }

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from topicberg.formats.columnar.memory import compiled, copy, load_int32, load_int64, pointer
 from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.formats.columnar.records import same
 from topicberg.kafka.records import Records
 
 _LOADED = "librdkafka.1.dylib" if sys.platform == "darwin" else "librdkafka.so.1"
@@ -90,10 +91,9 @@ DONE, FULL, EVENT = 0, 1, 2
 def _gather(  # type: ignore[no-untyped-def]
     messages, count, first, ends, scratch, contents, facts, header_arrays, row
 ):
-    """Copy messages into arrays, and release them.
+    """Copy messages into arrays of :func:`gather`, and release them.
 
     :param ends: for each partition, the offset after its last record; -1: it is not read
-    :param contents, facts, header_arrays: see :func:`gather`
     :returns: the message that was not copied, the number of records, and why it was not
     """
     values, keys, value_offsets, key_offsets, has_value, has_key = contents
@@ -120,8 +120,7 @@ def _gather(  # type: ignore[no-untyped-def]
             return number, row, FULL
         header = header_ends[row]
         if _headers(pointer(message), pointer(here + 8)) == 0:
-            index = np.uint64(0)
-            begun = header
+            index, begun = np.uint64(0), header
             while (
                 _header(
                     pointer(load_int64(here + 8)),
@@ -144,15 +143,10 @@ def _gather(  # type: ignore[no-untyped-def]
                     return number, row, FULL
                 for other in range(begun, header):
                     start = header_offsets[0, other]
-                    if header_offsets[0, other + 1] - start == name_size:
-                        same = True
-                        for byte in range(name_size):
-                            letter = load_int32(name + byte) & 0xFF
-                            if headers[start + byte] != letter:
-                                same = False
-                                break
-                        if same:
-                            is_repeated_header[other] = 1
+                    if header_offsets[0, other + 1] - start == name_size and same(
+                        header_to + start, name, name_size
+                    ):
+                        is_repeated_header[other] = 1
                 copy(header_to + name_begin, name, name_size)
                 copy(header_to + room + value_begin, value, value_size)
                 header_offsets[0, header + 1] = name_begin + name_size

@@ -7,17 +7,12 @@ from collections.abc import Mapping
 
 Offsets = dict[int, int]
 """Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
-PartitionOffset = tuple[int, int]
-"""Partition and offset of one record."""
-Ranges = dict[int, tuple[int, int]]
-"""Partition → first offset, and the offset after the last one."""
+PartitionOffset = tuple[int, int]  # Partition and offset of one record.
+Ranges = dict[int, tuple[int, int]]  # Partition → first offset, and the offset after the last one.
 
 
 def dump_offsets(offsets: Mapping[int, int]) -> str:
-    """Return compact JSON: the offsets by partition, ``[12,7]``, or of some partitions ``{"1":7}``.
-
-    Every snapshot has such a text, and every commit writes those of all snapshots.
-    """
+    """Return short JSON for snapshots: by partition ``[12,7]``, or of some of them ``{"1":7}``."""
     listed = [offsets[partition] for partition in sorted(offsets)]
     is_whole = listed and offsets.keys() == set(range(len(listed)))
     named = {str(partition): offsets[partition] for partition in sorted(offsets)}

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.formats.columnar.framing import HeaderArrays
 
-READ_SECONDS = 60.0
-"""A read that gets no record for this time fails."""
+READ_SECONDS = 60.0  # A read that gets no record for this time fails.
 READER: dict[str, object] = {
     "log_level": 2,
     "group.id": "topicberg",  # required by the client
@@ -37,55 +36,39 @@ class Records:
     """Records of a topic, as arrays; those of one call are overwritten by the next."""
 
     def __init__(self, rows: int, size: int) -> None:
-        """:param rows: records at most
-        :param size: bytes of their values, of their keys and of their headers at most
-        """
-        self.rows = rows
-        self.partitions = np.zeros(rows, np.int32)
-        self.offsets = np.zeros(rows, np.int64)
-        self.times = np.zeros(rows, np.int64)
-        """Milliseconds since 1970, -1: none."""
+        """:param size: bytes of their values, of their keys and of their headers at most"""
+        self.rows, self.count = rows, 0
+        self.partitions, self.epochs = np.zeros((2, rows), np.int32)
+        """``epochs``: of the leader that got the record, -1: not known."""
+        self.offsets, self.times = np.zeros((2, rows), np.int64)
+        """``times``: milliseconds since 1970, -1: none."""
         self.time_types = np.zeros(rows, np.int8)
         """1: of the producer, 2: of the broker."""
-        self.epochs = np.zeros(rows, np.int32)
-        """The epoch of the leader that got the record, -1: not known."""
-        self.has_value = np.zeros(rows, np.uint8)
-        self.has_key = np.zeros(rows, np.uint8)
-        self.value_offsets = np.zeros(rows + 1, np.int64)
-        self.key_offsets = np.zeros(rows + 1, np.int64)
+        self.has_value, self.has_key = np.zeros((2, rows), np.uint8)
+        self.value_offsets, self.key_offsets = np.zeros((2, rows + 1), np.int64)
         self.header_ends = np.zeros(rows + 1, np.int32)
         """How many headers the records up to this one have."""
-        self.count = 0
         self._allocate(size)
 
     def _allocate(self, size: int) -> None:
-        self.size = size
-        self.values = np.empty(size, np.uint8)
-        self.keys = np.empty(size, np.uint8)
+        self.size, self.header_rooms = size, size // 4
+        self.values, self.keys = np.empty(size, np.uint8), np.empty(size, np.uint8)
         self.headers = np.empty(2 * size, np.uint8)
         """Names in the first half, values in the second."""
-        self.header_rooms = size // 4
         self.header_offsets = np.zeros((2, self.header_rooms + 1), np.int32)
         """Where the names and the values of headers begin."""
-        self.has_header_value = np.zeros(self.header_rooms, np.uint8)
-        self.is_repeated_header = np.zeros(self.header_rooms, np.uint8)
-        """1: a later header of the record has the same name."""
+        self.has_header_value, self.is_repeated_header = np.zeros((2, self.header_rooms), np.uint8)
+        """``is_repeated_header``: a later header of the record has the same name."""
 
     def clear(self) -> None:
         self.count = 0
 
     def grow(self) -> None:
-        """Make room for a record that is larger than the arrays; there is none in them.
-
-        :raises MemoryError: there is none for it
-        """
+        """Make room for a record that is larger than the empty arrays, or raise MemoryError."""
         self._allocate(4 * self.size)
 
     def append(self, messages: Sequence[Message]) -> int:
-        """Add messages of the Python client; return how many of them fit.
-
-        :raises DamagedRecordsError: the client cannot read the headers of one
-        """
+        """Add messages of the Python client; return how many of them fit."""
         first, count = self.count, min(len(messages), self.rows - self.count)
         messages = messages[:count]
         keys, values = (
@@ -160,10 +143,7 @@ class Records:
         )
 
     def raw(self, index: int) -> dict[str, Any]:
-        """Return one record as it is in Kafka.
-
-        ``headers`` is None if there are none, or if a name is not UTF-8.
-        """
+        """Return one record as in Kafka; ``headers`` as :meth:`raw_headers` returns them."""
         headers = self.raw_headers(index)
         return {
             "key": _slice(self.keys, self.key_offsets, self.has_key, index),
@@ -181,12 +161,11 @@ class Records:
         headers: list[tuple[str, bytes | None]] = []
         for number in range(self.header_ends[index], self.header_ends[index + 1]):
             name = self.headers[names[number] : names[number + 1]].tobytes()
-            value = self.headers[self.size :][values[number] : values[number + 1]].tobytes()
+            value = _slice(self.headers[self.size :], values, self.has_header_value, number)
             try:
-                key = name.decode()
+                headers.append((name.decode(), value))
             except UnicodeDecodeError:
                 return None
-            headers.append((key, value if self.has_header_value[number] else None))
         return headers or None
 
 
@@ -197,10 +176,7 @@ def epoch_of(message: Message) -> int:
 
 
 def headers_of(message: Message) -> list[tuple[str, Any]] | None:
-    """Return the headers of a message of the Python client; None: a name is not UTF-8.
-
-    The client then returns none of them.
-    """
+    """Return the headers of a message of the Python client; None: one's name is not UTF-8."""
     try:
         listed: Any = message.headers()
     except (SystemError, UnicodeError):
@@ -219,9 +195,7 @@ def _readable_headers(message: Message) -> list[tuple[str, Any]]:
     )
 
 
-def _slice(
-    data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.uint8], at: int
-) -> bytes | None:
+def _slice(data: NDArray[Any], offsets: NDArray[Any], present: Any, at: int) -> bytes | None:
     return data[offsets[at] : offsets[at + 1]].tobytes() if present[at] else None
 
 

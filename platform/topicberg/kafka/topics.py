@@ -1,7 +1,7 @@
 """Topics: create them as their spec requires, read a topic's offsets and identity.
 
-Every call has a timeout, and its error names who did not answer. What reads a topic raises
-:class:`NoSuchTopicError` if it does not exist.
+Every call has a timeout; it raises :class:`TopicbergError` if Kafka, which the error names, does
+not answer or refuses. What reads a topic raises :class:`NoSuchTopicError` if it does not exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -55,8 +55,7 @@ tries that again for ever."""
 _CONFIGS_AT_ONCE = 100
 _REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
 _NOT_REACHED = ("_RESOLVE", "_SSL")
-_REPEATED_SECONDS = 30.0
-"""How often librdkafka reports a failure again that stays the same."""
+_REPEATED_SECONDS = 30.0  # How often librdkafka reports a failure again that stays the same.
 _BROKER = re.compile(r"(?:^|/)([\w.-]+):(\d+)/\w+: ")
 """The broker in the text of its failure, as in ``ssl://kafka:9093/bootstrap: SSL handshake …``."""
 _REFUSED_BY_SERVER = "Failed to acquire SASL OAUTHBEARER token"
@@ -114,9 +113,7 @@ class EnsuredTopic:
 
 @dataclass(frozen=True)
 class TopicLog:
-    """The log of a topic. ``beginning``, ``end``: first offset, and end for a read_committed
-    consumer, by partition.
-    """
+    """A topic's log, by partition: its first offset, and its end for a read_committed consumer."""
 
     topic_id: str
     beginning: dict[int, int]
@@ -131,15 +128,12 @@ def ensure_topic(
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 
-    An external topic is left as it is.
-
-    A topic with fewer partitions than in its spec stays so until :func:`grow_topic`, as that cannot
-    be undone. Safe to call at any time, also concurrently.
+    An external topic is left as it is. A topic with fewer partitions than in its spec stays so
+    until :func:`grow_topic`, as that cannot be undone. Safe to call at any time, also concurrently.
 
     :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
     :raises TopicDeletedError: it was deleted, and `recreate` is not set
     :raises TopicDriftError: a difference that topicberg must not change
-    :raises TopicbergError: the broker or the registry does not answer, or refuses
     """
     if spec.external:
         return EnsuredTopic(False, partition_count(endpoints, spec.name), None, None)
@@ -148,13 +142,16 @@ def ensure_topic(
     partitions = await_topic(endpoints, spec.name)
     if not created:
         configuration = topic_config(endpoints, spec.name)
+        policy = configuration.get("cleanup.policy") or "delete"
         # First: partitions cannot be removed from a topic that is not what its spec says.
-        _check_cleanup_policy(spec, configuration.get("cleanup.policy") or "delete")
-        if (
-            drift := partition_drift(spec, partitions, configuration.get("cleanup.policy"))
-        ) is not None:
-            if not drift.can_grow:
-                raise drift
+        if spec.changelog is None and is_compacted(policy) != spec.is_compacted:
+            raise TopicDriftError(
+                f"topic {spec.name} has cleanup.policy {policy}, "
+                f"write mode {spec.write_mode} needs {spec.cleanup_policy}",
+                hint="fix the spec, or change the topic and recreate its table: the write mode "
+                "cannot change while the table exists",
+            )
+        if drift := _growable(spec, partitions, policy):
             logger.warning("%s; %s", drift.message, drift.hint)
         _converge_config(spec, endpoints, configuration)
     ids = {
@@ -166,29 +163,20 @@ def ensure_topic(
 
 
 def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
-    """Create the topic if it is missing; an existing topic that differs from its spec stays.
-
-    An external topic is left as it is.
-
-    :raises TopicbergError: the broker does not answer, or refuses
-    """
+    """Create the topic if it is missing; an external or existing topic is left as it is."""
     if not spec.external:
         _create_missing(spec, endpoints, config)
     await_topic(endpoints, spec.name)
 
 
 def delete_topic(endpoints: Endpoints, topic: str) -> bool:
-    """Delete a topic with its records; return False if it does not exist.
-
-    :raises TopicbergError: the broker does not answer, or refuses
-    """
+    """Delete a topic with its records; return False if it does not exist."""
     client = admin_client(endpoints, writes=True)
     future = client.delete_topics([topic], request_timeout=TIMEOUT_SECONDS)[topic]
-    try:
+    with suppress(NoSuchTopicError):
         result_of(future, endpoints, f"delete topic {topic}")
-    except NoSuchTopicError:
-        return False
-    return True
+        return True
+    return False
 
 
 def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1) -> None:
@@ -228,8 +216,7 @@ def produce(
 
     :param delivered: called with an error or None, and the record
     :param timestamp_ms: 0: now
-    :raises KafkaException: the producer cannot be used any more, with the cause, e.g. that another
-        one with its id fenced it off
+    :raises KafkaException: why the producer cannot be used any more, such as that it is fenced off
     """
     while True:
         try:
@@ -256,15 +243,13 @@ def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
 def topic_configs(
     endpoints: Endpoints, topics: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, str | None] | TopicbergError]]:
-    """Yield each topic with what :func:`topic_config` returns of it, or why Kafka refuses that.
-
-    :raises UnreachableError: Kafka does not answer
-    """
+    """Yield each topic with what :func:`topic_config` returns of it, or why Kafka refuses that."""
     client = admin_client(endpoints, writes=True)
-    for start in range(0, len(topics), _CONFIGS_AT_ONCE):
-        some = topics[start : start + _CONFIGS_AT_ONCE]
-        resources = [admin.ConfigResource(admin.ResourceType.TOPIC, topic) for topic in some]
-        futures = client.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
+    resources = [admin.ConfigResource(admin.ResourceType.TOPIC, topic) for topic in topics]
+    for start in range(0, len(resources), _CONFIGS_AT_ONCE):
+        futures = client.describe_configs(
+            resources[start : start + _CONFIGS_AT_ONCE], request_timeout=TIMEOUT_SECONDS
+        )
         named = {str(resource.name): future for resource, future in futures.items()}
         for name, entries in results_of(named, endpoints, "describe the configuration of {}"):
             if isinstance(entries, TopicbergError):
@@ -274,10 +259,7 @@ def topic_configs(
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:
-    """Return Kafka's UUID of the topic, in base64 as Kafka's tools print it.
-
-    A topic that is deleted and created again has another one.
-    """
+    """Return Kafka's UUID of the topic in base64; a topic that is created again has another one."""
     return str(_describe(endpoints, topic).topic_id)
 
 
@@ -297,23 +279,16 @@ def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
     return TopicLog(str(described.topic_id), _offsets(beginning), _offsets(ends), epochs)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """Why a client does not get to a broker, and when it said so (monotonic)."""
-
-    at: float
-    error: KafkaError
-
-
 @dataclass
 class _Account:
-    """A client, and why it did not get to a broker or through its login last.
+    """A client; why it did not get to a broker or through its login last, and when (monotonic).
 
     librdkafka tries again for ever, and reports the reason only to a callback.
     """
 
     client: admin.AdminClient
-    failure: _Failure | None = None
+    error: KafkaError | None = None
+    failed_at: float = -math.inf
 
 
 _answered_at: dict[str, float] = {}
@@ -325,7 +300,7 @@ is of another broker."""
 def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
     def note(error: KafkaError) -> None:
         if error.name() in (*_REFUSALS, *_NOT_REACHED):
-            account.failure = _Failure(time.monotonic(), error)
+            account.error, account.failed_at = error, time.monotonic()
 
     # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
     quiet: dict[str, Any] = {"log_level": 2, "error_cb": note}
@@ -333,37 +308,31 @@ def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
     return account
 
 
-def _accounts(endpoints: Endpoints) -> Iterator[_Account]:
-    """Yield the accounts for reading and for writing: it is one, or these are two."""
-    for writes in (False, True):
-        config = endpoints.kafka_config(writes=writes)
-        yield _account(tuple(sorted(config.items(), key=lambda each: each[0])))
+def _account_of(endpoints: Endpoints, writes: bool) -> _Account:
+    """Return the account for reading or for writing, which may be one."""
+    return _account(tuple(sorted(endpoints.kafka_config(writes=writes).items())))
 
 
 def admin_client(endpoints: Endpoints, *, writes: bool = False) -> admin.AdminClient:
     """Return the client of an account: it is thread-safe, and keeps its connection."""
-    return list(_accounts(endpoints))[writes].client
+    return _account_of(endpoints, writes).client
 
 
 def _known_failure(
     endpoints: Endpoints, action: str, since: float | None = None
 ) -> TopicbergError | None:
-    """Return why this request has no answer, if a client has said so.
-
-    :param since: when it said so at the earliest (monotonic); None: recently
-    """
+    """Return why there is no answer, if a client has said so ``since`` a time; None: recently."""
     recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS - _REPEATED_SECONDS
-    recent = recent if since is None else since
-    recent = max(recent, _answered_at.get(endpoints.kafka_bootstrap, -math.inf))
-    for account in _accounts(endpoints):
+    answered_at = _answered_at.get(endpoints.kafka_bootstrap, -math.inf)
+    earliest = max(recent if since is None else since, answered_at)
+    for writes in (False, True):
+        account = _account_of(endpoints, writes)
         account.client.poll(0)  # calls the callback
-        failure = account.failure
-        if failure is None or failure.at < recent:
-            continue
-        is_login = failure.error.name() not in _NOT_REACHED
-        known = (_login_error if is_login else _not_reached)(endpoints, failure.error.str(), action)
-        known.__cause__ = KafkaException(failure.error)
-        return known
+        if (error := account.error) is not None and account.failed_at >= earliest:
+            explained = _not_reached if error.name() in _NOT_REACHED else _login_error
+            known = explained(endpoints, error.str(), action)
+            known.__cause__ = KafkaException(error)
+            return known
     return None
 
 
@@ -400,14 +369,13 @@ def _not_reached(endpoints: Endpoints, text: str, action: str) -> TopicbergError
 def _await(future: Future[T], endpoints: Endpoints, action: str) -> T:
     """Wait for a response; no longer than a few seconds if a client does not get to the broker.
 
-    :raises FutureTimeoutError: there is none in time
-    :raises TopicbergError: see :func:`_known_failure`
+    :raises TimeoutError: there is none in time
     """
     began = time.monotonic()
     while (left := began + TIMEOUT_SECONDS + _GRACE_SECONDS - time.monotonic()) > FAILING_SECONDS:
         try:
             return future.result(FAILING_SECONDS)
-        except FutureTimeoutError:
+        except TimeoutError:
             if (known := _known_failure(endpoints, action, since=began)) is not None:
                 raise known from known.__cause__
     return future.result(max(0.0, left))
@@ -418,10 +386,11 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
 
     :raises NoSuchTopicError: the topic does not exist
     :raises LoginError: the broker, or the OAuth server, refuses the login
-    :raises TopicbergError: the broker does not answer in time, or refuses
     """
 
-    def silent() -> UnreachableError:
+    def unanswered() -> TopicbergError:
+        if (known := _known_failure(endpoints, action)) is not None:
+            return known
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
         login = endpoints.kafka_login
         server = login.oauth.token_uri if login.auth == "oidc" else None
@@ -435,9 +404,9 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
         answer = _await(future, endpoints, action)
         _answered_at[endpoints.kafka_bootstrap] = time.monotonic()
         return answer
-    except FutureTimeoutError:
-        known = _known_failure(endpoints, action) or silent()
-        raise known from known.__cause__
+    except TimeoutError:
+        failure = unanswered()
+        raise failure from failure.__cause__
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -446,10 +415,10 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
                 hint="check the name; the Tableflow engine creates a topic that has a spec",
             ) from error
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
-            known = _known_failure(endpoints, action) or silent()
-            raise known from known.__cause__ or error
+            failure = unanswered()
+            raise failure from failure.__cause__ or error
         if reason.code() in _LEADERLESS:
-            raise no_leader(action) from error
+            raise NoLeaderError(action) from error
         hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None
         raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
 
@@ -457,10 +426,9 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
 def results_of(
     futures: Mapping[K, Future[T]], endpoints: Endpoints, action: str
 ) -> Iterator[tuple[K, T | TopicbergError]]:
-    """Yield the responses of the broker for several topics, or why it refuses some of them.
+    """Yield what the broker returns for several topics, or why it refuses some of them.
 
     :param action: with braces for the topic
-    :raises UnreachableError: the broker does not answer in time
     """
     for key, future in futures.items():
         topic = key.topic if isinstance(key, TopicPartition) else key
@@ -477,11 +445,7 @@ def results_of(
 def _create_missing(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, *, recreate: bool = False
 ) -> bool:
-    """Create the topic; return False if it exists already, also without the right to create it.
-
-    :param recreate: create it also if `topicberg deploy delete` deleted it
-    :raises TopicDeletedError: it was deleted, and `recreate` is not set
-    """
+    """Create the topic; return False if it exists already, also without the right to create it."""
     try:
         _describe(endpoints, spec.name)
     except NoSuchTopicError:
@@ -514,10 +478,7 @@ def _create(endpoints: Endpoints, topic: str, partitions: int, config: dict[str,
 
 
 def await_topic(endpoints: Endpoints, topic: str) -> int:
-    """Wait until a topic that was just created, here or elsewhere, can be described.
-
-    :returns: the number of its partitions
-    """
+    """Wait until a topic that was just created can be described; return how many partitions."""
     count_partitions = partial(partition_count, endpoints, topic)
     return retry(count_partitions, _SOON, on=NoSuchTopicError, wait=_OFTEN)
 
@@ -525,10 +486,7 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
 def partition_drift(
     spec: TopicSpec, partitions: int, cleanup_policy: str | None = None
 ) -> PartitionDriftError | None:
-    """Return how the number of a topic's partitions differs from its spec; None: it does not.
-
-    :param cleanup_policy: the topic's, if it is known
-    """
+    """Return how the number of a topic's partitions differs from its spec; None: it does not."""
     if partitions == spec.partitions:
         return None
     message = (
@@ -551,10 +509,9 @@ def partition_drift(
 
 
 def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
-    """Return how many partitions the topic would get by :func:`grow_topic`.
+    """Return how many partitions :func:`grow_topic` would add.
 
     :raises TopicDriftError: it must not grow
-    :raises TopicbergError: Kafka does not answer, or refuses
     """
     if spec.external:
         raise TopicDriftError(
@@ -562,43 +519,41 @@ def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
             hint="ask its owner to add partitions",
         )
     policy = topic_config(endpoints, spec.name).get("cleanup.policy")
-    drift = partition_drift(spec, partitions := partition_count(endpoints, spec.name), policy)
-    if drift is not None and not drift.can_grow:
-        raise drift
+    partitions = partition_count(endpoints, spec.name)
+    _growable(spec, partitions, policy)
     return spec.partitions - partitions
 
 
-def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
-    """Add the partitions that a topic lacks by its spec. It cannot be undone.
+def _growable(spec: TopicSpec, partitions: int, policy: str | None) -> PartitionDriftError | None:
+    """Return a topic's :func:`partition_drift`, or raise it if the topic must not grow by it."""
+    if (drift := partition_drift(spec, partitions, policy)) is not None and not drift.can_grow:
+        raise drift
+    return drift
 
-    :raises TopicDriftError: it must not grow
-    :raises TopicbergError: Kafka does not answer, or refuses
-    """
-    if not growth(spec, endpoints):
-        return
-    grow = [admin.NewPartitions(spec.name, spec.partitions)]
-    client = admin_client(endpoints, writes=True)
-    future = client.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
-    result_of(future, endpoints, f"add partitions to {spec.name}")
-    logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
+
+def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
+    """Add the partitions that a topic lacks by its spec, if it may grow. It cannot be undone."""
+    if growth(spec, endpoints):
+        grow = [admin.NewPartitions(spec.name, spec.partitions)]
+        client = admin_client(endpoints, writes=True)
+        future = client.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
+        result_of(future, endpoints, f"add partitions to {spec.name}")
+        logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
 
 
 def _converge_config(
     spec: TopicSpec, endpoints: Endpoints, configuration: dict[str, str | None]
 ) -> None:
-    """Set the configurations of the spec that the topic has otherwise.
-
-    :param configuration: the topic's configuration
-    """
-    changes = {k: v for k, v in spec.topic_config.items() if configuration.get(k) != v}
-    if not changes:
+    """Set the configurations of the spec that the topic has otherwise."""
+    if not (changes := {k: v for k, v in spec.topic_config.items() if configuration.get(k) != v}):
         return
     entries = [
         admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
         for name, value in changes.items()
     ]
-    kind = admin.ResourceType.TOPIC
-    resource = admin.ConfigResource(kind, spec.name, incremental_configs=entries)
+    resource = admin.ConfigResource(
+        admin.ResourceType.TOPIC, spec.name, incremental_configs=entries
+    )
     client = admin_client(endpoints, writes=True)
     future = client.incremental_alter_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
     result_of(future, endpoints, f"change the configuration of {spec.name}")
@@ -613,19 +568,9 @@ def is_compacted(cleanup_policy: str | None) -> bool:
 def tombstone_ms(endpoints: Endpoints, topic: str) -> int | None:
     """Return how long Kafka keeps a tombstone, or None if it does not compact the topic."""
     config = topic_config(endpoints, topic)
-    is_kept = is_compacted(config.get("cleanup.policy"))
-    return int(config.get("delete.retention.ms") or 0) if is_kept else None
-
-
-def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
-    """Compare the policies; ``delete,compact`` counts as compacted, as it does for Tableflow."""
-    if spec.changelog is None and is_compacted(policy) != spec.is_compacted:
-        raise TopicDriftError(
-            f"topic {spec.name} has cleanup.policy {policy}, "
-            f"write mode {spec.write_mode} needs {spec.cleanup_policy}",
-            hint="fix the spec, or change the topic and recreate its table: the write mode cannot "
-            "change while the table exists",
-        )
+    if not is_compacted(config.get("cleanup.policy")):
+        return None
+    return int(config.get("delete.retention.ms") or 0)
 
 
 def _describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
@@ -638,11 +583,9 @@ def _describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
 class NoLeaderError(TopicbergError):
     """A partition has no leader: it is being created, or its broker has just restarted."""
 
-
-def no_leader(action: str) -> NoLeaderError:
-    return NoLeaderError(
-        f"Kafka has no leader for a partition ({action})", hint="try again in a moment"
-    )
+    def __init__(self, action: str) -> None:
+        message = f"Kafka has no leader for a partition ({action})"
+        super().__init__(message, hint="try again in a moment")
 
 
 def _offsets(listed: Mapping[int, admin.ListOffsetsResultInfo]) -> dict[int, int]:

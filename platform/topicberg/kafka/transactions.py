@@ -35,7 +35,6 @@ def transactional_producer(
     """Return a producer with this id; no other one of the id can commit any more.
 
     :param timeout_seconds: after this time the broker aborts a transaction of a dead producer
-    :raises KafkaException: the broker refuses; see :func:`transaction_errors`
     """
     producer = Producer(
         {
@@ -54,10 +53,9 @@ def transactional_producer(
 def transaction_errors(
     action: str, hint: str, refused: type[TopicbergError] = TopicbergError
 ) -> Iterator[None]:
-    """Report failures of calls of a transactional producer.
+    """Report failures of a transactional producer as errors of the class ``refused``.
 
     :raises CommitConflictError: a later producer with the same id took over
-    :raises TopicbergError: Kafka refused the transaction: an error of the class ``refused``
     """
     try:
         yield
@@ -77,16 +75,13 @@ def abort(producer: Producer) -> None:
 
 
 def newest_states(endpoints: Endpoints, topic: str, wait_seconds: float) -> dict[str, bytes]:
-    """Return the newest value of each key of a state topic of one partition.
+    """Return the newest value of each key of a state topic of one partition, but no tombstones.
 
-    A key whose newest record is a tombstone is left out.
     Open transactions of others hide what was committed after they began, so this waits for them.
 
     :param wait_seconds: the longest wait; longer than the producers' ``timeout_seconds``
-    :raises TopicbergError: it cannot be read, or another transaction stays open
     """
-    end = kafka.high_watermarks(endpoints, topic)[0]
-    deadline = time.monotonic() + wait_seconds
+    end, deadline = kafka.high_watermarks(endpoints, topic)[0], time.monotonic() + wait_seconds
     while kafka.end_offsets(endpoints, topic)[0] < end:
         if time.monotonic() > deadline:
             raise UnreachableError(
@@ -98,13 +93,8 @@ def newest_states(endpoints: Endpoints, topic: str, wait_seconds: float) -> dict
 
 
 def committed_states(endpoints: Endpoints, topic: str) -> dict[str, bytes]:
-    """Return the same without waiting: of before the oldest open transaction.
-
-    :raises NoSuchTopicError: nothing was published yet
-    """
-    first = kafka.beginning_offsets(endpoints, topic)[0]
-    end = kafka.end_offsets(endpoints, topic)[0]
-    states = {
-        message.key(): message.value() for message in messages(endpoints, topic, {0: (first, end)})
-    }
+    """Return the same without waiting, of before the oldest open transaction."""
+    first, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
+    read = messages(endpoints, topic, {0: (first[0], end[0])})
+    states = {message.key(): message.value() for message in read}
     return {key.decode(): value for key, value in states.items() if key and value}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from specs import Project, minimal
 
-from topicberg.kafka.registration import why_no_files
+from topicberg.kafka.schemas import why_no_files
 from topicberg.topics import load_topic
 
 NO_FILE: dict[str, Any] = {"format": "avro"}

@@ -79,11 +79,11 @@ def test_reason_that_a_client_reports_is_in_the_error(
         account: Any = None
 
         def poll(self, _: float) -> None:
-            self.account.failure = kafka._Failure(time.monotonic(), error)
+            self.account.error, self.account.failed_at = error, time.monotonic()
 
     client = Client()
     client.account = kafka._Account(cast("Any", client))
-    monkeypatch.setattr(kafka, "_accounts", lambda _: [client.account])
+    monkeypatch.setattr(kafka, "_account_of", lambda *_: client.account)
     with pytest.raises(kind) as raised:
         kafka.result_of(Future(), cast("Any", Endpoints()), "describe topic orders")
     assert says in str(raised.value)

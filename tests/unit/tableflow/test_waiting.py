@@ -279,7 +279,7 @@ def test_validate_and_status_say_what_waits(
     broker = MemoryKafka({"orders": topic_of(6)}).serve(monkeypatch)
     own = {"catalog": lambda _: held.catalog, "schema_registry": "http://127.0.0.1"}
     serve_endpoints(SimpleNamespace(**vars(broker.endpoints), **own))
-    monkeypatch.setattr("topicberg.kafka.registration.compare_all", lambda *_: [])
+    monkeypatch.setattr("topicberg.kafka.schemas.compare_all", lambda *_: [])
     monkeypatch.setattr("topicberg.cli.tableflow._engines", lambda *_: {})
     for arguments in (("topics", "validate"), ("tableflow", "status")):
         result = run(*arguments)

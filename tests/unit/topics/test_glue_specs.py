@@ -18,7 +18,7 @@ from strict_aws import strict_aws
 
 from topicberg.errors import SpecError
 from topicberg.kafka.discovery import discover
-from topicberg.kafka.registration import why_no_files
+from topicberg.kafka.schemas import why_no_files
 from topicberg.settings import Settings
 from topicberg.topics import check_topics, load_topic
 from topicberg.topics.discovery import FoundTopic, read_discovery

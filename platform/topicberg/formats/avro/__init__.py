@@ -16,22 +16,30 @@ that is not UTF-8, an int of more than 32 bits, a boolean that is neither 0 nor 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
+from fastavro import parse_schema
+from fastavro.schema import SchemaParseException, UnknownType
 from pyiceberg import types as T
 
+from topicberg.errors import TableflowError, causes
 from topicberg.formats import limits
 from topicberg.formats.avro import record
 from topicberg.formats.avro.columns import Converter
-from topicberg.formats.avro.files import check_file as check_file
 from topicberg.formats.avro.program import emit_row
 from topicberg.formats.avro.resolution import Row, resolve, sources
 from topicberg.formats.avro.schema import Type, parse, parse_record
-from topicberg.formats.columnar.program import AvroOp, ProgramCode, Slot
+from topicberg.formats.columnar.program import AvroOp, ProgramCode, Slots
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
+from topicberg.formats.reasons import quoted
 from topicberg.formats.subjects import RegisteredSchema
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def fields(
@@ -43,13 +51,13 @@ def fields(
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
     """Return the full name of a record; see :class:`..contract.Format`."""
-    found = parse(f"schema {schema.schema_id}", schema)
-    return found.name if found.kind == "record" and schema.wrapped_as is None else None
+    kind = parse(schema.label, schema)
+    return kind.name if kind.kind == "record" and schema.wrapped_as is None else None
 
 
 def is_union(schema: RegisteredSchema) -> bool:
     """Return whether it is Avro's union; see :class:`..contract.Format`."""
-    return isinstance(limits.parsed_json(f"schema {schema.schema_id}", schema), list)
+    return isinstance(limits.parsed_json(schema.label, schema), list)
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
@@ -58,12 +66,45 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
     A value has the same bytes as a record of one field, but for ``bytes``: Confluent's serializer
     for Java writes them without their length, those for other languages with it.
     """
-    parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
+    parsed = limits.parsed_json(schema.label, schema)
     kind = parsed.get("type") if isinstance(parsed, dict) else parsed
     if isinstance(parsed, list) or kind in ("record", "bytes"):
         return schema
     record = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
     return replace(schema, text=json.dumps(record))
+
+
+def check_file(where: str, schema: RegisteredSchema) -> None:
+    """Refuse what Avro's libraries refuse; see :class:`..contract.Format`."""
+    import avro.schema
+    from avro.errors import AvroException
+
+    parsed = limits.parsed_json(where, schema)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of unknown logical types
+            avro.schema.parse(schema.text)  # strict about names, duplicates and unions
+        parse_schema(parsed)  # strict about default values
+    except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
+        if any(isinstance(cause, RecursionError) for cause in causes(error)):
+            raise limits.too_deep(where) from None
+        raise TableflowError(f"{where} is not an Avro schema: {quoted(str(error))}") from None
+    _check_names(where, parsed)
+
+
+def _check_names(where: str, schema: Any) -> None:
+    """Refuse field names that Avro's parsers accept and Avro's specification does not."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _check_names(where, branch)
+    elif isinstance(schema, dict):
+        for field in schema.get("fields", ()):
+            if not _NAME.fullmatch(str(field["name"])):
+                raise TableflowError(f"{where}: {field['name']!r} is not a field name of Avro")
+            _check_names(where, field["type"])
+        for inner in ("type", "items", "values"):
+            if not isinstance(schema.get(inner), str):
+                _check_names(where, schema.get(inner))
 
 
 def written(
@@ -78,7 +119,7 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Slots, resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
     emit_row(code, slots, _row(resolved_schema))
     code.emit(AvroOp.END, None)
@@ -98,7 +139,4 @@ def _row(resolved_schema: ResolvedSchema) -> Row:
 
 
 def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:
-    written, newest = (
-        parse_record(f"schema {schema.schema_id}", schema) for schema in (writer, latest)
-    )
-    return written, newest
+    return parse_record(writer.label, writer), parse_record(latest.label, latest)

@@ -23,10 +23,8 @@ _PRIMITIVES: dict[str, type[T.IcebergType]] = {
     "long": T.LongType,
     "float": T.FloatType,
     "double": T.DoubleType,
-    "bytes": T.BinaryType,
-    "string": T.StringType,
-    "fixed": T.BinaryType,
-    "enum": T.StringType,
+    **dict.fromkeys(("bytes", "fixed"), T.BinaryType),
+    **dict.fromkeys(("string", "enum"), T.StringType),
 }
 
 
@@ -34,9 +32,7 @@ class Converter:
     """Converts Avro types to Iceberg types of columns."""
 
     def __init__(self, where: str, ids: Iterator[int]) -> None:
-        self.where = where
-        self.ids = ids
-        self.open: list[Type] = []
+        self.where, self.ids, self.open = where, ids, list[Type]()
 
     def fail(self, path: str, problem: str, hint: str) -> TableflowError:
         return TableflowError(f"{self.where}: field {path} {problem}", hint=hint)
@@ -66,22 +62,21 @@ class Converter:
             names = [f"member{index}" for index in range(len(members))]
             return T.StructType(
                 *(
-                    self.field(n, member, f"{path}.{n}")
-                    for n, member in zip(names, members, strict=True)
+                    self.field(n, part, f"{path}.{n}")
+                    for n, part in zip(names, members, strict=True)
                 )
             )
         if not members:
             raise self.fail(path, "allows only null", "give the field a type, or remove it")
         if len(members) > 1:
             return T.LongType() if members[0].kind in ("int", "long") else T.DoubleType()
-        kind = members[0]
-        match kind.kind:
-            case "record" if kind.logical is None:
+        match kind := members[0]:
+            case Type("record", None):
                 return self.record(kind, path)
-            case "array" | "map":
+            case Type("array" | "map"):
                 return self.container(kind, path)
-        if kind.logical == "decimal":
-            return self.decimal(kind, path)
+            case Type(_, "decimal"):
+                return self.decimal(kind, path)
         return (LOGICAL.get((kind.kind, kind.logical)) or _PRIMITIVES[kind.kind])()
 
     def record(self, kind: Type, path: str) -> T.IcebergType:
@@ -91,31 +86,27 @@ class Converter:
                 f"refers to {kind.name}, which contains it",
                 "break the cycle: recursive schemas cannot become a table",
             )
-        fields = self.fields(kind)
-        if not fields:
-            raise self.fail(
-                path,
-                "is a record without fields",
-                "give it a field, or remove it: Parquet has no empty structs",
-            )
-        return T.StructType(*fields)
+        if fields := self.fields(kind):
+            return T.StructType(*fields)
+        raise self.fail(
+            path,
+            "is a record without fields",
+            "give it a field, or remove it: Parquet has no empty structs",
+        )
 
     def container(self, kind: Type, path: str) -> T.IcebergType:
-        assert kind.inner is not None  # noqa: S101  it is an array or a map
         first = next(self.ids)
         if kind.kind == "array":
             return T.ListType(first, self.convert(kind.inner, f"{path}.element"), False)
-        second = next(self.ids)
-        value = self.convert(kind.inner, f"{path}.value")
+        second, value = next(self.ids), self.convert(kind.inner, f"{path}.value")
         return T.MapType(first, T.StringType(), second, value, False)
 
     def decimal(self, kind: Type, path: str) -> T.IcebergType:
-        if not kind.is_decimal or kind.precision > MAX_PRECISION:
-            limit = min(MAX_PRECISION, kind.digits)
-            raise self.fail(
-                path,
-                f"is a decimal of precision {kind.precision} and scale {kind.scale}: a decimal "
-                f"has a precision from 1 to {limit} and a scale up to it",
-                "register it as bytes or string: Spark and Iceberg have no other decimals",
-            )
-        return T.DecimalType(kind.precision, kind.scale)
+        if kind.is_decimal and kind.precision <= MAX_PRECISION:
+            return T.DecimalType(kind.precision, kind.scale)
+        raise self.fail(
+            path,
+            f"is a decimal of precision {kind.precision} and scale {kind.scale}: a decimal has a "
+            f"precision from 1 to {min(MAX_PRECISION, kind.digits)} and a scale up to it",
+            "register it as bytes or string: Spark and Iceberg have no other decimals",
+        )

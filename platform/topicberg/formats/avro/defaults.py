@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from decimal import Context, Decimal
 from typing import Any
 
@@ -10,16 +11,9 @@ from pyiceberg import types as T
 
 from topicberg.formats.avro.schema import NO_DEFAULT, AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
-from topicberg.formats.connect_values import (
-    INFINITE_NANOS,
-    TEXTS,
-    DecimalLimitError,
-    decimal_text,
-    parsed,
-)
+from topicberg.formats.connect import INFINITE_NANOS, TEXTS, DecimalLimitError, decimal_text, parsed
 
-UNITS = {"millis": 1_000, "micros": 1}
-"""Microseconds of a unit of a timestamp."""
+UNITS = {"millis": 1_000, "micros": 1}  # Microseconds of a unit of a timestamp.
 MAX_DECIMAL_BITS = 256
 """Larger numbers exceed every precision and scale. To convert them to decimals takes a time that
 grows with the square of their bytes: minutes for a megabyte."""
@@ -119,12 +113,10 @@ def _connect(kind: Type, value: Any, column: T.IcebergType) -> Any:
 
 def _decimal_text(unscaled: bytes | None, scale: Any) -> str | None:
     """Return a decimal as text; None: it is none, or exceeds the limits of records."""
-    if unscaled is None or type(scale) is not int:
-        return None
-    try:
-        return decimal_text(unscaled, scale)
-    except DecimalLimitError:
-        return None
+    if unscaled is not None and type(scale) is int:
+        with suppress(DecimalLimitError):
+            return decimal_text(unscaled, scale)
+    return None
 
 
 def _whole(value: float, low: int, high: int) -> int | None:

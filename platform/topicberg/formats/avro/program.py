@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,11 @@ from topicberg.formats.columnar.program import (
     ProgramCode,
     Skip,
     Slot,
+    Slots,
     Store,
 )
 from topicberg.formats.columnar.times import Moment
-from topicberg.formats.connect_values import TEXTS
+from topicberg.formats.connect import TEXTS
 
 MAX_INSTRUCTIONS = 100_000
 """Of the values of a field that has no column: a type that is used many times is skipped as many
@@ -35,18 +36,14 @@ _MOMENTS = {
 _WORD = 2**64
 
 
-def emit_row(code: ProgramCode, places: Mapping[str, Slot], row: resolution.Row) -> None:
-    """Append the instructions that read the fields of a record.
-
-    :raises NotCoveredError: there are none
-    """
+def emit_row(code: ProgramCode, places: Slots, row: resolution.Row) -> None:
+    """Append the instructions that read the fields of a record, or raise NotCoveredError."""
     for name, value in row.defaults.items():
         constant(code, places[name], value)
     for _, column, node in row.parts:
         if isinstance(node, resolution.Skipped):
             skip(code, node.type)
-        else:
-            assert column is not None  # noqa: S101  other nodes have one
+        elif column is not None:  # as that of all other nodes
             emit(code, places[column], node)
 
 
@@ -60,11 +57,10 @@ def emit(code: ProgramCode, place: Slot, node: resolution.Node) -> None:
         case resolution.Unfit():
             code.emit(AvroOp.FAIL, place)
         case resolution.Choice():
-            branches = [
-                None if branch is None else partial(emit, place=place, node=branch)
-                for branch in node.branches
+            emits = [
+                None if b is None else partial(emit, place=place, node=b) for b in node.branches
             ]
-            _union(code, branches)
+            _union(code, emits)
         case resolution.AvroMember():
             code.emit(AvroOp.PRESENT, place)
             emit(code, place.by_name[node.name], node.inner)
@@ -95,8 +91,8 @@ def _scalar(code: ProgramCode, place: Slot, node: resolution.AvroScalar) -> None
         case resolution.Form.WHOLE:
             code.emit(AvroOp.LONG, place, *node.bounds, node.factor)
         case resolution.Form.NEAREST:
-            near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
-            code.emit(near, place, *node.bounds)
+            operation = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
+            code.emit(operation, place, *node.bounds)
         case resolution.Form.FLOAT:
             code.emit(AvroOp.WIDER if is_double else AvroOp.FLOAT, place)
         case resolution.Form.DOUBLE:
@@ -113,7 +109,6 @@ def _scalar(code: ProgramCode, place: Slot, node: resolution.AvroScalar) -> None
         case resolution.Form.DECIMAL:
             _decimal(code, place, node)
         case resolution.Form.CONNECT_TEXT:
-            assert node.text is not None  # noqa: S101  its form has it
             code.emit(AvroOp.MOMENT, place, _MOMENTS[node.text])
         case resolution.Form.NANOS:
             code.emit(AvroOp.NANOS, place)
@@ -125,7 +120,6 @@ def _scalar(code: ProgramCode, place: Slot, node: resolution.AvroScalar) -> None
 
 def _decimal(code: ProgramCode, place: Slot, node: resolution.AvroScalar) -> None:
     """Append the instructions of a decimal; its limit is that of the writer's scale."""
-    assert isinstance(node.column, T.DecimalType)  # noqa: S101  its form is of such a column
     zeros = node.column.scale - node.scale
     limit = min(10 ** max(0, node.column.precision - zeros), 2**127 - 1)
     size = -1 if node.size is None else node.size
@@ -168,16 +162,14 @@ def constant(code: ProgramCode, place: Slot, value: Any) -> None:
 
 def _union(code: ProgramCode, branches: Sequence[Skip | None]) -> None:
     """Append the instructions of a union; a branch of None: null."""
-    union = code.emit(AvroOp.UNION, None, len(branches), len(code.targets))
-    first = len(code.targets)
+    first, jumps = len(code.targets), list[int]()
+    code.emit(AvroOp.UNION, None, len(branches), first)
     code.targets += [0] * len(branches)
-    jumps: list[int] = []
     for number, branch in enumerate(branches):
         code.targets[first + number] = code.at
         if branch is not None:
             branch(code)
         jumps.append(code.emit(AvroOp.JUMP, None))
-    assert code.instructions[union][4] == first  # noqa: S101  nested unions come later
     for jump in jumps:
         code.instructions[jump][3] = code.at
 
@@ -193,10 +185,7 @@ def _items(code: ProgramCode, place: Slot | None, item: Skip) -> None:
 
 
 def skip(code: ProgramCode, kind: Type) -> None:
-    """Append the instructions that skip a value without a column.
-
-    :raises NotCoveredError: the type is recursive, or has too many parts
-    """
+    """Append what skips a value without a column; NotCoveredError: it is recursive or large."""
     _skip(code, kind, (), code.at + MAX_INSTRUCTIONS)
 
 
@@ -207,12 +196,9 @@ def _skip(code: ProgramCode, kind: Type, around: tuple[Type, ...], end: int) -> 
         raise NotCoveredError(f"{kind} is recursive")
     inside = (*around, kind)
     match kind.kind:
-        case "boolean":
-            code.emit(AvroOp.SKIP_BYTES, None, 1)
-        case "float" | "double":
-            code.emit(AvroOp.SKIP_BYTES, None, struct.calcsize(kind.kind[0]))
-        case "fixed":
-            code.emit(AvroOp.SKIP_BYTES, None, kind.size)
+        case "boolean" | "float" | "double" | "fixed":
+            size = {"boolean": 1, "float": 4, "double": 8}.get(kind.kind, kind.size)
+            code.emit(AvroOp.SKIP_BYTES, None, size)
         case "int" | "long" | "enum":
             code.emit(AvroOp.SKIP_NUMBER, None)
         case "bytes" | "string":
@@ -225,17 +211,14 @@ def _skip(code: ProgramCode, kind: Type, around: tuple[Type, ...], end: int) -> 
             def item(code: ProgramCode) -> None:
                 if kind.kind == "map":
                     code.emit(AvroOp.SKIP_TEXT, None)
-                assert kind.inner is not None  # noqa: S101  it has one
                 _skip(code, kind.inner, inside, end)
 
             _items(code, None, item)
         case "union":
-
-            def branch(branch_type: Type) -> Callable[[ProgramCode], None] | None:
-                return (
-                    None
-                    if branch_type.kind == "null"
-                    else lambda code: _skip(code, branch_type, inside, end)
-                )
-
-            _union(code, [branch(branch_type) for branch_type in kind.branches])
+            skipped = [
+                None
+                if branch.kind == "null"
+                else partial(_skip, kind=branch, around=inside, end=end)
+                for branch in kind.branches
+            ]
+            _union(code, skipped)

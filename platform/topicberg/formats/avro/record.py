@@ -4,8 +4,8 @@
 the values of a record one after another. All of them take a :class:`ByteCursor`, and raise
 :class:`InvalidError` where a value is wrong. Functions around them add the path to it.
 
-Source: Avro's specification, "Binary Encoding". Every spelling of a number that has at most ten
-bytes and 64 bits is read. A value without a column is skipped, whatever it is.
+Source: Avro's specification, "Binary Encoding". Every spelling of a number of at most ten bytes and
+64 bits is read. A value without a column is skipped, whatever it is.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pyiceberg import types as T
 from topicberg.formats.avro import resolution
 from topicberg.formats.avro.defaults import EXACT, MAX_DECIMAL_BITS
 from topicberg.formats.avro.schema import Type
-from topicberg.formats.connect_values import INFINITE_NANOS, DecimalLimitError, decimal_text, parsed
+from topicberg.formats.connect import INFINITE_NANOS, DecimalLimitError, decimal_text, parsed
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.reasons import MalformedError, field_at, shortened, type_name
 
-_WORD, _MAX_BYTES = 64, 10
-"""Bits of a number, and bytes that encode it."""
+_WORD, _MAX_BYTES = 64, 10  # Bits of a number, and bytes that encode it.
 _BYTES = {"boolean": 1, "float": 4, "double": 8}
 
 
@@ -39,8 +38,7 @@ class InvalidError(Exception):
 
     def inside(self, path: str, kind: str) -> InvalidError:
         """Add what is around the value: the end of its path, and its type."""
-        self.path = path + self.path
-        self.kind = self.kind or kind
+        self.path, self.kind = path + self.path, self.kind or kind
         return self
 
     @property
@@ -99,10 +97,10 @@ class ByteCursor:
     def index(self, count: int, of: str, kind: str | None = None) -> int:
         """Read the index of a branch or a symbol."""
         index = self.number()
-        if not 0 <= index < count:
-            name = "branch" if of == "union" else "symbol"
-            raise InvalidError(f"there is no {name} {index}, the {of} has {count}", kind)
-        return index
+        if 0 <= index < count:
+            return index
+        name = "branch" if of == "union" else "symbol"
+        raise InvalidError(f"there is no {name} {index}, the {of} has {count}", kind)
 
     def block(self) -> int:
         """Read how many items of an array or a map follow; 0: none. Each has a byte at least."""
@@ -136,27 +134,22 @@ class Reader(NamedTuple):
 
 
 def record_decoder(row: resolution.Row, schema_id: int) -> RecordDecoder:
-    """Return how records of a schema are decoded.
-
-    Defaults of lists, maps and structs are the same objects in every row.
-    """
+    """Return how records of a schema are decoded; rows share the objects of their defaults."""
     read = _fields(row, dict(row.defaults))
 
     def decode(payload: bytes) -> dict[str, Any]:
-        cursor, reason = ByteCursor(payload), ""
-        values: dict[str, Any] = {}
+        cursor = ByteCursor(payload)
         try:
-            values = read(cursor)
-        except InvalidError as error:
-            reason = error.reason
-        if reason:  # not within the handler: a chain of exceptions is slow
-            raise MalformedError(reason)
-        if cursor.at < len(payload):
-            raise MalformedError(
+            values: dict[str, Any] = read(cursor)
+            if cursor.at == len(payload):
+                return values
+            reason = (
                 f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "
                 f"written with another schema than {schema_id}"
             )
-        return values
+        except InvalidError as error:
+            reason = error.reason
+        raise MalformedError(reason)  # not within the handler: a chain of exceptions is slow
 
     return decode
 
@@ -239,10 +232,9 @@ def _entries(node: resolution.Entries) -> Read:
 
 def _choice(node: resolution.Choice) -> Read:
     branches = [None if branch is None else _reader(branch) for branch in node.branches]
-    count = len(branches)
 
     def read(cursor: ByteCursor) -> Any:
-        branch = branches[cursor.index(count, "union", "union")]
+        branch = branches[cursor.index(len(branches), "union", "union")]
         if branch is None:
             return None
         try:
@@ -256,11 +248,7 @@ def _choice(node: resolution.Choice) -> Read:
 def _member(node: resolution.AvroMember) -> Reader:
     kind, read_inner = _reader(node.inner)
     members: dict[str, Any] = dict.fromkeys(field.name for field in node.column.fields)
-
-    def read(cursor: ByteCursor) -> dict[str, Any]:
-        return {**members, node.name: read_inner(cursor)}
-
-    return Reader(kind, read)
+    return Reader(kind, lambda cursor: {**members, node.name: read_inner(cursor)})
 
 
 def _unfit(node: resolution.Unfit) -> Read:
@@ -271,10 +259,7 @@ def _unfit(node: resolution.Unfit) -> Read:
 
 
 def skip(cursor: ByteCursor, kind: Type) -> None:
-    """Read a value without a column.
-
-    It may be recursive, and nested as deeply as the record is long.
-    """
+    """Read a value without a column, which may be nested as deeply as the record is long."""
     # The last one is next. Numbers: the items of an array or a map that are left in its block.
     following: list[tuple[Type, int]] = [(kind, 0)]
     try:
@@ -292,13 +277,12 @@ def skip(cursor: ByteCursor, kind: Type) -> None:
                 case "record":
                     following += [(field.type, 0) for field in reversed(kind.fields)]
                 case "union":
-                    branches = kind.branches
-                    following.append((branches[cursor.index(len(branches), "union", "union")], 0))
+                    index = cursor.index(len(kind.branches), "union", "union")
+                    following.append((kind.branches[index], 0))
                 case "array" | "map":
                     if left := left or cursor.block():
                         if kind.kind == "map":
                             cursor.bytes()
-                        assert kind.inner is not None  # noqa: S101  it has one
                         following += [(kind, left - 1), (kind.inner, 0)]
     except InvalidError as error:
         raise error.inside("", str(kind)) from None
@@ -335,17 +319,11 @@ def _nearest(node: resolution.AvroScalar) -> Read:
 
 def _ieee(node: resolution.AvroScalar) -> Read:
     code = struct.Struct("<f" if node.form is resolution.Form.FLOAT else "<d")
-
-    def read(cursor: ByteCursor) -> float:
-        value: float = code.unpack(cursor.take(code.size))[0]
-        return value
-
-    return read
+    return lambda cursor: code.unpack(cursor.take(code.size))[0]
 
 
 def _enum(node: resolution.AvroScalar) -> Read:
-    symbols = node.symbols
-    return lambda cursor: symbols[cursor.index(len(symbols), "enum")]
+    return lambda cursor: node.symbols[cursor.index(len(node.symbols), "enum")]
 
 
 def _binary(node: resolution.AvroScalar) -> Read:
@@ -354,66 +332,50 @@ def _binary(node: resolution.AvroScalar) -> Read:
 
 
 def _decimal(node: resolution.AvroScalar) -> Read:
-    column = node.column
-    assert isinstance(column, T.DecimalType)  # noqa: S101  its form is of such a column
+    column: T.DecimalType = node.column
     read_bytes, shift, limit = _binary(node), column.scale - node.scale, 10**column.precision
 
     def read(cursor: ByteCursor) -> int:
-        data = read_bytes(cursor)
-        if not data:
+        if not (data := read_bytes(cursor)):
             raise InvalidError("a decimal has at least one byte")
         unscaled = int.from_bytes(data, "big", signed=True)
         if unscaled.bit_length() > MAX_DECIMAL_BITS:
             raise InvalidError(f"the value has {len(data)} bytes, exceeds the precision")
-        number, rest = unscaled, 0
-        if shift > 0:
-            number *= 10**shift
-        elif shift < 0:
-            number, rest = divmod(abs(unscaled), 10**-shift)
-            number = -number if unscaled < 0 else number
-        if rest or abs(number) >= limit:
-            problem = "precision" if abs(number) >= limit else "scale"
+        number, rest = divmod(abs(unscaled) * 10 ** max(shift, 0), 10 ** max(-shift, 0))
+        if rest or number >= limit:
+            problem = "precision" if number >= limit else "scale"
             value = Decimal(unscaled).scaleb(-node.scale, EXACT)
             raise InvalidError(f"value {shortened(str(value))} exceeds the {problem}")
-        return number
+        return -number if unscaled < 0 else number
 
     return read
 
 
 def _connect_text(node: resolution.AvroScalar) -> Read:
-    text = node.text
-    assert text is not None  # noqa: S101  its form has it
-
     def read(cursor: ByteCursor) -> int:
         content = cursor.text()
-        value = parsed(text, content)
-        if value is None:
-            raise InvalidError(f'value "{shortened(content)}" is not {text.what}')
-        return value
+        if (value := parsed(node.text, content)) is not None:
+            return value
+        raise InvalidError(f'value "{shortened(content)}" is not {node.text.what}')
 
     return read
 
 
 def _nanos(node: resolution.AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> int:
-        number = cursor.number()
-        if number in INFINITE_NANOS:
+        if (number := cursor.number()) in INFINITE_NANOS:
             raise InvalidError(f"value {number} (nanoseconds) is infinite")
         return number // 1_000
 
     return read
 
 
-def _decimal_text(node: resolution.AvroScalar) -> Read:
-    return lambda cursor: _unscaled(cursor.bytes(), node.scale)
-
-
 def _variable_decimal(node: resolution.AvroScalar) -> Read:
     def read(cursor: ByteCursor) -> str:
-        found: dict[str, Any] = {
+        parts: dict[str, Any] = {
             name: cursor.number() if name == "scale" else cursor.bytes() for name in node.symbols
         }
-        return _unscaled(found["value"], found["scale"])
+        return _unscaled(parts["value"], parts["scale"])
 
     return read
 
@@ -437,6 +399,6 @@ _SCALARS: dict[resolution.Form, Callable[[resolution.AvroScalar], Read]] = {
     resolution.Form.DECIMAL: _decimal,
     resolution.Form.CONNECT_TEXT: _connect_text,
     resolution.Form.NANOS: _nanos,
-    resolution.Form.DECIMAL_TEXT: _decimal_text,
+    resolution.Form.DECIMAL_TEXT: lambda node: lambda read: _unscaled(read.bytes(), node.scale),
     resolution.Form.VARIABLE_DECIMAL: _variable_decimal,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count, repeat
 from typing import Any
 
 from pyiceberg import types as T
@@ -17,7 +18,7 @@ from pyiceberg import types as T
 from topicberg.formats.avro.defaults import UNITS, default
 from topicberg.formats.avro.schema import AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MAX_PRECISION, MICROS
-from topicberg.formats.connect_values import MAX_SCALE, TEXTS, Text
+from topicberg.formats.connect import MAX_SCALE, TEXTS
 from topicberg.formats.meanings import meaning_of
 
 _PROMOTED = {
@@ -37,43 +38,32 @@ class Form(Enum):
     """How a single value is read."""
 
     BOOLEAN = 1
-    WHOLE = 2
-    """A number within ``bounds``, times ``factor``."""
-    NEAREST = 3
-    """A number within ``bounds``, as the nearest float or double."""
-    FLOAT = 4
-    DOUBLE = 5
-    TEXT = 6
-    BINARY = 7
-    """``size`` bytes; None: their number precedes them."""
-    ENUM = 8
-    """One of ``symbols``, by its index."""
-    DECIMAL = 9
-    """An unscaled number in ``size`` bytes, of ``scale``."""
-    CONNECT_TEXT = 10
-    """A text of the kind ``text``."""
-    NANOS = 11
-    """Nanoseconds since 1970; what is beyond microseconds is dropped."""
-    DECIMAL_TEXT = 12
-    """An unscaled number of ``scale``, as text."""
+    WHOLE = 2  # A number within ``bounds``, times ``factor``.
+    NEAREST = 3  # A number within ``bounds``, as the nearest float or double.
+    FLOAT, DOUBLE, TEXT = 4, 5, 6
+    BINARY = 7  # ``size`` bytes; None: their number precedes them.
+    ENUM = 8  # One of ``symbols``, by its index.
+    DECIMAL = 9  # An unscaled number in ``size`` bytes, of ``scale``.
+    CONNECT_TEXT = 10  # A text of the kind ``text``, a :class:`Text`.
+    NANOS = 11  # Nanoseconds since 1970; what is beyond microseconds is dropped.
+    DECIMAL_TEXT = 12  # An unscaled number of ``scale``, as text.
     VARIABLE_DECIMAL = 13
     """A record of a scale and an unscaled number, in the order of ``symbols``, as text."""
 
 
 @dataclass(frozen=True)
 class AvroScalar:
-    """A value without parts, and its column."""
+    """A value without parts, and its column, a :class:`T.IcebergType`."""
 
     form: Form
-    column: T.IcebergType
+    column: Any
     bounds: tuple[int, int] = LONG
     factor: int = 1
-    problem: str = "is out of range"
-    """What is wrong with a number beyond ``bounds``."""
+    problem: str = "is out of range"  # What is wrong with a number beyond ``bounds``.
     size: int | None = None
     scale: int = 0
     symbols: tuple[str, ...] = ()
-    text: Text | None = None
+    text: Any = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +116,8 @@ class Entries:
 
 @dataclass(frozen=True)
 class Row:
-    """The fields of a record.
+    """The fields of a record, the writer's in order, each with the name of its column, or None.
 
-    ``parts``: the writer's fields in order, each with the name of its column, if there is one.
     ``defaults``: the stored values of columns that the writer lacks, unless they are null.
     """
 
@@ -149,71 +138,58 @@ def sources(writer: Type, latest: Type | None) -> dict[str, AvroField]:
     fields = {field.name: field for field in writer.fields}
     newest = latest.fields if latest else []
     by_column = {field.name: fields[field.name] for field in newest if field.name in fields}
-    used = set(by_column)
+    rest = {name: field for name, field in fields.items() if name not in by_column}
     for field in newest:
-        alias = next((name for name in field.aliases if name in fields and name not in used), None)
-        if field.name not in fields and alias is not None:
-            by_column[field.name] = fields[alias]
-            used.add(alias)
-    return by_column | {name: field for name, field in fields.items() if name not in used}
+        if field.name not in fields and (alias := next(filter(rest.get, field.aliases), None)):
+            by_column[field.name] = rest.pop(alias)
+    return by_column | rest
 
 
 def resolve(writer: Type, latest: Type | None, columns: Sequence[T.NestedField]) -> Row:
     """Resolve the fields of a record to columns, by name."""
     by_name = {column.name: column for column in columns}
     newest = {field.name: field for field in latest.fields} if latest else {}
-    targets = {
-        id(field): by_name[name]
-        for name, field in sources(writer, latest).items()
-        if name in by_name
-    }
-    parts: list[tuple[str, str | None, Node]] = []
-    for field in writer.fields:
+    targets = {id(field): by_name.get(name) for name, field in sources(writer, latest).items()}
+
+    def part(field: AvroField) -> tuple[str, str | None, Node]:
         if (column := targets.get(id(field))) is None:
-            parts.append((field.name, None, Skipped(field.type, None)))
-        else:
-            new = newest.get(column.name)
-            unit = meaning_of(column.doc).values
-            node = _value(field.type, new.type if new else None, column.field_type, unit)
-            parts.append((field.name, column.name, node))
-    have = {name for _, name, _ in parts}
-    defaults = {
-        column.name: value
+            return field.name, None, Skipped(field.type, None)
+        new, unit = newest.get(column.name), meaning_of(column.doc).values
+        node = _value(field.type, new.type if new else None, column.field_type, unit)
+        return field.name, column.name, node
+
+    parts = tuple(part(field) for field in writer.fields)
+    missing = by_name.keys() - {name for _, name, _ in parts}
+    values = {
+        column.name: default(newest[column.name], column.field_type)
         for column in columns
-        if column.name not in have
-        and (new := newest.get(column.name)) is not None
-        and (value := default(new, column.field_type)) is not None
+        if column.name in missing and column.name in newest
     }
-    return Row(tuple(parts), defaults, T.StructType(*columns))
+    defaults = {name: value for name, value in values.items() if value is not None}
+    return Row(parts, defaults, T.StructType(*columns))
 
 
 def _value(writer: Type, latest: Type | None, column: T.IcebergType, unit: str | None) -> Node:
     """:param unit: of the times of the column; None: they are none, or its comment has no unit"""
     if latest is not None and not latest.members:
         latest = None
-    members = writer.members
-    if not members:
+    if not writer.members:
         return Skipped(writer, column)
     if writer.kind != "union":
         return _branch(writer, None, latest, column, unit)
-    nodes: list[Node | None] = []
-    place = -1
-    for branch in writer.branches:
-        if branch.kind == "null":
-            nodes.append(None)
-            continue
-        place += 1
-        nodes.append(_branch(branch, place if writer.has_members else None, latest, column, unit))
-    return Choice(tuple(nodes))
+    place = count() if writer.has_members else repeat(None)
+    return Choice(
+        tuple(
+            None if branch.kind == "null" else _branch(branch, next(place), latest, column, unit)
+            for branch in writer.branches
+        )
+    )
 
 
 def _branch(
     writer: Type, place: int | None, latest: Type | None, column: T.IcebergType, unit: str | None
 ) -> Node:
-    """Resolve a type that is not a union to the column, or to a member of the column.
-
-    :param place: index of the type in the writer's union; None: its column has no members
-    """
+    """Resolve a type that is not a union to the column, or to the column's member at a place."""
     fields = column.fields if isinstance(column, T.StructType) else ()
     columns = {field.name: field for field in fields}
     kept = None if place is None else columns.get(f"member{place}")
@@ -222,7 +198,8 @@ def _branch(
         # The latest schema dropped the field; the column is of this or another version.
         if kept is not None:
             return _member(writer, None, column, kept)
-        if _has_only_members(columns) and not shares_fields:
+        has_only_members = columns and [*columns] == [f"member{n}" for n in range(len(columns))]
+        if has_only_members and not shares_fields:
             return Unfit(writer, column)
         return _direct(writer, None, column, unit)
     options = latest.members
@@ -255,16 +232,10 @@ def _direct(writer: Type, latest: Type | None, column: T.IcebergType, unit: str 
     match writer.kind, column:
         case "record", T.StructType():
             return resolve(writer, latest, column.fields)
-        case "array", T.ListType():
-            assert writer.inner is not None  # noqa: S101  it is an array
-            return Items(
-                _value(writer.inner, latest and latest.inner, column.element_type, unit), column
-            )
-        case "map", T.MapType():
-            assert writer.inner is not None  # noqa: S101  it is a map
-            return Entries(
-                _value(writer.inner, latest and latest.inner, column.value_type, unit), column
-            )
+        case "array", T.ListType(element_type=items):
+            return Items(_value(writer.inner, latest and latest.inner, items, unit), column)
+        case "map", T.MapType(value_type=values):
+            return Entries(_value(writer.inner, latest and latest.inner, values, unit), column)
     if isinstance(column, T.IntegerType | T.LongType) and writer.unit is not None:
         unit = unit or (latest.unit if latest else None)
         if unit not in (None, writer.unit):
@@ -282,8 +253,7 @@ def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> AvroSca
         return _connect(writer, column)
     new = _meaning(latest) if latest else None
     has_unit = latest is not None and writer.unit is not None and writer.unit == latest.unit
-    bounds = _BOUNDS.get(kind, LONG)
-    is_whole = kind in _BOUNDS
+    is_whole, bounds = kind in _BOUNDS, _BOUNDS.get(kind, LONG)
     size = writer.size if kind == "fixed" else None
     means_the_same = meaning is None or new in (None, meaning) or has_unit
     match column:
@@ -306,8 +276,9 @@ def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> AvroSca
         case T.BinaryType() if kind in ("bytes", "string", "fixed"):
             return AvroScalar(Form.BINARY, column, size=size)
         case T.DateType() if kind == "int" and (meaning or new) == "date":
-            problem = "is not a day of the years 1 to 9999"
-            return AvroScalar(Form.WHOLE, column, DAYS, problem=problem)
+            return AvroScalar(
+                Form.WHOLE, column, DAYS, problem="is not a day of the years 1 to 9999"
+            )
         case T.TimestamptzType() | T.TimestampType() if is_whole:
             return _timestamp(column, bounds, meaning or new or "")
         case T.DecimalType() if kind in ("bytes", "fixed"):
@@ -319,45 +290,32 @@ def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> AvroSca
 
 def _timestamp(column: T.IcebergType, bounds: tuple[int, int], meaning: str) -> AvroScalar | None:
     """:param meaning: the logical type; None is returned if it is not of the column's kind"""
-    is_local = isinstance(column, T.TimestampType)
     place, _, unit = meaning.rpartition("timestamp-")
-    if unit not in UNITS or place != ("local-" if is_local else ""):
+    if unit not in UNITS or place != ("local-" if isinstance(column, T.TimestampType) else ""):
         return None
     factor = UNITS[unit]
-    problem = f"({meaning}) is not of the years 1 to 9999"
     if bounds == INT:
-        problem = f"({meaning}) is out of range"
-    else:
-        bounds = MICROS[0] // factor, MICROS[1] // factor
-    return AvroScalar(Form.WHOLE, column, bounds, factor, problem)
+        return AvroScalar(Form.WHOLE, column, INT, factor, f"({meaning}) is out of range")
+    bounds, problem = (MICROS[0] // factor, MICROS[1] // factor), "is not of the years 1 to 9999"
+    return AvroScalar(Form.WHOLE, column, bounds, factor, f"({meaning}) {problem}")
 
 
 def _connect(writer: Type, column: T.IcebergType) -> AvroScalar | None:
     """Resolve a type of :mod:`topicberg.formats.connect`."""
-    text = TEXTS.get((writer.logical or "").removeprefix("topicberg."))
-    if text is not None:
-        if isinstance(column, T.StringType):
-            return AvroScalar(Form.TEXT, column)
-        is_of = isinstance(column, text.column)
-        return AvroScalar(Form.CONNECT_TEXT, column, text=text) if is_of else None
-    names = tuple(field.name for field in writer.fields)
-    kinds = {field.name: field.type.kind for field in writer.fields}
+    if (text := TEXTS.get((writer.logical or "").removeprefix("topicberg."))) is not None:
+        if isinstance(column, text.column):
+            return AvroScalar(Form.CONNECT_TEXT, column, text=text)
+        return AvroScalar(Form.TEXT, column) if isinstance(column, T.StringType) else None
+    kinds, scale = {field.name: field.type.kind for field in writer.fields}, writer.scale
     match writer.logical, column:
         case "topicberg.nano-timestamp", T.TimestampType():
             return AvroScalar(Form.NANOS, column)
-        case "topicberg.decimal", T.StringType():
-            scale = writer.scale
-            if type(scale) is int and abs(scale) <= MAX_SCALE:
-                return AvroScalar(Form.DECIMAL_TEXT, column, scale=scale)
+        case "topicberg.decimal", T.StringType() if type(scale) is int and abs(scale) <= MAX_SCALE:
+            return AvroScalar(Form.DECIMAL_TEXT, column, scale=scale)
         case "topicberg.variable-decimal", T.StringType():
             if kinds == {"scale": "int", "value": "bytes"}:
-                return AvroScalar(Form.VARIABLE_DECIMAL, column, symbols=names)
+                return AvroScalar(Form.VARIABLE_DECIMAL, column, symbols=tuple(kinds))
     return None
-
-
-def _has_only_members(columns: Mapping[str, T.NestedField]) -> bool:
-    names = [f"member{index}" for index in range(len(columns))]
-    return bool(columns) and list(columns) == names
 
 
 def _meaning(kind: Type) -> str | None:
@@ -370,18 +328,12 @@ def _match(branch: Type, options: Sequence[Type]) -> int | None:
     alike = [index for index, option in enumerate(options) if option.kind == branch.kind]
     if branch.kind in _NAMED:
         short = branch.name.rpartition(".")[2]
-        same = [
-            index
-            for index in alike
-            if branch.name == options[index].name or branch.name in options[index].aliases
-        ]
+        same = [i for i in alike if branch.name in (options[i].name, *options[i].aliases)]
         alike = same or [i for i in alike if options[i].name.rpartition(".")[2] == short]
+    wider = _PROMOTED.get(branch.kind, ())
+    alike = alike or [index for index, option in enumerate(options) if option.kind in wider]
     if alike:
         return alike[0]
-    wider = _PROMOTED.get(branch.kind, ())
-    promoted = [index for index, option in enumerate(options) if option.kind in wider]
-    if promoted:
-        return promoted[0]
     # The latest version narrowed it; the column may still be of the wider type.
     narrowed = [
         (_PROMOTED[option.kind].index(branch.kind), index)

@@ -62,17 +62,14 @@ class Type:
     logical: str | None = None
     precision: Any = None
     scale: Any = 0
-    unit: str | None = None
-    """Of a time that is a plain number in its column."""
-    name: str = ""
-    """Full name of a record, an enum or a fixed."""
-    aliases: frozenset[str] = frozenset()
-    """Full names."""
+    unit: str | None = None  # Of a time that is a plain number in its column.
+    name: str = ""  # Full name of a record, an enum or a fixed.
+    aliases: frozenset[str] = frozenset()  # Full names.
     fields: list[AvroField] = field(default_factory=list)
     symbols: tuple[str, ...] = ()
     size: int = 0
-    inner: Type | None = None
-    """The items of an array, the values of a map."""
+    inner: Any = None
+    """The :class:`Type` of the items of an array, or of the values of a map; None: it is none."""
     branches: tuple[Type, ...] = ()
 
     @property
@@ -83,7 +80,7 @@ class Type:
 
     @property
     def has_members(self) -> bool:
-        """Whether the column of this type is a struct with a member for each branch.
+        """Whether its column is a struct with a member for each branch.
 
         Two numeric types of one kind are one column of the wider type.
         """
@@ -95,9 +92,8 @@ class Type:
     def is_decimal(self) -> bool:
         """Whether Avro treats it as a decimal: an invalid logical type is ignored."""
         precision, scale = self.precision, self.scale
-        if self.logical != "decimal" or type(precision) is not int or type(scale) is not int:
-            return False
-        return 1 <= precision <= self.digits and 0 <= scale <= precision
+        is_whole = self.logical == "decimal" and type(precision) is int and type(scale) is int
+        return is_whole and 1 <= precision <= self.digits and 0 <= scale <= precision
 
     @property
     def digits(self) -> int:
@@ -146,7 +142,6 @@ def meaning(kind: Type) -> Meaning:
 def parse(where: str, schema: RegisteredSchema) -> Type:
     """Return the type that a schema defines; its references define names.
 
-    :param where: the subject or schema, for the error
     :raises TableflowError: it is not Avro, refers to a name that is not defined, exceeds the
         limits, or lets a few bytes represent any number of values
     """
@@ -161,10 +156,7 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
 
 
 def parse_record(where: str, schema: RegisteredSchema) -> Type:
-    """Return the record that a schema defines.
-
-    :raises TableflowError: it is not a record, not Avro, or refers to a name that is not defined
-    """
+    """Return the record that a schema defines, or raise what :func:`parse` raises."""
     kind = parse(where, schema)
     if kind.kind == "bytes":
         raise TableflowError(
@@ -193,8 +185,7 @@ class _Measure:
     """Measures types without expanding them: each one once, however often it is used."""
 
     def __init__(self, where: str) -> None:
-        self.where = where
-        self.known: dict[int, _Size] = {}
+        self.where, self.known = where, dict[int, _Size]()
         self.open: dict[int, bool] = {}
         """Types that are being measured, and whether there are bytes since their start."""
 
@@ -233,19 +224,16 @@ class _Measure:
         if kind.kind == "union":
             limits.check_members(self.where, len(kind.members))
             inner = [self.after_bytes(branch) for branch in kind.branches]
-            members = len(kind.members) if kind.has_members else 0
-            return _together(inner, members)
+            return _together(inner, len(kind.members) if kind.has_members else 0)
         if kind.inner is not None:
-            inner_size = self.after_bytes(kind.inner)
-            if kind.kind == "array" and not inner_size.has_bytes:
+            fields, depth, collections, has_bytes = self.after_bytes(kind.inner)
+            if kind.kind == "array" and not has_bytes:
                 raise TableflowError(
                     f"{self.where}: the items of an array are {kind.inner}, which has no bytes: a "
                     "record of six bytes could claim any number of them",
                     hint="give the items a field",
                 )
-            members = 1 if kind.kind == "array" else 2
-            fields, depth, collections, _ = inner_size
-            return _Size(fields + members, depth + 1, collections + 1)
+            return _Size(fields + (1 if kind.kind == "array" else 2), depth + 1, collections + 1)
         for symbol in kind.symbols:
             limits.check_length(f"{self.where}: a symbol of {kind}", symbol)
         if kind.kind == "fixed" and not 0 <= kind.size <= MAX_FIXED_BYTES:
@@ -262,13 +250,12 @@ class _Measure:
             inner.append(self.of(member.type))
             if inner[-1].has_bytes:
                 self.open[id(kind)] = True
-        size = _together(inner, len(inner))
-        return size._replace(has_bytes=any(part.has_bytes for part in inner))
+        has_bytes = any(part.has_bytes for part in inner)
+        return _together(inner, len(inner))._replace(has_bytes=has_bytes)
 
     def after_bytes(self, kind: Type) -> _Size:
         """Return the size of a type that follows at least one byte, such as a count or an index."""
-        before = self.open
-        self.open = dict.fromkeys(before, True)
+        before, self.open = self.open, dict.fromkeys(self.open, True)
         try:
             return self.of(kind)
         finally:
@@ -287,27 +274,26 @@ class _Parser:
     """Resolves names: one without a namespace is of the enclosing namespace, else of none."""
 
     def __init__(self, where: str) -> None:
-        self.where = where
-        self.named: dict[str, Type] = {}
+        self.where, self.named = where, dict[str, Type]()
 
     def type(self, schema: Any, namespace: str) -> Type:
-        if isinstance(schema, list):
-            branches = tuple(self.type(branch, namespace) for branch in schema)
-            return Type("union", branches=branches)
-        if isinstance(schema, str):
-            return self.by_name(schema, namespace)
-        kind = schema["type"]
-        if isinstance(kind, dict | list):
-            return self.type(kind, namespace)
-        if kind in ("record", "error", "enum", "fixed"):
-            return self.define(schema, namespace)
-        if kind == "array":
-            return Type("array", inner=self.type(schema["items"], namespace))
-        if kind == "map":
-            return Type("map", inner=self.type(schema["values"], namespace))
-        if kind in PRIMITIVES:
-            return Type(kind, **_logical(kind, schema))
-        return self.by_name(kind, namespace)
+        match schema:
+            case list():
+                return Type("union", branches=tuple(self.type(part, namespace) for part in schema))
+            case str():
+                return self.by_name(schema, namespace)
+        match schema["type"]:
+            case dict() | list() as inner:
+                return self.type(inner, namespace)
+            case "record" | "error" | "enum" | "fixed":
+                return self.define(schema, namespace)
+            case "array":
+                return Type("array", inner=self.type(schema["items"], namespace))
+            case "map":
+                return Type("map", inner=self.type(schema["values"], namespace))
+            case kind if kind in PRIMITIVES:
+                return Type(kind, **_logical(kind, schema))
+        return self.by_name(schema["type"], namespace)
 
     def define(self, schema: Mapping[str, Any], namespace: str) -> Type:
         name = _full_name(schema["name"], schema.get("namespace", namespace) or "")
@@ -350,14 +336,10 @@ def _full_name(name: str, namespace: str) -> str:
 
 
 def _logical(kind: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    logical = schema.get("logicalType")
+    logical, precision = schema.get("logicalType"), schema.get("precision")
     if (kind, logical) not in LOGICAL:
         is_whole = kind in ("int", "long")
         return {"unit": CONNECT_UNITS.get(str(schema.get("connect.name"))) if is_whole else None}
     if logical not in ("decimal", "topicberg.decimal"):
         return {"logical": logical, "unit": TIMES.get(str(logical))}
-    return {
-        "logical": logical,
-        "precision": schema.get("precision"),
-        "scale": schema.get("scale", 0),
-    }
+    return {"logical": logical, "precision": precision, "scale": schema.get("scale", 0)}

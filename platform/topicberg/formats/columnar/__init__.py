@@ -6,15 +6,12 @@ the format's reference decoder then decodes alone; what it accepts is what the r
 
 ======================  ====================================================================
 ``program.py``          places of values (buffers of Arrow columns), and the instructions
-``decoding.py``         decodes records by programs
-``execution.py``        executes programs for many records, by the readers of the formats:
+``decoding.py``         decodes records by programs, which the readers of the formats execute:
 ``avro.py``             reads a record in Avro's binary encoding
 ``protobuf_reader.py``  reads a record of Protobuf
 ``json_reader.py``      reads a record of JSON, with the other ``json_*.py``
-``utf8.py``             whether texts are UTF-8
-``records.py``          what these share, such as the end of a value
+``records.py``          what these share: ends of values, UTF-8, keys of a map
 ``decimals.py``         decimals of 128 bits
-``maps.py``             whether the keys of a map differ
 ``times.py``            texts of days and times
 ``memory.py``           reads and writes at addresses, for compiled code
 ``columns.py``          the buffers that programs fill, and the Arrow columns they become

@@ -17,7 +17,6 @@ from topicberg.formats.columnar.decimals import (
     unscaled,
     write_decimal,
 )
-from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
     compiled,
     get,
@@ -33,15 +32,21 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import MAX_NESTED, WIDTH, AvroOp, Store
-from topicberg.formats.columnar.records import append, append_text, end_value, varint
+from topicberg.formats.columnar.records import (
+    append,
+    append_text,
+    end_value,
+    is_utf8,
+    may_repeat,
+    varint,
+)
 from topicberg.formats.columnar.times import Moment, moment
-from topicberg.formats.columnar.utf8 import is_utf8
-from topicberg.formats.connect_values import INFINITE_NANOS
+from topicberg.formats.connect import INFINITE_NANOS
 
-_BYTES = 8 * WIDTH
-"""Of an instruction."""
+_BYTES = 8 * WIDTH  # Of an instruction.
 _TEXT_STORE = int(Store.TEXT)
 _LEAST, _MOST = INFINITE_NANOS
+_NUMBERS = (AvroOp.INT, AvroOp.LONG, AvroOp.NEAREST_FLOAT, AvroOp.NEAREST_DOUBLE)
 
 
 @compiled
@@ -93,28 +98,39 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             if a and not is_utf8(position, till):
                 return False
             position = till
-        elif op == AvroOp.INT:
+        elif op in _NUMBERS:
             number, position = _number(position, end)
             if position < 0 or number < a or number > b:
                 return False
-            store_int32(target + 4 * row, np.int32(number))
-        elif op == AvroOp.LONG:
-            number, position = _number(position, end)
-            if position < 0 or number < a or number > b:
-                return False
-            store_int64(target + 8 * row, number * get(instruction, 5))
-        elif op == AvroOp.UNION:
+            if op == AvroOp.LONG:
+                store_int64(target + 8 * row, number * get(instruction, 5))
+            elif op == AvroOp.INT:
+                store_int32(target + 4 * row, np.int32(number))
+            elif op == AvroOp.NEAREST_FLOAT:
+                store_float(target + 4 * row, np.float32(number))
+            else:
+                store_double(target + 8 * row, np.float64(number))
+        elif op in (AvroOp.UNION, AvroOp.ENUM):
             number, position = _number(position, end)
             if position < 0 or number < 0 or number >= a:
                 return False
-            pc = get(targets, b + number)
+            if op == AvroOp.UNION:
+                pc = get(targets, b + number)
+            elif not append_text(b + number, slot, program, columns):
+                return False
         elif op == AvroOp.JUMP:
             pc = a
-        elif op == AvroOp.DOUBLE:
-            if end - position < 8:
+        elif op in (AvroOp.DOUBLE, AvroOp.FLOAT, AvroOp.WIDER):
+            size = 8 if op == AvroOp.DOUBLE else 4
+            if end - position < size:
                 return False
-            store_int64(target + 8 * row, load_int64(position))
-            position += 8
+            if op == AvroOp.DOUBLE:
+                store_int64(target + 8 * row, load_int64(position))
+            elif op == AvroOp.FLOAT:
+                store_int32(target + 4 * row, load_int32(position))
+            else:
+                store_double(target + 8 * row, np.float64(load_float(position)))
+            position += size
         elif op == AvroOp.BOOLEAN:
             if position >= end or load_byte(position) > 1:
                 return False
@@ -122,19 +138,8 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             position += 1
         elif op == AvroOp.END:
             return position == end
-        elif op == AvroOp.FLOAT:
-            if end - position < 4:
-                return False
-            store_int32(target + 4 * row, load_int32(position))
-            position += 4
         elif op == AvroOp.PRESENT:
             pass
-        elif op == AvroOp.ENUM:
-            number, position = _number(position, end)
-            if position < 0 or number < 0 or number >= a:
-                return False
-            if not append_text(b + number, slot, program, columns):
-                return False
         elif op == AvroOp.FIXED:
             if a > end - position or not append(position, a, slot, columns):
                 return False
@@ -166,23 +171,8 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             else:
                 put(arrays, 2 * depth - 2, left - 1)
                 pc = get(array, 4)
-        elif op == AvroOp.WIDER:
-            if end - position < 4:
-                return False
-            store_double(target + 8 * row, np.float64(load_float(position)))
-            position += 4
-        elif op in (AvroOp.NEAREST_FLOAT, AvroOp.NEAREST_DOUBLE):
-            number, position = _number(position, end)
-            if position < 0 or number < a or number > b:
-                return False
-            if op == AvroOp.NEAREST_FLOAT:
-                store_float(target + 4 * row, np.float32(number))
-            else:
-                store_double(target + 8 * row, np.float64(number))
         elif op == AvroOp.DECIMAL:
-            till = position + a
-            if a < 0:
-                position, till = _sized(position, end)
+            position, till = (position, position + a) if a >= 0 else _sized(position, end)
             size = till - position
             if position < 0 or till > end or size < 1 or size > MAX_BYTES:
                 return False
@@ -191,12 +181,9 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             if reaches(high, low, b, np.uint64(get(instruction, 5))):
                 return False
             store_decimal(target + 16 * row, high, low)
-        elif op == AvroOp.SKIP_NUMBER:
-            _, position = _number(position, end)
-            if position < 0:
-                return False
-        elif op == AvroOp.SKIP_TEXT:
-            _, position = _sized(position, end)
+        elif op in (AvroOp.SKIP_NUMBER, AvroOp.SKIP_TEXT):
+            skipped = _number(position, end) if op == AvroOp.SKIP_NUMBER else _sized(position, end)
+            position = skipped[1]
             if position < 0:
                 return False
         elif op == AvroOp.SKIP_BYTES:
@@ -257,12 +244,9 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             position = till
             if b == 2:
                 scale, position = _number(position, end)
-                if position < 0:
-                    return False
-            if scale < -MAX_ZEROS or scale > MAX_ZEROS:
+            if position < 0 or scale < -MAX_ZEROS or scale > MAX_ZEROS:
                 return False
-            begin = get(used, slot)
-            room = get(text_rooms, slot) - begin
+            begin, room = get(used, slot), get(text_rooms, slot) - get(used, slot)
             size = write_decimal(high, low, scale, target + begin, room, digits)
             if size < 0:
                 return False

@@ -26,7 +26,6 @@ _SCALARS: dict[type[T.IcebergType], pa.DataType] = {
     T.TimestampType: pa.timestamp("us"),
     T.TimestamptzType: pa.timestamp("us", "UTC"),
 }
-
 _PACKED: dict[type[T.IcebergType], struct.Struct] = {
     T.BooleanType: struct.Struct("<?"),
     T.DateType: struct.Struct("<i"),
@@ -49,7 +48,7 @@ class BuffersFullError(Exception):
 
 
 class Buffers:
-    """Memory for the values of some records; used again for the next ones.
+    """Memory for the values of some records, used again for the next ones.
 
     Memory that is not written to is reserved, but not used.
     """
@@ -59,47 +58,38 @@ class Buffers:
         :param size: bytes of a column's texts at most
         """
         self.shape, self.rows, self.size = shape, rows, size
-        slots = shape.slots
-        items = max(rows, size // 4)
+        slots, items = shape.slots, max(rows, size // 4)
         self._values: list[NDArray[Any] | None] = [None] * slots
         self._valid: list[NDArray[np.uint8]] = []
         self._offsets: list[NDArray[np.int32] | None] = [None] * slots
         # Rows: addresses of values, of validity, of offsets.
-        self.addresses = np.zeros((3, slots), np.int64)
-        self.used = np.zeros(slots, np.int64)
+        self.addresses, self.used = np.zeros((3, slots), np.int64), np.zeros(slots, np.int64)
         """Bytes of the texts of a slot."""
         self.counts = np.zeros(shape.domains, np.int64)
         """Values of a domain."""
         # Rows: bytes of the texts of a slot, values of a domain.
-        self.rooms = np.zeros((2, max(slots, shape.domains)), np.int64)
-        self.rooms[0] = size
-        self.rooms[1] = items
+        self.rooms = np.full((2, max(slots, shape.domains)), [[size], [items]], np.int64)
         self.rooms[1, 0] = rows
         for place in shape.all:
-            room = rows if place.domain == 0 else items
-            valid = np.zeros(room + 1, np.uint8)
-            self._valid.append(valid)
+            room = (rows if place.domain == 0 else items) + 1
+            self._valid.append(valid := np.zeros(room, np.uint8))
             self.addresses[1, place.slot] = valid.ctypes.data
-            if place.store in (Store.TEXT, Store.ITEMS):
-                offsets = np.zeros(room + 1, np.int32)
-                self._offsets[place.slot] = offsets
+            if place.store in _OFFSETS:
+                offsets = self._offsets[place.slot] = np.zeros(room, np.int32)
                 self.addresses[2, place.slot] = offsets.ctypes.data
-            width = {Store.TEXT: size, Store.ITEMS: 0, Store.NONE: 0}.get(
-                place.store, (room + 1) * int(place.store)
-            )
-            if width:
-                values = np.empty(width + 16, np.uint8)
-                self._values[place.slot] = values
+            sizes = {Store.TEXT: size, Store.ITEMS: 0, Store.NONE: 0}
+            if width := sizes.get(place.store, room * int(place.store)):
+                values = self._values[place.slot] = np.empty(width + 16, np.uint8)
                 self.addresses[0, place.slot] = values.ctypes.data
-        self._places = np.array(
-            [
-                (place.slot, place.domain, _OFFSETS.get(place.store, 0), place.items)
-                for place in shape.all
-            ],
-            np.int64,
-        ).reshape(-1, 4)
+        listed = [(p.slot, p.domain, _OFFSETS.get(p.store, 0), p.items) for p in shape.all]
+        self._places = np.array(listed, np.int64).reshape(-1, 4)
         self.starts, self.ends = shape.ends()
         """See :meth:`.program.Shape.ends`."""
+
+    @property
+    def tables(self) -> tuple[NDArray[np.int64], ...]:
+        """What :func:`.records.tables` takes."""
+        return self.addresses, self.used, self.counts, self.rooms, self.starts, self.ends
 
     def clear(self) -> None:
         """Prepare for the next records."""
@@ -163,8 +153,7 @@ class Buffers:
             packed = value.to_bytes(16, "little", signed=True)
             values[16 * row : 16 * row + 16] = np.frombuffer(packed, np.uint8)
         else:
-            packed = _PACKED[type(place.column)]
-            packed.pack_into(values.data, int(place.store) * row, value)
+            _PACKED[type(place.column)].pack_into(values.data, int(place.store) * row, value)
 
     def _end_value(self, domain: int) -> None:
         """Write where the texts and lists of a value end."""
@@ -229,4 +218,4 @@ def arrow_type(column: T.IcebergType) -> pa.DataType:
 
 
 def columns_of(arrays: Sequence[pa.Array], shape: Shape) -> dict[str, pa.Array]:
-    return {place.name: array for place, array in zip(shape.places, arrays, strict=True)}
+    return dict(zip((place.name for place in shape.places), arrays, strict=True))

@@ -13,10 +13,8 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 
-MAX_BYTES = 16
-"""Of a decimal that compiled code reads."""
-MAX_ZEROS = 64
-"""The scale, and the zeros after it, of a decimal that compiled code writes as text."""
+MAX_BYTES = 16  # Of a decimal that compiled code reads.
+MAX_ZEROS = 64  # The scale, and the zeros after it, of a decimal that compiled code writes as text.
 MAX_DIGITS = 40
 POWERS_HIGH = np.array([10**power >> 64 for power in range(39)], np.int64)
 POWERS_LOW = np.array([10**power % 2**64 for power in range(39)], np.uint64)
@@ -53,33 +51,27 @@ def _tenth(top, low):  # type: ignore[no-untyped-def]
 @compiled
 def reaches(high, low, limit_high, limit_low):  # type: ignore[no-untyped-def]
     """Return whether the absolute value of a number is at least a limit; both are halves."""
-    if high < 0:
-        high, low = negate(high, low)
+    high, low = negate(high, low) if high < 0 else (high, low)
     # The absolute value of the least number exceeds 127 bits.
     return high < 0 or high > limit_high or (high == limit_high and low >= limit_low)
 
 
 @compiled
 def rescaled(high, low, zeros):  # type: ignore[no-untyped-def]
-    """Append zeros to a number, which do not exceed it, or remove some.
+    """Append zeros to a number, which do not exceed it, or remove some (negative).
 
-    :param zeros: negative: how many to remove
     :returns: its halves, and whether the zeros were there to be removed
     """
     is_negative = high < 0
-    if is_negative:
-        high, low = negate(high, low)
+    high, low = negate(high, low) if is_negative else (high, low)
     top = np.uint64(high)
     for _ in range(zeros):
-        top = top * _TEN + multiply_high(low, _TEN)
-        low = low * _TEN
+        top, low = top * _TEN + multiply_high(low, _TEN), low * _TEN
     for _ in range(-zeros):
         top, low, digit = _tenth(top, low)
         if digit:
             return high, low, False
-    high = np.int64(top)
-    if is_negative:
-        high, low = negate(high, low)
+    high, low = negate(np.int64(top), low) if is_negative else (np.int64(top), low)
     return high, low, True
 
 
@@ -96,7 +88,7 @@ def rescale(address, zeros):  # type: ignore[no-untyped-def]
 def unscaled(address, size):  # type: ignore[no-untyped-def]
     """Return a number of 1 to 16 bytes, the first byte first: its high and its low half."""
     high = np.int64(-1) if load_byte(address) >= 0x80 else np.int64(0)
-    low = np.uint64(0xFFFFFFFFFFFFFFFF) if load_byte(address) >= 0x80 else np.uint64(0)
+    low = np.uint64(high)
     for place in range(address, address + size):
         high = (high << 8) | np.int64(low >> np.uint64(56))
         low = (low << np.uint64(8)) | np.uint64(load_byte(place))
@@ -110,24 +102,20 @@ def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-un
     :param scale: digits behind the point; negative: zeros before it
     :param digits: the address of memory for :data:`MAX_DIGITS` digits
     """
-    is_negative = high < 0
-    if is_negative:
-        high, low = negate(high, low)
+    is_negative, count = high < 0, 0
+    high, low = negate(high, low) if is_negative else (high, low)
     top = np.uint64(high)
-    count = 0
     while top > 0 or low > 0:
         top, low, digit = _tenth(top, low)
         store_byte(digits + count, np.uint8(digit))
         count += 1
-    zeros = -scale if scale < 0 and count > 0 else 0
-    behind = max(scale, 0)
+    zeros, behind = -scale if scale < 0 and count > 0 else 0, max(scale, 0)
     whole = max(count - behind, 1)
     size = np.int64(is_negative) + whole + zeros + (1 + behind if behind else 0)
     if size > room:
         return np.int64(-1)
-    if is_negative:
-        store_byte(target, np.uint8(45))
-        target += 1
+    store_byte(target, np.uint8(45))  # a digit replaces it, unless the number is negative
+    target += np.int64(is_negative)
     for place in range(behind + whole - 1, -1, -1):
         if behind and place == behind - 1:
             store_byte(target, np.uint8(46))

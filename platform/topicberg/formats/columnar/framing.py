@@ -26,10 +26,10 @@ from topicberg.formats.framing import (
     wire_prefix,
 )
 
-_UNUSABLE = -1
-"""Of a record that does not say what its schema is here."""
-MAX_HEADER = 256
-"""Bytes of a header that names a schema at most."""
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+_UNUSABLE = -1  # Of a record that does not say what its schema is here.
+MAX_HEADER = 256  # Bytes of a header that names a schema at most.
 MAX_DIFFERENT = 100
 """The most different headers, or versions, of the records; others count as unusable here."""
 MAX_DECOMPRESSED = 64 * 1024 * 1024
@@ -43,28 +43,25 @@ class HeaderArrays(NamedTuple):
     ``name_offsets``, ``value_offsets``: where each one begins, and where the last one ends.
     """
 
-    names: NDArray[np.uint8]
-    values: NDArray[np.uint8]
+    names: Bytes
+    values: Bytes
     ends: NDArray[np.int32]
     name_offsets: NDArray[np.int32]
     value_offsets: NDArray[np.int32]
-    has_value: NDArray[np.uint8]
+    has_value: Bytes
 
 
 def in_wire_format(
     framing: RecordFraming,
     headers: HeaderArrays | None,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    present: NDArray[np.uint8],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    data: Bytes,
+    offsets: Numbers,
+    present: Bytes,
+) -> tuple[Bytes, Numbers]:
     """Return keys or values in the wire format, and where each begins and the last one ends.
 
     A record that does not say what its schema is, or not by few different names, has no bytes,
     which no format decodes.
-
-    :param headers: None: the records have none
-    :param offsets: of the same records as ``present``, and where the last one ends
     """
     if framing.framing == "glue":
         return _of_versions(framing, data, offsets, present)
@@ -73,8 +70,7 @@ def in_wire_format(
         indexes, rows = schema_headers(headers, framing.side)
     if usual == b"" and not len(indexes):
         return data, offsets
-    kinds = np.full(len(present), _UNUSABLE if usual is None else 0, np.int64)
-    texts = [usual]
+    kinds, texts = np.full(len(present), _UNUSABLE if usual is None else 0, np.int64), [usual]
     if headers is not None and len(indexes):
         for text, members in _prefixes(headers, indexes, framing.prefix):
             kinds[rows[members]] = _UNUSABLE if text is None else len(texts)
@@ -83,11 +79,8 @@ def in_wire_format(
 
 
 def held_in_wire_format(
-    framing: RecordFraming,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    present: NDArray[np.uint8],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    framing: RecordFraming, data: Bytes, offsets: Numbers, present: Bytes
+) -> tuple[Bytes, Numbers]:
     """Return what tables hold of keys or values in the wire format; see :func:`in_wire_format`."""
     if framing.framing != "glue":
         return data, offsets
@@ -96,17 +89,15 @@ def held_in_wire_format(
 
 def _joined(
     texts: list[bytes | None],
-    kinds: NDArray[np.int64],
-    present: NDArray[np.uint8],
-    data: NDArray[np.uint8],
-    begins: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    kinds: Numbers,
+    present: Bytes,
+    data: Bytes,
+    begins: Numbers,
+    sizes: Numbers,
+) -> tuple[Bytes, Numbers]:
     """Return records with their prefixes, and where each begins and the last one ends.
 
-    :param texts: the prefixes
-    :param kinds: which of them each record has, or that it has no bytes
-    :param begins: where the payload of each record begins
+    :param kinds: which of the prefixes (``texts``) each record has, or that it has no bytes
     """
     if not len(begins) == len(sizes) == len(kinds) == len(present):  # compiled code does not look
         raise ValueError(f"{len(begins) + 1} offsets of {len(present)} records")
@@ -120,11 +111,8 @@ def _joined(
 
 
 def _of_versions(
-    framing: RecordFraming,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    present: NDArray[np.uint8],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    framing: RecordFraming, data: Bytes, offsets: Numbers, present: Bytes
+) -> tuple[Bytes, Numbers]:
     """Return records with AWS Glue's prefix in the wire format; see :func:`in_wire_format`."""
     if len(offsets) != len(present) + 1:
         raise ValueError(f"{len(offsets)} offsets of {len(present)} records")
@@ -132,8 +120,7 @@ def _of_versions(
     kinds = np.full(len(present), _UNUSABLE, np.int64)
     rows = np.flatnonzero((present == 1) & (sizes >= GLUE_BYTES))
     rows = rows[data[begins[rows]] == GLUE_VERSION]
-    how = data[begins[rows] + 1]
-    rows = rows[(how == GLUE_PLAIN) | (how == GLUE_ZLIB)]
+    rows = rows[np.isin(data[begins[rows] + 1], (GLUE_PLAIN, GLUE_ZLIB))]
     names = data[begins[rows][:, None] + np.arange(2, GLUE_BYTES)]
     texts: list[bytes | None] = [b""]
     for text, members in _equal(np.ascontiguousarray(names).view(np.uint64).reshape(-1, 2)):
@@ -141,8 +128,7 @@ def _of_versions(
         if number is not None:
             kinds[rows[members]] = len(texts)
             texts.append(wire_prefix(number))
-    begins += GLUE_BYTES
-    sizes = sizes - GLUE_BYTES
+    begins, sizes = begins + GLUE_BYTES, sizes - GLUE_BYTES
     packed = np.flatnonzero(kinds != _UNUSABLE)
     packed = packed[data[begins[packed] - (GLUE_BYTES - 1)] == GLUE_ZLIB]
     if len(packed):
@@ -152,16 +138,11 @@ def _of_versions(
 
 
 def _decompressed(
-    rows: NDArray[np.intp],
-    kinds: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    begins: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> NDArray[np.uint8]:
+    rows: NDArray[np.intp], kinds: Numbers, data: Bytes, begins: Numbers, sizes: Numbers
+) -> Bytes:
     """Return the bytes of records and, after them, the decompressed payloads of some.
 
-    Where these begin, and their sizes, are noted; those that cannot be decompressed here become
-    unusable.
+    Their begins and sizes are updated; what cannot be decompressed here becomes unusable.
     """
     parts, end, left = [data], len(data), MAX_DECOMPRESSED
     for row in rows.tolist():
@@ -177,11 +158,8 @@ def _decompressed(
     return np.concatenate(parts)
 
 
-def schema_headers(headers: HeaderArrays, side: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the headers that say what the schemas of records are, and these records.
-
-    Of several headers of a record, see :func:`topicberg.formats.framing.header_of`.
-    """
+def schema_headers(headers: HeaderArrays, side: str) -> tuple[Numbers, Numbers]:
+    """Return the headers that name the schemas of records, the last of each record, and its row."""
     indexes = named_headers(headers, HEADERS[side].encode())
     rows = np.searchsorted(headers.ends[1:], indexes, side="right")
     counts = headers.has_value[indexes] == 1
@@ -189,10 +167,9 @@ def schema_headers(headers: HeaderArrays, side: str) -> tuple[NDArray[np.int64],
     return indexes[counts], rows[counts]
 
 
-def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
+def named_headers(headers: HeaderArrays, name: bytes) -> Numbers:
     """Return the headers of a name, with a value or without one."""
-    total = int(headers.ends[-1])
-    begins = headers.name_offsets[: total + 1]
+    begins = headers.name_offsets[: int(headers.ends[-1]) + 1]
     indexes = np.flatnonzero(np.diff(begins) == len(name))
     # The first letters come first, so that fewer whole names are compared.
     indexes = indexes[headers.names[begins[indexes]] == name[0]]
@@ -203,30 +180,23 @@ def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
 
 
 def _prefixes(
-    headers: HeaderArrays, indexes: NDArray[np.int64], prefix: Callable[[bytes], bytes | None]
-) -> list[tuple[bytes | None, NDArray[np.int64]]]:
-    """Return the prefixes that equal headers say, and which of the headers they are.
-
-    :param indexes: headers that name schemas: few different ones
-    """
+    headers: HeaderArrays, indexes: Numbers, prefix: Callable[[bytes], bytes | None]
+) -> list[tuple[bytes | None, Numbers]]:
+    """Return the prefixes that a few different headers say, and which of the headers they are."""
     begins, sizes = headers.value_offsets[indexes], np.diff(headers.value_offsets)[indexes]
-    width = min(MAX_HEADER, int(sizes.max()))
-    inside = np.arange(width)
+    inside = np.arange(min(MAX_HEADER, int(sizes.max())))
     places = np.minimum(begins[:, None] + inside, len(headers.values) - 1)
     letters = np.where(inside < sizes[:, None], headers.values[places], 0)
     rest = np.flatnonzero(sizes <= MAX_HEADER)
-    parts: list[tuple[bytes | None, NDArray[np.int64]]] = [
-        (None, np.flatnonzero(sizes > MAX_HEADER))
-    ]
+    parts: list[tuple[bytes | None, Numbers]] = [(None, np.flatnonzero(sizes > MAX_HEADER))]
     columns = np.column_stack([letters[rest], sizes[rest] & 0xFF, sizes[rest] >> 8])
     for text, members in _equal(columns.astype(np.uint8)):
-        size = text[-2] | text[-1] << 8
-        parts.append((prefix(text[:size]), rest[members]))
+        parts.append((prefix(text[: text[-2] | text[-1] << 8]), rest[members]))
     listed = np.concatenate([members for _, members in parts])
     return [*parts, (None, np.setdiff1d(np.arange(len(indexes)), listed))]
 
 
-def _equal(names: NDArray[np.generic]) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
+def _equal(names: NDArray[np.generic]) -> Iterator[tuple[bytes, Numbers]]:
     """Yield up to :data:`MAX_DIFFERENT` different rows of an array, and where each of them is."""
     left = np.arange(len(names))
     for _ in range(MAX_DIFFERENT):

@@ -13,15 +13,13 @@ import numpy as np
 from topicberg.formats.columnar.decimals import negate
 from topicberg.formats.columnar.memory import compiled, leading_zeros, load_byte, multiply_high
 
-MAX_DIGITS = 19
-"""The digits that fit 64 bits, whichever they are."""
+MAX_DIGITS = 19  # The digits that fit 64 bits, whichever they are.
 _MAX_EXPONENT = 999
 _LEAST_POWER, _LARGEST_POWER = -342, 308
 _EXACT_POWERS = np.array([float(f"1e{n}") for n in range(23)])
 """The powers of ten that a double holds exactly."""
 _EXACT = np.uint64(2**53)
-_FIELD = 3
-"""Bits after a double's 53 that decide how it is rounded."""
+_FIELD = 3  # Bits after a double's 53 that decide how it is rounded.
 _REST = np.uint64(2**64 - 1) >> np.uint64(52 + _FIELD)
 _ONE, _TEN = np.uint64(1), np.uint64(10)
 _MOST = np.uint64(2**63 - 1)
@@ -56,26 +54,21 @@ def number(position, end):  # type: ignore[no-untyped-def]
     """
     none = (False, np.uint64(0), 0, 0, -1)
     negative = position < end and load_byte(position) == 45
-    if negative:
-        position += 1
-    begin = position
-    digits, places, exponent = np.uint64(0), 0, np.int64(0)
+    begin = position + np.int64(negative)
+    position, digits, places, exponent = begin, np.uint64(0), 0, np.int64(0)
     while position < end and _is_digit(load_byte(position)):
         digits = digits * _TEN + np.uint64(load_byte(position) - 48)
         position += 1
     size = position - begin
     if size == 0 or (size > 1 and load_byte(begin) == 48):
         return none
-    if load_byte(begin) == 48:
-        size = 0
+    size = 0 if load_byte(begin) == 48 else size
     if position < end and load_byte(position) == 46:
         position += 1
         begin = position
         while position < end and _is_digit(load_byte(position)):
-            byte = load_byte(position)
-            digits = digits * _TEN + np.uint64(byte - 48)
-            if size > 0 or byte != 48:
-                size += 1
+            digits = digits * _TEN + np.uint64(load_byte(position) - 48)
+            size += 1 if size > 0 or load_byte(position) != 48 else 0
             position += 1
         places = position - begin
         if places == 0 or places > _MAX_EXPONENT:
@@ -83,18 +76,15 @@ def number(position, end):  # type: ignore[no-untyped-def]
     if size > MAX_DIGITS:
         return none
     if position < end and (load_byte(position) | 32) == 101:
-        position += 1
-        minus = position < end and load_byte(position) == 45
-        if position < end and (load_byte(position) == 45 or load_byte(position) == 43):
-            position += 1
-        begin = position
+        sign = load_byte(position + 1) if position + 1 < end else np.uint8(0)
+        begin = position + (2 if sign == 45 or sign == 43 else 1)
+        position = begin
         while position < end and _is_digit(load_byte(position)) and position - begin <= 4:
             exponent = exponent * 10 + np.int64(load_byte(position) - 48)
             position += 1
         if position == begin or exponent > _MAX_EXPONENT:
             return none
-        if minus:
-            exponent = -exponent
+        exponent = -exponent if sign == 45 else exponent
     return negative, digits, places, exponent, position
 
 
@@ -106,11 +96,9 @@ def _is_digit(byte):  # type: ignore[no-untyped-def]
 @compiled
 def whole(position, end, low, high):  # type: ignore[no-untyped-def]
     """Return a whole number, in any notation, and the address after it, or -1."""
-    start = position
-    negative = position < end and load_byte(position) == 45
-    if negative:
-        position += 1
-    begin, value = position, np.int64(0)
+    start, negative = position, position < end and load_byte(position) == 45
+    begin, value = position + np.int64(negative), np.int64(0)
+    position = begin
     while position < end and _is_digit(load_byte(position)):
         value = value * 10 + np.int64(load_byte(position) - 48)
         position += 1
@@ -121,11 +109,8 @@ def whole(position, end, low, high):  # type: ignore[no-untyped-def]
     # A number of 19 digits may be negative now: then it is too large.
     if size == 0 or size > MAX_DIGITS or (size > 1 and load_byte(begin) == 48) or value < 0:
         return 0, -1
-    if negative:
-        value = -value
-    if value < low or value > high:
-        return 0, -1
-    return value, position
+    value = -value if negative else value
+    return (value, position) if low <= value <= high else (0, -1)
 
 
 @compiled
@@ -142,10 +127,8 @@ def _converted(position, end):  # type: ignore[no-untyped-def]
         if digits > _MOST_TENTH:
             return np.int64(0), -1
         digits *= _TEN
-    if digits > _MOST:
-        return np.int64(0), -1
-    value = np.int64(digits)
-    return -value if negative else value, position
+    value = -np.int64(digits) if negative else np.int64(digits)
+    return (value, position) if digits <= _MOST else (np.int64(0), -1)
 
 
 @compiled
@@ -172,14 +155,14 @@ def nearest(digits, exponent):  # type: ignore[no-untyped-def]
     if digits == 0:
         return 0.0
     if digits <= _EXACT and -22 <= exponent <= 22:
-        if exponent < 0:
-            return np.float64(digits) / _EXACT_POWERS[-exponent]
-        return np.float64(digits) * _EXACT_POWERS[exponent]
+        power_of_ten = _EXACT_POWERS[abs(exponent)]
+        return (
+            np.float64(digits) / power_of_ten if exponent < 0 else np.float64(digits) * power_of_ten
+        )
     if exponent < _LEAST_POWER or exponent > _LARGEST_POWER:
         return -1.0
-    zeros = leading_zeros(digits)
+    zeros, row = leading_zeros(digits), exponent - _LEAST_POWER
     digits <<= np.uint64(zeros)
-    row = exponent - _LEAST_POWER
     high, low = multiply_high(digits, POWERS[row, 0]), digits * POWERS[row, 0]
     if high & _REST == _REST:  # what follows may carry
         more = multiply_high(digits, POWERS[row, 1])
@@ -209,7 +192,7 @@ def nearest(digits, exponent):  # type: ignore[no-untyped-def]
 
 @compiled
 def as_float(wide):  # type: ignore[no-untyped-def]
-    """Return the float that is nearest to the number that a double was read from, and whether.
+    """Return the float nearest to a number that was read as a double, and whether that is known.
 
     A double that is halfway between two floats may have been rounded to be that.
     """
@@ -220,24 +203,20 @@ def as_float(wide):  # type: ignore[no-untyped-def]
 
 @compiled
 def scaled(position, end, scale):  # type: ignore[no-untyped-def]
-    """Return a number times ``10**scale``: 128 bits, and the address after it.
+    """Return a number times ``10**scale``, of 128 bits, and the address after it.
 
-    :returns: the upper and the lower half, and the address, or -1: it has more places, or is
-        too large
+    :returns: its halves, and the address, or -1: it has more places, or is too large
     """
     negative, digits, places, exponent, position = number(position, end)
-    missing = scale - places + exponent
-    while missing < 0 and digits and digits % _TEN == 0:
+    missing = scale - places + exponent if digits else np.int64(0)
+    while missing < 0 and digits % _TEN == 0:
         digits //= _TEN
         missing += 1
-    if digits == 0:
-        missing = np.int64(0)
     if position < 0 or missing < 0 or missing > MAX_DIGITS:
         return np.int64(0), np.uint64(0), -1
     factor = np.uint64(1)
     for _ in range(missing):
         factor *= _TEN
     high, low = np.int64(multiply_high(digits, factor)), digits * factor
-    if negative:
-        high, low = negate(high, low)
+    high, low = negate(high, low) if negative else (high, low)
     return high, low, position

@@ -18,16 +18,18 @@ from topicberg.formats.columnar.json_text import (
     as_it_stands,
     at_byte,
     base64,
+    byte_values,
     colon,
+    constant,
     is_word,
     passed,
     skipped,
     space,
     text,
     time,
+    token,
     word_at,
 )
-from topicberg.formats.columnar.maps import may_repeat, same
 from topicberg.formats.columnar.memory import (
     WORD,
     compiled,
@@ -44,23 +46,21 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import WIDTH, JsonOp
-from topicberg.formats.columnar.records import end_value
+from topicberg.formats.columnar.records import end_value, may_repeat, same
 from topicberg.formats.limits import MAX_NAME
 
-_BYTES = 8 * WIDTH
-"""Of an instruction."""
-MAX_DEPTH = 64
-"""Arrays and objects in each other."""
-MAX_BYTES = 8 * 1024 * 1024
-"""Of a record; beyond it, Spark has limits of its own."""
+_BYTES = 8 * WIDTH  # Of an instruction.
+MAX_DEPTH = 64  # Arrays and objects in each other.
+MAX_BYTES = 8 * 1024 * 1024  # Of a record; beyond it, Spark has limits of its own.
 _DECIMAL_BYTES = 16
-_STEPS, _STEPS_OF_A_BYTE = 16_384, 64
-"""The names that a record's names are compared with, at most."""
+_STEPS, _STEPS_OF_A_BYTE = 16_384, 64  # The names that a record's names are compared with, at most.
 _SCRATCH = 4096
-_KEPT = 64
-"""The most properties of a record that are kept though they are not declared."""
+_KEPT = 64  # The most properties of a record that are kept though they are not declared.
 _LONGEST_NAME = 12 * MAX_NAME
 """Bytes of a name whose characters are all written as pairs of escapes."""
+_TYPES = byte_values(b'"tf{[', (0, 2, 2, 3, 4), 1)
+"""Which type a value has that begins with a byte; see ``JsonOp.UNION``."""
+_WHOLE = (JsonOp.LONG, JsonOp.INT, JsonOp.WHOLE_DECIMAL, JsonOp.WHOLE_DOUBLE, JsonOp.WHOLE_FLOAT)
 
 
 def words(targets: int) -> int:
@@ -80,29 +80,25 @@ def record(position, end, start, program, columns, ending, work, target_count, o
     if end - position > MAX_BYTES:
         return -1
     instructions, targets, names, texts = program
-    _, valids, _, counts, _, item_rooms = columns
+    values, valids, used, counts, _, item_rooms = columns
     stack = work  # of each object: its instruction, its number, its last property
     seen = stack + 8 * 3 * MAX_DEPTH  # the number of the last object that had a property
     after = seen + 8 * target_count  # the property that followed another one last time
-    scratch = after + 8 * target_count
-    steps = _STEPS + _STEPS_OF_A_BYTE * (end - position)
+    scratch, steps = after + 8 * target_count, _STEPS + _STEPS_OF_A_BYTE * (end - position)
     depth, pc = 0, start
     opening, kept = position, np.int64(0)  # of the last name; the properties that are not declared
     while True:
         # An instruction reads one value.
-        instruction = instructions + _BYTES * pc
-        position = space(position, end)
-        byte = at_byte(position, end)
-        has_content = False
-        if pc < 0:  # the schema does not declare the field
-            if pc == -1:
-                position = skipped(position, end)
-            elif pc == -3:
-                slot = _kept_slot(instructions, targets, start)
-                position = _keep(opening, position, end, slot, columns, scratch, kept)
-                kept += 1
-            else:
-                position = -1
+        instruction, has_content = instructions + _BYTES * pc, False
+        position, byte = token(position, end)
+        if pc == -1:  # the schema does not declare the field
+            position = skipped(position, end)
+        elif pc == -3:
+            slot = _kept_slot(instructions, targets, start)
+            position = _keep(opening, position, end, slot, columns, scratch, kept)
+            kept += 1
+        elif pc < 0:
+            position = -1
         elif byte == 110:
             # The record itself is not null.
             is_null = get(instruction, 1) >= 0 and is_word(position, end, b"null")
@@ -111,7 +107,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
             position = _scalar(position, end, instruction, columns, targets, scratch)
         elif get(instruction, 0) >= JsonOp.UNION:
             if get(instruction, 0) == JsonOp.UNION:
-                pc = get(targets, get(instruction, 3) + _json_type(byte))
+                pc = get(targets, get(instruction, 3) + np.int64(_TYPES[byte]))
                 if get(instruction, 1) >= 0:
                     store_byte(
                         get(valids, get(instruction, 1)) + get(counts, get(instruction, 2)),
@@ -146,10 +142,11 @@ def record(position, end, start, program, columns, ending, work, target_count, o
         while not has_content:
             if depth == 0:
                 if kept:
-                    _end_kept(_kept_slot(instructions, targets, start), columns)
+                    slot = _kept_slot(instructions, targets, start)
+                    store_byte(get(values, slot) + get(used, slot), np.uint8(125))
+                    put(used, slot, get(used, slot) + 1)
                 return objects if space(position, end) == end else -1
-            position = space(position, end)
-            byte = at_byte(position, end)
+            position, byte = token(position, end)
             container = get(stack, 3 * depth - 3)
             op = get(container, 0)
             if op != JsonOp.OBJECT:
@@ -160,8 +157,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
                     return -1  # the entry has no key
                 end_value(items, *ending)
             if byte == 44:
-                position = space(position + 1, end)
-                has_content = True
+                position, has_content = space(position + 1, end), True
             elif byte == (93 if op & 1 == 1 else 125):
                 position += 1
                 depth -= 1
@@ -188,8 +184,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
             return -1
         first, count = get(container, 3), get(container, 4)
         this, last = get(stack, 3 * depth - 2), get(stack, 3 * depth - 1)
-        offsets = names + 8 * get(container, 5)
-        guess = get(after, first + last)
+        offsets, guess = names + 8 * get(container, 5), get(after, first + last)
         opening = position
         name, position, taken = _property(
             position + 1, end, texts, offsets, count, guess, last + 1, scratch
@@ -218,22 +213,18 @@ def _kept_slot(instructions, targets, start):  # type: ignore[no-untyped-def]
 
 @compiled
 def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore[no-untyped-def]
-    """Append a property that is not declared to the text of a record.
+    """Append a property, by the addresses of its name and value, to those that are not declared.
 
-    :param opening: the address of its name
-    :param position: of its value
-    :param kept: how many the record had before
+    :param kept: how many of them the record had before
     :returns: the address after the value, or -1
     """
     values, valids, used, counts, text_rooms, _ = columns
     size, room = get(used, slot), get(text_rooms, slot)
     if kept == _KEPT or end - opening + 2 * WORD > room - size:
         return -1
-    names, length = scratch + _SCRATCH, np.int64(0)
-    target = get(values, slot) + size
+    names, begin = scratch + _SCRATCH, get(values, slot) + size + 1
     store_byte(get(valids, slot) + get(counts, 0), np.uint8(1))
-    store_byte(target, np.uint8(44 if kept else 123))
-    begin = target + 1
+    store_byte(begin - 1, np.uint8(44 if kept else 123))
     target, _ = as_it_stands(opening, end, begin)
     length = target - begin
     for place in range(begin, target):
@@ -251,26 +242,6 @@ def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore
 
 
 @compiled
-def _end_kept(slot, columns):  # type: ignore[no-untyped-def]
-    """End the text of the properties that are not declared."""
-    values, _, used, _, _, _ = columns
-    store_byte(get(values, slot) + get(used, slot), np.uint8(125))
-    put(used, slot, get(used, slot) + 1)
-
-
-@compiled
-def _json_type(byte):  # type: ignore[no-untyped-def]
-    """Return which type a value has that begins with a byte; see ``JsonOp.UNION``."""
-    if byte == 34:
-        return 0
-    if byte == 116 or byte == 102:
-        return 2
-    if byte == 123:
-        return 3
-    return 4 if byte == 91 else 1
-
-
-@compiled
 def _chosen(position, end, instruction, targets, names, texts, scratch, steps):  # type: ignore[no-untyped-def]
     """Find the kind of object that a value is: the first one whose properties and texts it has.
 
@@ -278,21 +249,15 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
 
     :returns: the instruction of the kind, or -1, and the steps that are left
     """
-    first, count, offsets = (
-        get(instruction, 3),
-        get(instruction, 4),
-        names + 8 * get(instruction, 5),
-    )
-    kinds = get(targets, first)
+    first, count = get(instruction, 3), get(instruction, 4)
+    offsets, kinds = names + 8 * get(instruction, 5), get(targets, first)
     unknown = first + 1 + 2 * kinds
-    rows = unknown + 2
-    accepted = (np.int64(1) << kinds) - 1
-    declared, seen = accepted, np.int64(0)
-    position = space(position + 1, end)
-    has_more = at_byte(position, end) != 125
-    last = np.int64(-1)
+    rows, accepted = unknown + 2, (np.int64(1) << kinds) - 1
+    declared, seen, last = accepted, np.int64(0), np.int64(-1)
+    position, byte = token(position + 1, end)
+    has_more = byte != 125
     while has_more:
-        if at_byte(position, end) != 34:
+        if byte != 34:
             return -1, steps
         guess = last + 1 if last + 1 < count else 0
         name, position, taken = _property(
@@ -302,8 +267,7 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
         steps -= taken
         if position < 0 or steps < 0:
             return -1, steps
-        position = space(position, end)
-        byte = at_byte(position, end)
+        position, byte = token(position, end)
         if name < count:
             last = name
             if seen >> name & 1:
@@ -325,11 +289,10 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
         position = skipped(position, end)
         if position < 0:
             return -1, steps
-        position = space(position, end)
-        byte = at_byte(position, end)
+        position, byte = token(position, end)
         has_more = byte == 44
         if has_more:
-            position = space(position + 1, end)
+            position, byte = token(position + 1, end)
         elif byte != 125:
             return -1, steps
     for name in range(count):
@@ -376,12 +339,10 @@ def _has_repeated(container, columns, ending):  # type: ignore[no-untyped-def]
 
 @compiled
 def _property(position, end, texts, offsets, count, guess, following, scratch):  # type: ignore[no-untyped-def]
-    """Find the property that has a name of the record.
+    """Find the property that has a name of the record, whose first character is at a position.
 
-    :param position: what follows the first quotation mark
     :param offsets: the address of where each property's name begins, and where the last one ends
-    :param guess: the property that is expected
-    :param following: the one to try next; the others follow
+    :param guess, following: the property that is expected, and the one to try next
     :param scratch: where a name can be written without its escapes
     :returns: the number of the property, or how many there are; the address after the name, or
         -1; how many names were compared
@@ -397,13 +358,12 @@ def _property(position, end, texts, offsets, count, guess, following, scratch): 
         ):
             return number, position + size + 1, step
         number = following if step == 0 else number + 1
-        if number >= count:
-            number = 0
+        number = number if number < count else 0
     after = passed(position, end, False)
-    if after >= 0:
-        return count, after, count
-    after = passed(position, end, True)
-    if after < 0 or after - position > _LONGEST_NAME:
+    has_escapes = after < 0
+    if has_escapes:
+        after = passed(position, end, True)
+    if not has_escapes or after < 0 or after - position > _LONGEST_NAME:
         return count, after, count
     stop, _ = text(position - 1, after, scratch)
     for number in range(count):
@@ -432,21 +392,15 @@ def _is_equal(position, end, text, size):  # type: ignore[no-untyped-def]
 
 @compiled
 def _scalar(position, end, instruction, columns, targets, scratch):  # type: ignore[no-untyped-def]
-    """Read a value that is neither null, nor an array, nor an object, by an instruction.
-
-    :returns: the address after it, or -1
-    """
+    """Read a value that is no null, array or object; return the address after it, or -1."""
     values, valids, used, counts, text_rooms, _ = columns
     if get(instruction, 0) == JsonOp.EMPTY:
         if at_byte(position, end) == 34 and at_byte(position + 1, end) == 34:
             return position + 2
         instruction += _BYTES
-    is_quoted = False
-    if get(instruction, 0) == JsonOp.QUOTED:
-        instruction += _BYTES
-        is_quoted = at_byte(position, end) == 34
-        if is_quoted:
-            position += 1
+    is_quoted = get(instruction, 0) == JsonOp.QUOTED and at_byte(position, end) == 34
+    position += np.int64(is_quoted)
+    instruction += _BYTES if get(instruction, 0) == JsonOp.QUOTED else 0
     op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
     low, high = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
@@ -467,33 +421,31 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
                 return -1
             stop, position = as_it_stands(position, end, target)
         put(used, slot, size + stop - target)
-    elif op == JsonOp.LONG:
+    elif op in _WHOLE:
         value, position = numbers.whole(position, end, low, high)
-        store_int64(target + 8 * row, value * get(instruction, 5))
-    elif op == JsonOp.INT:
-        value, position = numbers.whole(position, end, low, high)
-        store_int32(target + 4 * row, np.int32(value))
+        if op == JsonOp.LONG:
+            store_int64(target + 8 * row, value * get(instruction, 5))
+        elif op == JsonOp.INT:
+            store_int32(target + 4 * row, np.int32(value))
+        elif op == JsonOp.WHOLE_DOUBLE:
+            store_double(target + 8 * row, np.float64(value))
+        elif op == JsonOp.WHOLE_FLOAT:
+            store_float(target + 4 * row, np.float32(value))
+        else:
+            store_decimal(target + 16 * row, np.int64(-1 if value < 0 else 0), value)
+            position = position if rescale(target + 16 * row, get(instruction, 5)) else -1
     elif op == JsonOp.DOUBLE:
         wide, position = numbers.double(position, end)
         store_double(target + 8 * row, wide)
-    elif op == JsonOp.BOOLEAN:
-        is_true = is_word(position, end, b"true")
-        store_byte(target + row, np.uint8(is_true))
-        if is_true:
-            position += 4
-        else:
-            position = position + 5 if is_word(position, end, b"false") else -1
+    elif op == JsonOp.BOOLEAN:  # null does not come here
+        store_byte(target + row, np.uint8(at_byte(position, end) == 116))
+        position = constant(position, end)
     elif op == JsonOp.TIME:
         value, position = time(position, end)
         store_int64(target + 8 * row, value)
     elif op == JsonOp.DECIMAL:
         position = _decimal(position, end, targets + 8 * low, target + 16 * row)
-    elif op == JsonOp.WHOLE_DECIMAL:
-        value, position = numbers.whole(position, end, low, high)
-        store_decimal(target + 16 * row, np.int64(-1 if value < 0 else 0), value)
-        if not rescale(target + 16 * row, get(instruction, 5)):
-            position = -1
-    elif op in (JsonOp.FLOAT, JsonOp.WIDER):
+    else:  # JsonOp.FLOAT or JsonOp.WIDER
         wide, position = numbers.double(position, end)
         narrow, is_sure = numbers.as_float(wide)
         if op == JsonOp.FLOAT:
@@ -501,12 +453,6 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
         else:
             store_double(target + 8 * row, np.float64(narrow))
         position = position if is_sure else -1
-    elif op == JsonOp.WHOLE_DOUBLE:
-        value, position = numbers.whole(position, end, low, high)
-        store_double(target + 8 * row, np.float64(value))
-    else:  # JsonOp.WHOLE_FLOAT
-        value, position = numbers.whole(position, end, low, high)
-        store_float(target + 4 * row, np.float32(value))
     if is_quoted and position >= 0:
         return position + 1 if at_byte(position, end) == 34 else -1
     return position
@@ -514,9 +460,9 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
 
 @compiled
 def _decimal(position, end, kind, target):  # type: ignore[no-untyped-def]
-    """Read a number, or base64 of its unscaled bytes; return the address after it, or -1.
+    """Read a number, or base64, by the targets of ``JsonOp.DECIMAL``.
 
-    :param kind: the address of what is known of it; see ``JsonOp.DECIMAL``
+    :returns: the address after it, or -1
     """
     own_scale, scale, zeros = get(kind, 0), get(kind, 1), get(kind, 2)
     most, limit = get(kind, 3), np.uint64(get(kind, 4))

@@ -7,7 +7,11 @@ nothing. They inspect eight bytes at once; see "Bit Twiddling Hacks" by Sean Ero
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from string import ascii_lowercase, ascii_uppercase, digits
+
 import numpy as np
+from numpy.typing import NDArray
 
 from topicberg.formats.columnar import json_numbers
 from topicberg.formats.columnar.memory import (
@@ -20,20 +24,27 @@ from topicberg.formats.columnar.memory import (
     store_word,
     trailing_zeros,
 )
+from topicberg.formats.columnar.records import is_utf8
 from topicberg.formats.columnar.times import Moment, moment
-from topicberg.formats.columnar.utf8 import is_utf8
 
-MAX_SKIPPED = 60
-"""Arrays and objects in each other in a value that is skipped."""
+MAX_SKIPPED = 60  # Arrays and objects in each other in a value that is skipped.
 _EACH, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
 _QUOTES, _BACKSLASHES, _SPACES = (_EACH * np.uint64(byte) for byte in b'"\\ ')
-_DIGIT = np.full(256, 255, np.uint8)
-"""The values of base64's characters."""
-for _number, _character in enumerate(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-):
-    _DIGIT[_character] = _number
+
+
+def byte_values(characters: bytes, values: Iterable[int], other: int) -> NDArray[np.uint8]:
+    """Return the value of each byte: some characters have these, all others another one."""
+    table = np.full(256, other, np.uint8)
+    table[list(characters)] = list(values)
+    return table
+
+
+_DIGIT = byte_values(f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode(), range(64), 255)
+"""The values of base64's characters; 255: it is none."""
+_HEXADECIMAL = byte_values(b"0123456789abcdefABCDEF", (*range(16), *range(10, 16)), 255)
+_ESCAPES = byte_values(b'"\\/nrtbf', b'"\\/\n\r\t\b\f', 0)
+"""What stands for a character after a backslash; 0: it stands for none."""
 _RFC_3339 = int(Moment.RFC_3339)
 
 
@@ -52,6 +63,13 @@ def space(position, end):  # type: ignore[no-untyped-def]
 def at_byte(position, end):  # type: ignore[no-untyped-def]
     """Return the byte at an address, or 0: the record ends before it."""
     return load_byte(position) if position < end else np.uint8(0)
+
+
+@compiled
+def token(position, end):  # type: ignore[no-untyped-def]
+    """Return the address of what follows white space, and the byte there; see :func:`at_byte`."""
+    position = space(position, end)
+    return position, at_byte(position, end)
 
 
 @compiled
@@ -79,20 +97,16 @@ def is_word(position, end, text):  # type: ignore[no-untyped-def]
 @compiled
 def constant(position, end):  # type: ignore[no-untyped-def]
     """Return the address after ``true``, ``false`` or ``null``, or -1."""
-    byte = at_byte(position, end)
-    if byte == 102:
-        return position + 5 if is_word(position, end, b"false") else -1
-    is_one = is_word(position, end, b"true" if byte == 116 else b"null")
-    return position + 4 if is_one else -1
+    if is_word(position, end, b"true") or is_word(position, end, b"null"):
+        return position + 4
+    return position + 5 if is_word(position, end, b"false") else -1
 
 
 @compiled
 def colon(position, end):  # type: ignore[no-untyped-def]
     """Return the address after the colon that follows a name at an address, or -1."""
-    if position < 0:
-        return position
-    position = space(position, end)
-    return position + 1 if at_byte(position, end) == 58 else -1
+    position, byte = token(position, end) if position >= 0 else (position, np.uint8(0))
+    return position + 1 if byte == 58 else -1
 
 
 @compiled
@@ -107,12 +121,9 @@ def _special(word):  # type: ignore[no-untyped-def]
 
 @compiled
 def text(position, end, target):  # type: ignore[no-untyped-def]
-    """Copy a string, without its escapes, to an address.
+    """Copy a string, without its escapes, to an address, and up to eight bytes behind it.
 
-    Up to eight bytes more are written than there are to the record's end.
-
-    :returns: the address after the copy, and the address after the string, or -1: it is none, or
-        not UTF-8
+    :returns: the addresses after the copy and after the string, or -1: it is none, or not UTF-8
     """
     if at_byte(position, end) != 34:
         return target, -1
@@ -123,15 +134,11 @@ def text(position, end, target):  # type: ignore[no-untyped-def]
             word = word_at(position, end)
             store_word(target, word)
             special = _special(word)
-            if special == 0:
-                tops |= word
-                position += WORD
-                target += WORD
-            else:
-                tops |= word & (special - _ONE)
-                step = trailing_zeros(special) >> 3
-                position += step
-                target += step
+            tops |= word & (special - _ONE)  # of no special byte: all bits
+            step = WORD if special == 0 else trailing_zeros(special) >> 3
+            position += step
+            target += step
+            if special:
                 break
         byte = at_byte(position, end)
         if byte == 34:
@@ -157,23 +164,9 @@ def _escaped(position, end):  # type: ignore[no-untyped-def]
             if not 0xDC00 <= low < 0xE000:
                 return 0, -1
             return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00, position + 12
-        if code < 0 or 0xDC00 <= code < 0xE000:
-            return 0, -1
-        return code, position + 6
-    code = np.int64(byte)
-    if byte == 110:
-        code = 10
-    elif byte == 114:
-        code = 13
-    elif byte == 116:
-        code = 9
-    elif byte == 98:
-        code = 8
-    elif byte == 102:
-        code = 12
-    elif byte != 34 and byte != 92 and byte != 47:
-        return 0, -1
-    return code, position + 2
+        return code, -1 if code < 0 or 0xDC00 <= code < 0xE000 else position + 6
+    code = np.int64(_ESCAPES[byte])
+    return code, position + 2 if code else -1
 
 
 @compiled
@@ -183,12 +176,8 @@ def _hexadecimal(position, end):  # type: ignore[no-untyped-def]
         return -1
     code = np.int64(0)
     for place in range(position, position + 4):
-        digit = np.int64(load_byte(place))
-        if 48 <= digit <= 57:
-            digit -= 48
-        elif 97 <= (digit | 32) <= 102:
-            digit = (digit | 32) - 87
-        else:
+        digit = np.int64(_HEXADECIMAL[load_byte(place)])
+        if digit == 255:
             return -1
         code = code << 4 | digit
     return code
@@ -217,22 +206,15 @@ def _encoded(code, target):  # type: ignore[no-untyped-def]
 
 @compiled
 def passed(position, end, has_escapes):  # type: ignore[no-untyped-def]
-    """Return the address after a string that is not used, or -1.
-
-    :param position: what follows the first quotation mark
-    :param has_escapes: whether it may have them
-    """
-    begin = position
-    tops = np.uint64(0)
+    """Return the address after a string that is not used, or -1, from its first character on."""
+    begin, tops = position, np.uint64(0)
     while True:
         while position < end:
             word = word_at(position, end)
             special = _special(word)
             tops |= word
-            if special == 0:
-                position += WORD
-            else:
-                position += trailing_zeros(special) >> 3
+            position += WORD if special == 0 else trailing_zeros(special) >> 3
+            if special:
                 break
         byte = at_byte(position, end)
         if byte == 34:
@@ -249,8 +231,7 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
     """Return the address after a value of any type, or -1."""
     depth, kinds = 0, np.uint64(0)  # the lowest bit: whether the innermost one is an object
     while True:
-        position = space(position, end)
-        byte = at_byte(position, end)
+        position, byte = token(position, end)
         if byte == 123 or byte == 91:
             if depth == MAX_SKIPPED:
                 return -1
@@ -258,10 +239,9 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
             kinds = kinds << np.uint64(1) | np.uint64(byte == 123)
             position = space(position + 1, end)
             if at_byte(position, end) != byte + 2:  # the object is not empty
-                if byte == 123:
-                    position = _name_skipped(position, end)
-                    if position < 0:
-                        return -1
+                position = _name_skipped(position, end) if byte == 123 else position
+                if position < 0:
+                    return -1
                 continue
             position += 1
             depth -= 1
@@ -275,15 +255,13 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
         if position < 0:
             return -1
         while depth > 0:
-            position = space(position, end)
-            byte = at_byte(position, end)
+            position, byte = token(position, end)
             is_object = kinds & np.uint64(1) == 1
             if byte == 44:
-                position += 1
-                if is_object:
-                    position = _name_skipped(space(position, end), end)
-                    if position < 0:
-                        return -1
+                position = space(position + 1, end)
+                position = _name_skipped(position, end) if is_object else position
+                if position < 0:
+                    return -1
                 break
             if byte != (125 if is_object else 93):
                 return -1
@@ -296,10 +274,7 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def as_it_stands(position, end, target):  # type: ignore[no-untyped-def]
-    """Copy the text of a value of any type to an address.
-
-    :returns: the address after the copy, and the address after the value, or -1
-    """
+    """Copy the text of any value; return the address after the copy, and after the value, or -1."""
     after = skipped(position, end)
     if after < 0:
         return target, after
@@ -310,27 +285,21 @@ def as_it_stands(position, end, target):  # type: ignore[no-untyped-def]
 @compiled
 def _name_skipped(position, end):  # type: ignore[no-untyped-def]
     """Return the address after a name and its colon, or -1."""
-    if at_byte(position, end) != 34:
-        return -1
-    return colon(passed(position + 1, end, True), end)
+    return colon(passed(position + 1, end, True), end) if at_byte(position, end) == 34 else -1
 
 
 @compiled
 def base64(position, end, target):  # type: ignore[no-untyped-def]
-    """Decode a string of base64, in the form that encoders write, to an address.
-
-    :returns: the address after the decoded bytes, and that after the string, or -1: it is none
-    """
+    """Decode a string of base64, as encoders write it; return the addresses after both, or -1."""
     if at_byte(position, end) != 34:
         return target, -1
     position += 1
     while at_byte(position, end) != 34:
         if end - position < 4:
             return target, -1
-        padding = 0
+        padding, bits = 0, np.int64(0)
         if load_byte(position + 3) == 61:
             padding = 2 if load_byte(position + 2) == 61 else 1
-        bits = np.int64(0)
         for place in range(4 - padding):
             digit = np.int64(_DIGIT[load_byte(position + place)])
             if digit == 255:

@@ -44,8 +44,7 @@ def _load(kind: Any, result: Any) -> Any:
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], kind.as_pointer())
-            return builder.load(pointer, align=1)
+            return builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
 
         return result(types.int64), generate
 
@@ -56,8 +55,7 @@ def _store(kind: Any, value: Any) -> Any:
     @intrinsic
     def store(typing_context: Any, address: Any, number: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], kind.as_pointer())
-            builder.store(arguments[1], pointer, align=1)
+            builder.store(arguments[1], builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
             return context.get_dummy_value()
 
         return types.void(types.int64, value), generate
@@ -65,8 +63,7 @@ def _store(kind: Any, value: Any) -> Any:
     return store
 
 
-WORD = 8
-"""Bytes that are read at once."""
+WORD = 8  # Bytes that are read at once.
 _BYTE, _INT32, _INT64, _INT128 = map(ir.IntType, (8, 32, 64, 128))
 load_int64: Any = _load(_INT64, types.int64)
 load_int32: Any = _load(_INT32, types.int32)
@@ -81,7 +78,8 @@ store_double: Any = _store(ir.DoubleType(), types.float64)
 store_float: Any = _store(ir.FloatType(), types.float32)
 
 
-def _copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+@intrinsic
+def copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -92,7 +90,8 @@ def _copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-def _pointer(typing_context: Any, address: Any) -> Any:
+@intrinsic
+def pointer(typing_context: Any, address: Any) -> Any:
     """Return an address as C's ``void *``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -114,7 +113,8 @@ def _zeros(is_leading: bool) -> Any:
     return intrinsic(zeros)
 
 
-def _multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
+@intrinsic
+def multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
     """Return the upper 64 of the 128 bits of a product."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -124,11 +124,8 @@ def _multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-copy: Any = intrinsic(_copy)
-pointer: Any = intrinsic(_pointer)
 leading_zeros: Any = _zeros(True)
 trailing_zeros: Any = _zeros(False)
-multiply_high: Any = intrinsic(_multiply_high)
 
 
 @compiled
@@ -139,10 +136,7 @@ def address(array):  # type: ignore[no-untyped-def]
 
 @compiled
 def get(table, index):  # type: ignore[no-untyped-def]
-    """Return a number of an array of 64 bits at an address.
-
-    An array that is an argument, or a variable in a loop, is counted each time, which is slow.
-    """
+    """Return a number of 64 bits by its index: counting references to arrays in loops is slow."""
     return load_int64(table + 8 * index)
 
 

@@ -21,11 +21,9 @@ from topicberg.formats.columnar.decimals import (
     store_decimal,
     unscaled,
 )
-from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
     compiled,
     get,
-    load_byte,
     load_float,
     load_int32,
     load_int64,
@@ -36,19 +34,23 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import WIDTH, Encoding, ProtobufOp
-from topicberg.formats.columnar.records import append, append_text, end_value, varint
+from topicberg.formats.columnar.records import (
+    append,
+    append_text,
+    end_value,
+    is_utf8,
+    may_repeat,
+    same,
+    varint,
+)
 from topicberg.formats.columnar.times import days_of
-from topicberg.formats.columnar.utf8 import is_utf8
 
-MAX_DEPTH = 64
-"""Messages in each other."""
-_BYTES = 8 * WIDTH
-"""Of an instruction."""
+MAX_DEPTH = 64  # Messages in each other.
+_BYTES = 8 * WIDTH  # Of an instruction.
 _LEVEL = 5
 """Numbers of an open message: instruction, end, number, domain of the items or -1, next field."""
 _FIELD = 4
-_INT32, _INT64 = int(Encoding.INT32), int(Encoding.INT64)
-"""As arguments of compiled code."""
+_INT32, _INT64 = int(Encoding.INT32), int(Encoding.INT64)  # As arguments of compiled code.
 _VARINT, _WIRE_64, _LENGTH, _WIRE_32 = 0, 1, 2, 5
 _MAX_TAG = 2**32 - 1
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
@@ -89,10 +91,7 @@ def _message_at(position, end, start, program):  # type: ignore[no-untyped-def]
         return -1
     for text in range(get(instruction, 3), get(instruction, 3) + get(instruction, 4)):
         begin, size = get(names, text), get(names, text + 1) - get(names, text)
-        is_same = end - position >= size
-        for place in range(size):
-            is_same = is_same and load_byte(position + place) == load_byte(texts + begin + place)
-        if is_same:
+        if end - position >= size and same(position, texts + begin, size):
             return position + size
     return -1
 
@@ -110,24 +109,16 @@ def _sized(position, end):  # type: ignore[no-untyped-def]
 def _skipped(position, end, wire):  # type: ignore[no-untyped-def]
     """Return the address after a value, or -1."""
     if wire == _VARINT:
-        _, position = varint(position, end)
-    elif wire == _LENGTH:
-        _, position = _sized(position, end)
-    elif wire == _WIRE_64:
-        position += 8
-    elif wire == _WIRE_32:
-        position += 4
-    else:
-        return -1
-    return position if position <= end else -1
+        return varint(position, end)[1]
+    if wire == _LENGTH:
+        return _sized(position, end)[1]
+    position += 8 if wire == _WIRE_64 else 4
+    return position if position <= end and wire in (_WIRE_64, _WIRE_32) else -1
 
 
 @compiled
 def _skipped_packed(position, end, size):  # type: ignore[no-untyped-def]
-    """Return the address after packed values, or -1.
-
-    :param size: bytes of a value; 1: they are varints
-    """
+    """Return the address after packed values, or -1; ``size`` 1: they are varints."""
     position, till = _sized(position, end)
     if position < 0 or (till - position) % size:
         return -1
@@ -185,11 +176,10 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
                 put(seen, oneof, this)
             following = (place + 1) % count
         op, inner = get(value, 0), np.int64(-1)
-        if op == ProtobufOp.SKIP:
-            if get(value, 3):
-                position = _skipped_packed(position, end, get(value, 3))
-            else:
-                position = _skipped(position, end, np.int64(tag) & 7)
+        if op == ProtobufOp.SKIP and get(value, 3):
+            position = _skipped_packed(position, end, get(value, 3))
+        elif op == ProtobufOp.SKIP:
+            position = _skipped(position, end, np.int64(tag) & 7)
         elif op == ProtobufOp.PACKED:
             position = _packed(position, end, value, program, columns, ending)
         else:
@@ -202,11 +192,8 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
                 position, till = _sized(position, end)
                 if position < 0 or depth == MAX_DEPTH:
                     return -1
-                put(level, 0, instruction)
-                put(level, 1, end)
-                put(level, 2, this)
-                put(level, 3, items)
-                put(level, 4, following)
+                for number, part in enumerate((instruction, end, this, items, following)):
+                    put(level, number, part)
                 depth += 1
                 level = stack + 8 * _LEVEL * depth
                 messages += 1
@@ -231,8 +218,7 @@ def _field(fields, count, tag, guess):  # type: ignore[no-untyped-def]
     :returns: its place, the count for an unknown one, or -1: a field of that number has another
         wire type; how many were compared
     """
-    place = guess
-    is_known = False
+    place, is_known = guess, False
     for step in range(count):
         other = get(fields, _FIELD * place)
         if other == tag:
@@ -248,15 +234,12 @@ def _packed(position, end, instruction, program, columns, ending):  # type: igno
     _, _, _, counts, _, item_rooms = columns
     items, value = get(instruction, 3), program[0] + _BYTES * get(instruction, 4)
     position, till = _sized(position, end)
-    if position < 0:
-        return -1
-    while position < till:
+    while 0 <= position < till:
         if get(counts, items) >= get(item_rooms, items):
             return -1
         position = _scalar(position, till, value, program, columns)
-        if position < 0:
-            return -1
-        end_value(items, *ending)
+        if position >= 0:
+            end_value(items, *ending)
     return position
 
 
@@ -266,41 +249,35 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
     values, valids, _, counts, _, _ = columns
     op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
     a, b = get(instruction, 3), get(instruction, 4)
-    target = get(values, slot)
+    target, is_one = get(values, slot), False
     store_byte(get(valids, slot) + row, _ONE_BYTE)
-    if op == ProtobufOp.TEXT:
-        position, till = _sized(position, end)
-        if position < 0 or not append(position, till - position, slot, columns):
-            return -1
-        return till if not a or is_utf8(position, till) else -1
-    if op == ProtobufOp.NUMBER:
+    if op in (ProtobufOp.NUMBER, ProtobufOp.CONVERTED):
         number, position = _number(position, end, a)
-        if position >= 0:
+        if position >= 0 and op == ProtobufOp.NUMBER:
             _store(target, row, number, b)
+        elif position < 0 or not _convert(target, row, number, program[1] + 8 * b):
+            return -1
         return position
     if op == ProtobufOp.ENUM:
         number, position = _number(position, end, _INT32)
-        if position < 0:
-            return -1
-        text = _symbol(program[1] + 8 * b, a, number)
+        text = _symbol(program[1] + 8 * b, a, number) if position >= 0 else np.int64(-1)
         if text >= 0:
-            return position if append_text(text, slot, program, columns) else -1
-        return position if not get(instruction, 5) and _digits(number, slot, columns) else -1
+            is_one = append_text(text, slot, program, columns)
+        elif position >= 0 and not get(instruction, 5):
+            is_one = _digits(number, slot, columns)
+        return position if is_one else -1
     if op == ProtobufOp.WIDER:
         if end - position < 4:
             return -1
         store_double(target + 8 * row, np.float64(load_float(position)))
         return position + 4
-    if op == ProtobufOp.CONVERTED:
-        number, position = _number(position, end, a)
-        return (
-            position if position >= 0 and _convert(target, row, number, program[1] + 8 * b) else -1
-        )
-    position, till = _sized(position, end)  # a length comes before a message
+    position, till = _sized(position, end)  # a length comes before a text or a message
     if position < 0:
         return -1
-    is_one = False
-    if op == ProtobufOp.TIMESTAMP:
+    if op == ProtobufOp.TEXT:
+        is_one = append(position, till - position, slot, columns)
+        is_one = is_one and (not a or is_utf8(position, till))
+    elif op == ProtobufOp.TIMESTAMP:
         micros, is_one = _timestamp(position, till)
         store_int64(target + 8 * row, micros)
     elif op == ProtobufOp.DATE:
@@ -329,12 +306,11 @@ def _number(position, end, encoding):  # type: ignore[no-untyped-def]
     bits, position = varint(position, end)
     number = np.int64(bits)
     if encoding == Encoding.INT32:
-        number = np.int64(np.int32(number))
+        number = _int32(number)
     elif encoding == Encoding.UINT32:
         number &= _MAX_TAG
     elif encoding == Encoding.SINT32:
-        number &= _MAX_TAG
-        number = (number >> 1) ^ -(number & 1)
+        number = ((number & _MAX_TAG) >> 1) ^ -(number & 1)
     elif encoding == Encoding.SINT64:
         number = np.int64(bits >> np.uint64(1)) ^ -(number & 1)
     elif encoding == Encoding.BOOL:
@@ -357,22 +333,15 @@ def _store(target, row, number, width):  # type: ignore[no-untyped-def]
 
 @compiled
 def _convert(target, row, number, limits):  # type: ignore[no-untyped-def]
-    """Write a number as the value of a column of another type; return whether it has it.
-
-    :param limits: see :attr:`ProtobufOp.CONVERTED`
-    """
-    least, most, width = get(limits, 0), get(limits, 1), get(limits, 3)
-    high = np.int64(0)
-    if get(limits, 4):
-        if np.uint64(number) > np.uint64(most):
-            return False
-    else:
-        if number < least or number > most:
-            return False
-        high = np.int64(-1) if number < 0 else np.int64(0)
+    """Write a number by the targets of :attr:`ProtobufOp.CONVERTED`; return whether it fits."""
+    least, most, width, is_unsigned = get(limits, 0), get(limits, 1), get(limits, 3), get(limits, 4)
+    is_large = np.uint64(number) > np.uint64(most) if is_unsigned else number > most
+    if is_large or (number < least and not is_unsigned):
+        return False
     if width < 16:
         _store(target, row, number, width)
         return True
+    high = np.int64(-1) if number < 0 and not is_unsigned else np.int64(0)
     high, low, _ = rescaled(high, np.uint64(number), get(limits, 2))
     store_decimal(target + 16 * row, high, low)
     return True
@@ -384,12 +353,10 @@ def _store_decimal(target, row, high, low, width):  # type: ignore[no-untyped-de
     number = np.int64(low)
     if width == 16:
         store_decimal(target + 16 * row, high, low)
-        return True
-    if high != (np.int64(-1) if number < 0 else np.int64(0)):
+    elif high != (-1 if number < 0 else 0) or (width == 4 and number != _int32(number)):
         return False
-    if width == 4 and number != np.int64(np.int32(number)):
-        return False
-    _store(target, row, number, width)
+    else:
+        _store(target, row, number, width)
     return True
 
 
@@ -408,30 +375,25 @@ def _symbol(pairs, count, number):  # type: ignore[no-untyped-def]
 def _digits(number, slot, columns):  # type: ignore[no-untyped-def]
     """Append a number as text to a column, and return whether there was room."""
     values, _, used, _, text_rooms, _ = columns
-    rest, size = abs(number), np.int64(1 if number >= 0 else 2)
+    rest, sign = abs(number), np.int64(number < 0)
+    size = sign + 1
     while rest >= 10:
         rest //= 10
         size += 1
     if size > get(text_rooms, slot) - get(used, slot):
         return False
-    begin = get(values, slot) + get(used, slot)
-    if number < 0:
-        store_byte(begin, np.uint8(45))
-    rest, place = abs(number), begin + size - 1
-    for _ in range(size - (1 if number < 0 else 0)):
+    begin, rest = get(values, slot) + get(used, slot), abs(number)
+    store_byte(begin, np.uint8(45))  # a digit replaces it, unless the number is negative
+    for place in range(begin + size - 1, begin + sign - 1, -1):
         store_byte(place, np.uint8(48 + rest % 10))
         rest //= 10
-        place -= 1
     put(used, slot, get(used, slot) + size)
     return True
 
 
 @compiled
 def _parts(position, end, most):  # type: ignore[no-untyped-def]
-    """Return the first four fields of a message, and whether they are numbers in order.
-
-    :param most: the largest number of a field
-    """
+    """Return the first four fields of a message, and whether they are numbers in order."""
     first, second, third, fourth = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     last = np.int64(0)
     while position < end:
@@ -443,14 +405,10 @@ def _parts(position, end, most):  # type: ignore[no-untyped-def]
         number, position = _number(position, end, _INT64)
         if position < 0:
             return first, second, third, fourth, False
-        if field == 1:
-            first = number
-        elif field == 2:
-            second = number
-        elif field == 3:
-            third = number
-        else:
-            fourth = number
+        first = number if field == 1 else first
+        second = number if field == 2 else second
+        third = number if field == 3 else third
+        fourth = number if field == 4 else fourth
     return first, second, third, fourth, True
 
 
@@ -463,9 +421,8 @@ def _int32(number):  # type: ignore[no-untyped-def]
 def _timestamp(position, end):  # type: ignore[no-untyped-def]
     """Return a message ``google.protobuf.Timestamp`` in microseconds, and whether it is one."""
     seconds, nanos, _, _, is_one = _parts(position, end, 2)
-    nanos = _int32(nanos)
-    is_one &= _FIRST_SECOND <= seconds <= _LAST_SECOND and 0 <= nanos <= 999_999_999
-    return (seconds * _MICROS + nanos // 1000 if is_one else np.int64(0)), is_one
+    is_one &= _FIRST_SECOND <= seconds <= _LAST_SECOND and 0 <= _int32(nanos) <= 999_999_999
+    return (seconds * _MICROS + _int32(nanos) // 1000 if is_one else np.int64(0)), is_one
 
 
 @compiled
@@ -508,11 +465,9 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
             field_scale = _int32(number) if field == 3 else field_scale
         if position < 0:
             return none
-    if till == content:
-        return np.int64(0), np.uint64(0), True
     if till - content > MAX_BYTES:
         return none
-    high, low = unscaled(content, till - content)
+    high, low = unscaled(content, till - content) if till > content else (none[0], none[1])
     if high == 0 and low == 0:
         return high, low, True
     zeros = scale - field_scale
@@ -528,10 +483,7 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
 
 @compiled
 def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-untyped-def]
-    """Fill what a message does not have; return whether it is complete.
-
-    :param targets: how many instructions there are, and these
-    """
+    """Fill what a message does not have, by some instructions; return whether it is complete."""
     values, valids, _, counts, _, _ = columns
     for place in range(1, get(targets, 0) + 1):
         instruction = program[0] + _BYTES * get(targets, place)
@@ -541,13 +493,12 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
         if op == ProtobufOp.REQUIRED:
             return False
         store_byte(get(valids, slot) + row, _ONE_BYTE)
-        if op == ProtobufOp.DEFAULT_NUMBER:
-            target, width, bits = get(values, slot), get(instruction, 5), get(instruction, 4)
-            if width == 16:
-                low, high = get(program[1], bits), get(program[1], bits + 1)
-                store_decimal(target + 16 * row, high, low)
-            else:
-                _store(target, row, bits, width)
+        target, width, bits = get(values, slot), get(instruction, 5), get(instruction, 4)
+        if op == ProtobufOp.DEFAULT_NUMBER and width == 16:
+            low, high = get(program[1], bits), get(program[1], bits + 1)
+            store_decimal(target + 16 * row, high, low)
+        elif op == ProtobufOp.DEFAULT_NUMBER:
+            _store(target, row, bits, width)
         elif op == ProtobufOp.MAP:
             entries = program[1] + 8 * get(instruction, 4)
             first, last = load_int32(get(ending[2], slot) + 4 * row), get(counts, get(entries, 0))
@@ -556,8 +507,6 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
                 get(values, keys), get(ending[2], keys), width, first, last
             ):
                 return False
-        elif op != ProtobufOp.PRESENT and not append_text(
-            get(instruction, 4), slot, program, columns
-        ):
+        elif op == ProtobufOp.DEFAULT_TEXT and not append_text(bits, slot, program, columns):
             return False
     return True

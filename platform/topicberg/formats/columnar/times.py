@@ -1,4 +1,4 @@
-"""Texts of days and times, for compiled code; see :mod:`topicberg.formats.connect_values`."""
+"""Texts of days and times, for compiled code; see :mod:`topicberg.formats.connect`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from topicberg.formats.columnar.memory import compiled, load_byte
 class Moment(IntEnum):
     """What a text is of. ``LOCAL``, ``DAY`` and ``TIME`` may end with ``Z``."""
 
-    ZONED = 0
-    """A day and a time with a zone, in microseconds since 1970."""
-    LOCAL = 1
-    """A day and a time, in microseconds since 1970."""
-    DAY = 2
-    """A day, in days since 1970."""
-    TIME = 3
-    """A time of the day, in microseconds."""
-    RFC_3339 = 4
-    """As ``ZONED``, with letters of any case."""
+    ZONED = 0  # A day and a time with a zone, in microseconds since 1970.
+    LOCAL = 1  # A day and a time, in microseconds since 1970.
+    DAY = 2  # A day, in days since 1970.
+    TIME = 3  # A time of the day, in microseconds.
+    RFC_3339 = 4  # As ``ZONED``, with letters of any case.
 
 
-_SMALL = 32
-"""The bit of a letter that is small."""
+_SMALL = 32  # The bit of a letter that is small.
 _FIRST, _LAST = MICROS
 _MONTHS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
 _DASH, _COLON, _POINT, _PLUS, _T, _Z = (ord(letter) for letter in "-:.+TZ")
@@ -49,25 +43,15 @@ def digits(position, count):  # type: ignore[no-untyped-def]
 @compiled
 def days_of(year, month, day):  # type: ignore[no-untyped-def]
     """Return the days since 1970 of a day of the years 1 to 9999, and whether there is one."""
-    if not (1 <= year <= 9999 and 1 <= month <= 12) or day < 1:
-        return np.int64(0), False
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    if day > _MONTHS[month - 1] + (1 if is_leap and month == 2 else 0):
+    if not (1 <= year <= 9999 and 1 <= month <= 12) or not (
+        1 <= day <= _MONTHS[month - 1] + (1 if is_leap and month == 2 else 0)
+    ):
         return np.int64(0), False
     # The year begins in March, so that a leap day is its last one.
-    if month <= 2:
-        year -= 1
+    year -= 1 if month <= 2 else 0
     of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
     return year * 365 + year // 4 - year // 100 + year // 400 + of_year - 719_468, True
-
-
-@compiled
-def _day(position):  # type: ignore[no-untyped-def]
-    """Return the days since 1970 of ten bytes, and whether they are a day."""
-    year, month, day = digits(position, 4), digits(position + 5, 2), digits(position + 8, 2)
-    if load_byte(position + 4) != _DASH or load_byte(position + 7) != _DASH:
-        return np.int64(0), False
-    return days_of(year, month, day)
 
 
 @compiled
@@ -77,8 +61,9 @@ def moment(position, end, kind):  # type: ignore[no-untyped-def]
     if kind != Moment.TIME:
         if end - position < _DAY_BYTES:
             return np.int64(0), -1
-        days, is_day = _day(position)
-        if not is_day:
+        year, month, day = digits(position, 4), digits(position + 5, 2), digits(position + 8, 2)
+        days, is_day = days_of(year, month, day)
+        if not is_day or load_byte(position + 4) != _DASH or load_byte(position + 7) != _DASH:
             return np.int64(0), -1
         position += _DAY_BYTES
     if kind == Moment.DAY:

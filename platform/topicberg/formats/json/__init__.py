@@ -25,7 +25,7 @@ reference decoder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from json import dumps
@@ -34,7 +34,7 @@ from pyiceberg.types import NestedField, StringType, StructType
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
-from topicberg.formats.columnar.program import ProgramCode, Slot
+from topicberg.formats.columnar.program import ProgramCode, Slots
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.json import columns, record
 from topicberg.formats.json.columns import Node, read_node
@@ -56,19 +56,8 @@ def fields(
             hint="register an object with properties: a table needs named columns",
         )
     nested_fields = fields_of(root.children, ids)
-    if unknown_as is not None:
-        _check_unknown(where, root, unknown_as)
-        nested_fields.append(
-            NestedField(next(ids), unknown_as, StringType(), required=False, doc=_UNKNOWN_DOC)
-        )
-    return nested_fields
-
-
-_UNKNOWN_DOC = "JSON text of what the record has and the schema does not name"
-
-
-def _check_unknown(where: str, root: Node, unknown_as: str) -> None:
-    """:raises TableflowError: what the schema does not name cannot have a column"""
+    if unknown_as is None:
+        return nested_fields
     if unknown_as in root.children:
         raise TableflowError(
             f"{where}: the schema has a field {unknown_as}, which is the column of unknown_fields",
@@ -80,6 +69,8 @@ def _check_unknown(where: str, root: Node, unknown_as: str) -> None:
             "keep needs one type of each object",
             hint="set schema.unknown_fields to ignore, or give the field one type",
         )
+    doc = "JSON text of what the record has and the schema does not name"
+    return [*nested_fields, NestedField(next(ids), unknown_as, StringType(), False, doc=doc)]
 
 
 def _choice_of_objects(node: Node, path: str = "") -> str | None:
@@ -105,26 +96,21 @@ def is_union(schema: RegisteredSchema) -> bool:
     An object whose properties are in an ``allOf`` or a ``$ref`` beside the choice is none, nor is a
     choice of one object and null.
     """
-    parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
+    parsed = limits.parsed_json(schema.label, schema)
     if not isinstance(parsed, dict) or "properties" in parsed:
         return False
     choice = parsed.get("oneOf") or parsed.get("anyOf")
-    if not isinstance(choice, list):
-        return False
-    if len([branch for branch in choice if branch != {"type": "null"}]) < 2:
+    if not isinstance(choice, list) or sum(branch != {"type": "null"} for branch in choice) < 2:
         return False
     try:
-        return read_node(f"schema {schema.schema_id}", schema).kind != "struct"
+        return read_node(schema.label, schema).kind != "struct"
     except TableflowError:  # as raw bytes, a topic needs no schema that a table can have
         return True
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
-    """Return a key's schema as an object with one property; see :class:`..contract.Format`.
-
-    A value is put into an object when it is read (``RegisteredSchema.wrapped_as``).
-    """
-    parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
+    """Return a key's schema as an object that a value becomes when it is read; see ``Format``."""
+    parsed = limits.parsed_json(schema.label, schema)
     if not isinstance(parsed, dict) or "properties" in parsed or parsed.get("type") == "object":
         return schema
     shared = {key: parsed[key] for key in ("$schema", "definitions", "$defs") if key in parsed}
@@ -153,7 +139,7 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     return written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
 
 
-def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Slots, resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
     plan, wrapped_as = _plan(resolved_schema), resolved_schema.writer.wrapped_as
     code.unknown = slots.get(resolved_schema.writer.options.unknown_as or "")
@@ -172,17 +158,13 @@ def record_decoder(resolved_schema: ResolvedSchema) -> RecordDecoder:
 
 @lru_cache(maxsize=64)
 def _plan(resolved_schema: ResolvedSchema) -> JsonPlan:
-    """Return the plan by which a writer's records become rows.
-
-    :raises TableflowError: the writer's schema has another type for a column than the table
-    """
+    """Return the plan by which a writer's records become rows, or raise TableflowError."""
     node, newest = _node(resolved_schema.writer), _node(resolved_schema.latest)
     # The table has other columns, too: those of the key and of Kafka.
     names = {*node.children, *newest.children}
     target = StructType(*(field for field in resolved_schema.fields if field.name in names))
-    return fit(f"schema {resolved_schema.writer.schema_id}", node, newest, target)
+    return fit(resolved_schema.writer.label, node, newest, target)
 
 
 def _node(schema: RegisteredSchema) -> Node:
-    node = read_node(f"schema {schema.schema_id}", schema)
-    return with_conversions(node, schema.options.conversions)
+    return with_conversions(read_node(schema.label, schema), schema.options.conversions)

@@ -34,6 +34,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
@@ -51,11 +52,9 @@ from topicberg.formats.meanings import CONNECT_UNITS, JSON_TEXT, NULLS, Meaning
 from topicberg.formats.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
-MAX_OBJECTS = 2 * limits.MAX_FIELDS
-"""The most JSON objects of a schema and its references."""
+MAX_OBJECTS = 2 * limits.MAX_FIELDS  # The most JSON objects of a schema and its references.
 MAX_PATH = 4 * limits.MAX_DEPTH
 """The most schemas that a schema leads to by properties, items, references and branches."""
-
 _Simple = Literal["string", "boolean", "int", "long", "float", "double", "decimal", "binary"]
 _Time = Literal["date", "timestamp", "timestamptz", "date-time"]
 """``date-time``: a string with a time of RFC 3339."""
@@ -99,12 +98,13 @@ class Node:
     @property
     def meaning(self) -> Meaning:
         """What the values of its column mean."""
-        if self.kind == "list":
-            return self.children["element"].meaning
-        if self.kind in ("map", "entries"):
-            return self.children["value"].meaning._replace(keys=self.children["key"].unit)
-        if self.kind == "json":
-            return Meaning(NULLS if self.opening == "n" else JSON_TEXT)
+        match self.kind:
+            case "list":
+                return self.children["element"].meaning
+            case "map" | "entries":
+                return self.children["value"].meaning._replace(keys=self.children["key"].unit)
+            case "json":
+                return Meaning(NULLS if self.opening == "n" else JSON_TEXT)
         return Meaning(self.unit)
 
     def __hash__(self) -> int:
@@ -115,16 +115,12 @@ class Node:
 
 def _whole(constant: Any) -> Any:
     """Return a constant of a schema, without a point if it is a whole number."""
-    is_whole = isinstance(constant, float) and constant.is_integer()
-    return int(constant) if is_whole else constant
+    return int(constant) if isinstance(constant, float) and constant.is_integer() else constant
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One of several schemas that a value must fit simultaneously.
-
-    ``path``: the schemas that led here, to detect a schema that contains itself.
-    """
+    """One of several schemas that a value must fit. ``path``: those that led here, for cycles."""
 
     schema: dict[str, Any]
     resolver: Any
@@ -180,20 +176,14 @@ _NUMERIC = {"integer", "number"}
 
 
 def identity(schema: RegisteredSchema) -> str | None:
-    """Return the title of a schema, else its id; None if it has neither.
-
-    A schema that is only a reference has the title and id of the schema it refers to.
-
-    :raises TableflowError: it is not a JSON Schema
-    """
-    where = f"schema {schema.schema_id}"
+    """Return the title of a schema, or of the one that it only refers to, else its id, or None."""
+    where = schema.label
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema)
         parts = reader.expand(contents, resolver, (), "", is_resolved=True)
     for part in parts:
-        for name in (part.schema.get("title"), reader.id(part.schema)):
-            if name:
-                return str(name).removesuffix("#")
+        if name := part.schema.get("title") or reader.id(part.schema):
+            return str(name).removesuffix("#")
         if "$ref" not in part.schema:
             break
     return None
@@ -203,7 +193,6 @@ def identity(schema: RegisteredSchema) -> str | None:
 def read_node(where: str, schema: RegisteredSchema) -> Node:
     """Return the tree of a registered schema.
 
-    :param where: the subject, schema or file, for the error
     :raises TableflowError: it contains itself, refers to a missing schema, is too large, or has
         fields that a table cannot distinguish
     """
@@ -249,10 +238,7 @@ def _opened(
 
 
 def _check(where: str, schemas: Sequence[Any]) -> None:
-    """Check that schemas are JSON Schemas.
-
-    :raises TableflowError: a schema is not a JSON Schema, or they are too large
-    """
+    """Refuse what is not a JSON Schema, and schemas that are too large."""
     if sum(map(_objects, schemas)) > MAX_OBJECTS:
         raise limits.too_many(where)
     for schema in schemas:
@@ -270,8 +256,7 @@ def _checker(dialect: Any) -> Any:
     and Python's regular expressions are other ones than those of JSON Schema.
     """
     meta = dialect.META_SCHEMA
-    checked = validator_for(meta, default=dialect)
-    return extend(checked, {"uniqueItems": lambda *_: None})(meta)
+    return extend(validator_for(meta, default=dialect), {"uniqueItems": lambda *_: None})(meta)
 
 
 def _objects(value: Any) -> int:
@@ -287,11 +272,9 @@ def _dialect(schema: Any) -> Specification[Any]:
 
 class _Reader:
     def __init__(self, subject: str, dialect: Specification[Any], schema: RegisteredSchema) -> None:
-        self.subject = subject
+        self.subject, self.dialect, self.size = subject, dialect, 0
         self.parses_times = schema.options.parses_times
         self.has_connect_types = schema.has_connect_types
-        self.dialect = dialect
-        self.size = 0
 
     def fail(self, where: str, problem: str, hint: str) -> TableflowError:
         place = f"field {where}" if where else "the schema"
@@ -311,8 +294,7 @@ class _Reader:
     ) -> tuple[_Part, ...]:
         """Return a schema with the schemas that it refers to and merges by ``allOf``.
 
-        :param is_resolved: the resolver has the schema's own ``$id`` already, as that of the root
-            and of the target of a reference
+        :param is_resolved: the resolver has the schema's ``$id``, as of the root and of references
         """
         if not isinstance(schema, dict):  # it is true or false
             return ()
@@ -356,14 +338,12 @@ class _Reader:
             kinds = _types(parts)
             if len(kinds) > 1:
                 return self.union([self.node(parts, where, member_kind) for member_kind in kinds])
-            kind = kinds[0] if kinds else None
-        constants = _constants(parts)
-        doc = _get(parts, "description")
-        typed = self.of_kind(parts, where, kind)
+            kind = next(iter(kinds), None)
+        typed, doc = self.of_kind(parts, where, kind), _get(parts, "description")
         has_unit = typed.kind in ("int", "long", "iso-time")
         return replace(
             typed,
-            constants=tuple(constants or ()),
+            constants=tuple(_constants(parts) or ()),
             doc=doc if isinstance(doc, str) else None,
             name=_name(parts),
             unit=CONNECT_UNITS.get(str(_get(parts, "title"))) if has_unit else None,
@@ -372,27 +352,20 @@ class _Reader:
     def choice(
         self, parts: Sequence[_Part], where: str
     ) -> tuple[Sequence[_Part], list[tuple[_Part, ...]]]:
-        """Return the choice of the first ``oneOf`` or ``anyOf`` that declares types, without null.
+        """Return the parts without the first ``oneOf`` or ``anyOf`` that declares types, and these.
 
-        An object that has properties itself has no choice: see :meth:`declared`.
-
-        :returns: the parts without that choice, and the branches
+        Null is none of them. An object that has properties itself has no choice: :meth:`declared`.
         """
         if any("properties" in part.schema for part in parts):
             return parts, []
         for number, part in enumerate(parts):
             for keyword in _CHOICES:
-                branches = [
-                    self.within(part, branch, where) for branch in part.schema.get(keyword, ())
-                ]
-                typed = [
-                    branch
-                    for branch in branches
-                    if not branch or _types(branch) or self.choice(branch, where)[1]
-                ]
+                branches = [self.within(part, b, where) for b in part.schema.get(keyword, ())]
+                typed = [b for b in branches if not b or _types(b) or self.choice(b, where)[1]]
                 if typed:
                     # If one branch allows anything, that is the type.
-                    typed = [branch for branch in branches if _allows_all(branch)][:1] or typed
+                    open_branches = (b for b in branches if b and all(map(_allows_all, b)))
+                    typed = [*islice(open_branches, 1)] or typed
                     others = {k: v for k, v in part.schema.items() if k != keyword}
                     rest = (*parts[:number], replace(part, schema=others), *parts[number + 1 :])
                     return rest, typed
@@ -417,10 +390,8 @@ class _Reader:
                 if _get(parts, "flink.type") == "timestamp":
                     return Node("timestamp")
                 default: Kind = "long" if kind == "integer" else "double"
-                number_kind = _TITLES.get(title) or _NUMBERS.get(connect, default)
-                return Node(
-                    ANY.get(number_kind, number_kind) if self.has_connect_types else number_kind
-                )
+                number = _TITLES.get(title) or _NUMBERS.get(connect, default)
+                return Node(ANY.get(number, number) if self.has_connect_types else number)
             case "array":
                 return self.array(parts, where, connect)
             case "object":
@@ -453,10 +424,10 @@ class _Reader:
             items = part.schema.get("items")
             if isinstance(items, dict) and "prefixItems" not in part.schema:
                 element = self.node(self.within(part, items, where), f"{where}.element")
-                entry = element.children
-                is_entry = element.kind == "struct" and {"key", "value"} <= set(entry)
-                if connect == "map" and is_entry and entry["key"].kind not in _NOT_KEYS:
-                    return Node("entries", {"key": entry["key"], "value": entry["value"]})
+                match element.kind, element.children:
+                    case "struct", {"key": key, "value": value}:
+                        if connect == "map" and key.kind not in _NOT_KEYS:
+                            return Node("entries", {"key": key, "value": value})
                 return Node("list", {"element": element})
         return Node("json", opening="[")
 
@@ -476,19 +447,20 @@ class _Reader:
         return Node("json", opening="{", is_closed=_is_closed(parts))
 
     def of_patterns(self, parts: Sequence[_Part], where: str) -> list[Node]:
-        """Return the types of the values whose names match a pattern.
+        """Return the types of values whose names match a pattern: JSON text without a column."""
 
-        One that cannot have a column is JSON text, as the object is then.
-        """
-        nodes = []
-        for part in parts:
-            for values in part.schema.get("patternProperties", {}).values():
-                if values is not False:
-                    try:
-                        nodes.append(self.node(self.within(part, values, where), where))
-                    except TableflowError:
-                        nodes.append(Node("json"))
-        return nodes
+        def of_pattern(part: _Part, values: Any) -> Node:
+            try:
+                return self.node(self.within(part, values, where), where)
+            except TableflowError:
+                return Node("json")
+
+        return [
+            of_pattern(part, values)
+            for part in parts
+            for values in part.schema.get("patternProperties", {}).values()
+            if values is not False
+        ]
 
     def declared(
         self, parts: Iterable[_Part], where: str, outer: frozenset[str]
@@ -501,16 +473,12 @@ class _Reader:
                     inner = self.within(part, schema, join(where, name))
                     inner_parts[name] = (*inner_parts.get(name, ()), *inner)
         added: dict[str, list[tuple[_Part, ...]]] = {}
-        for part in parts:
-            for branch in _branches(part.schema):
-                inside = self.within(part, branch, where)
-                for name, choices in self.declared(inside, where, outer | set(inner_parts)).items():
-                    added.setdefault(name, []).extend(choices)
+        for inside in [
+            self.within(part, b, where) for part in parts for b in _branches(part.schema)
+        ]:
+            for name, choices in self.declared(inside, where, outer | inner_parts.keys()).items():
+                added.setdefault(name, []).extend(choices)
         return {**added, **{name: [schema] for name, schema in inner_parts.items()}}
-
-    def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
-        """Return the type of a property that several branches declare."""
-        return self.union(_different([self.node(parts, where) for parts in choices]))
 
     def union(self, members: Sequence[Node]) -> Node:
         union_node = _union(members)
@@ -521,17 +489,17 @@ class _Reader:
     def struct(
         self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str
     ) -> Node:
-        position = {name: number for number, name in enumerate(properties)}
-        for name, (schema, *_) in properties.items():
-            if isinstance(index := _get(schema, "connect.index"), int):
-                position[name] = index
+        indexes = {name: _get(parts, "connect.index") for name, (parts, *_) in properties.items()}
+        position = {
+            name: index if isinstance(index, int) else number
+            for number, (name, index) in enumerate(indexes.items())
+        }
         folded: dict[str, str] = {}
         for name in properties:
             if not name:
                 raise self.fail(where, "has a property without a name", "give it a name")
             limits.check_name(self.subject, name)
-            other = folded.setdefault(name.casefold(), name)
-            if other != name:
+            if (other := folded.setdefault(name.casefold(), name)) != name:
                 raise self.fail(
                     join(where, name),
                     f"differs from {join(where, other)} only in case",
@@ -541,8 +509,11 @@ class _Reader:
         return Node(
             "struct",
             {
-                name: self.one_of(properties[name], join(where, name))
-                for name in sorted(properties, key=lambda name: position[name])
+                # Several branches may declare it.
+                name: self.union(
+                    _different(self.node(c, join(where, name)) for c in properties[name])
+                )
+                for name in sorted(properties, key=position.__getitem__)
             },
             required=frozenset(
                 name for names in required if isinstance(names, list) for name in names
@@ -553,19 +524,20 @@ class _Reader:
 
 def _is_closed(parts: Sequence[_Part]) -> bool:
     """Return whether an object may have no other properties than the declared ones."""
+    if any("patternProperties" in part.schema for part in parts):
+        return False
     closing = ("additionalProperties", "unevaluatedProperties")
-    return any(part.schema.get(keyword) is False for part in parts for keyword in closing) and not (
-        any("patternProperties" in part.schema for part in parts)
-    )
+    return any(part.schema.get(keyword) is False for part in parts for keyword in closing)
 
 
 def _branches(schema: dict[str, Any]) -> list[Any]:
     """Return the schemas of the alternatives that add to an object's own."""
-    branches = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
-    branches += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
-    for keyword in ("dependentSchemas", "dependencies"):
-        branches += schema.get(keyword, {}).values()
-    return branches
+    return [
+        *(branch for keyword in _CHOICES for branch in schema.get(keyword, ())),
+        *(schema[keyword] for keyword in ("then", "else") if keyword in schema),
+        *schema.get("dependentSchemas", {}).values(),
+        *schema.get("dependencies", {}).values(),
+    ]
 
 
 def plain(node: Node) -> Node:
@@ -586,26 +558,23 @@ def _union(members: Sequence[Node]) -> Node:
     first = members[0]
     if len(members) == 1:
         return first
-    if all(member.kind == first.kind for member in members) and not first.children:
-        same = [(member.precision, member.scale, member.unit) for member in members]
-        if len(set(same)) == 1:
-            constants = tuple(value for member in members for value in member.constants)
-            bound = all(member.constants for member in members)
-            openings = [member.opening for member in members]
-            return Node(
-                first.kind,
-                constants=constants if bound else (),
-                precision=first.precision,
-                scale=first.scale,
-                opening="".join(dict.fromkeys(openings)) if all(openings) else "",
-                unit=first.unit,
-            )
+    kinds = {(member.kind, member.precision, member.scale, member.unit) for member in members}
+    if len(kinds) == 1 and not first.children:
+        constants = tuple(value for member in members for value in member.constants)
+        openings = [member.opening for member in members]
+        return Node(
+            first.kind,
+            constants=constants if all(member.constants for member in members) else (),
+            precision=first.precision,
+            scale=first.scale,
+            opening="".join(dict.fromkeys(openings)) if all(openings) else "",
+            unit=first.unit,
+        )
     return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
 
 
 def _name(parts: Sequence[_Part]) -> str | None:
-    title = _get(parts, "title")
-    if isinstance(title, str):
+    if isinstance(title := _get(parts, "title"), str):
         return title
     reference = _get(parts, "$ref")
     return reference.rpartition("/")[2] if isinstance(reference, str) else None
@@ -635,8 +604,7 @@ def _types(parts: Sequence[_Part]) -> list[str]:
     They are those of the first part that declares some. A number is an integer if another part
     says so; other types that no value can have stay, as members of a union that have columns.
     """
-    declared = _get(parts, "type")
-    if declared is None:
+    if (declared := _get(parts, "type")) is None:
         if constants := _constants(parts):
             declared = list(dict.fromkeys(map(type_of, constants)))
             if len({kind for kind in declared if kind != "null"}) > 1 and set(declared) != _NUMERIC:
@@ -645,22 +613,18 @@ def _types(parts: Sequence[_Part]) -> list[str]:
             keywords = {keyword for part in parts for keyword in part.schema}
             declared = [k for k, marks in _KEYWORDS.items() if keywords.intersection(marks)][:1]
     named = [declared] if isinstance(declared, str) else declared
-    if set(named) >= _NUMERIC:
-        named = [kind for kind in named if kind != "integer"]
-    if "number" in named and any(map(_is_whole, parts)):
-        named = ["integer" if kind == "number" else kind for kind in named]
-    return [kind for kind in named if kind != "null"]
+    skipped = {"null", "integer"} if set(named) >= _NUMERIC else {"null"}
+    number = "integer" if "number" in named and any(map(_is_whole, parts)) else "number"
+    return [number if kind == "number" else kind for kind in named if kind not in skipped]
 
 
 def _is_whole(part: _Part) -> bool:
     """Return whether a schema allows no number but integers."""
     declared = part.schema.get("type", "number")
-    return _NUMERIC.intersection([declared] if isinstance(declared, str) else declared) == {
-        "integer"
-    }
+    kinds = [declared] if isinstance(declared, str) else declared
+    return "integer" in kinds and "number" not in kinds
 
 
-def _allows_all(parts: Sequence[_Part]) -> bool:
+def _allows_all(part: _Part) -> bool:
     """Return whether a schema does not restrict values: ``{}``, except for comments."""
-    comments = {"$ref", "$comment", "default", "title", "description", "examples"}
-    return bool(parts) and all(comments >= part.schema.keys() for part in parts)
+    return {"$ref", "$comment", "default", "title", "description", "examples"} >= part.schema.keys()

@@ -16,7 +16,6 @@ from typing import Any
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
 
-_INTEGERS = ("int8", "int16", "int32", "int64")
 _NUMBERS = {"float": "float32", "double": "float64"}
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _FIRST = re.compile(rb"\s*\{\s*\"(schema|payload)\"\s*:\s*")
@@ -27,10 +26,9 @@ _OPENING = re.compile(rb"\s*\{\s*\"schema\"\s*:\s*(?:\{|null\s*,)")
 
 @dataclass(frozen=True)
 class Opening:
-    """The text of a record around its payload.
+    """The text of a record around its payload, and Connect's schema; None: only the frame of one.
 
-    ``schema``: Connect's; None: the record has no schema, only the frame of one. ``rest``: what
-    follows the payload. It has the schema if the payload is first, as in TiCDC's records.
+    ``rest``: what follows the payload: the schema, if the payload is first as in TiCDC's records.
     """
 
     text: bytes
@@ -51,8 +49,7 @@ def opening(raw: bytes) -> Opening | None:
     try:
         text = raw.decode()
         first, end = decode(text, begin.end())
-        second = _SECOND.match(text, end)
-        if second is None or second[1] == begin[1].decode():
+        if (second := _SECOND.match(text, end)) is None or second[1] == begin[1].decode():
             return None
         if second[1] == "payload":
             before, schema, rest = text[: second.end()], first, "}"
@@ -69,10 +66,7 @@ def opening(raw: bytes) -> Opening | None:
 
 
 def json_schema(schema: dict[str, Any]) -> str:
-    """Return the JSON Schema of a schema of Connect.
-
-    :raises TableflowError: it is not one
-    """
+    """Return the JSON Schema of a schema of Connect; TableflowError: it is not one."""
     try:
         converted = _converted(schema)
         return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **converted})
@@ -89,28 +83,21 @@ def _converted(schema: dict[str, Any]) -> dict[str, Any]:
     converted: dict[str, Any] = {} if name is None else {"title": str(name)}
     if isinstance(parameters := schema.get("parameters"), dict):
         converted["connect.parameters"] = parameters
-    if kind in _INTEGERS:
-        return converted | {"type": "integer", "connect.type": kind}
-    if kind in _NUMBERS:
-        return converted | {"type": "number", "connect.type": _NUMBERS[kind]}
     match kind:
+        case "int8" | "int16" | "int32" | "int64":
+            return converted | {"type": "integer", "connect.type": kind}
+        case "float" | "double":
+            return converted | {"type": "number", "connect.type": _NUMBERS[kind]}
         case "boolean" | "string":
             return converted | {"type": kind}
-        case "bytes":
-            is_number = name == _DECIMAL  # or base64, by the converter's decimal.format
-            return converted | {
-                "type": "number" if is_number else "string",
-                "connect.type": "bytes",
-            }
+        case "bytes":  # of a decimal, it may be base64, by the converter's decimal.format
+            json_type = "number" if name == _DECIMAL else "string"
+            return converted | {"type": json_type, "connect.type": "bytes"}
         case "array":
             return converted | {"type": "array", "items": _converted(schema["items"])}
         case "map" if schema["keys"]["type"] == "string" and not schema["keys"].get("optional"):
-            values = _converted(schema["values"])
-            return converted | {
-                "type": "object",
-                "connect.type": "map",
-                "additionalProperties": values,
-            }
+            values = {"additionalProperties": _converted(schema["values"])}
+            return converted | {"type": "object", "connect.type": "map"} | values
         case "map":  # JsonConverter writes an array of pairs, whose items are of several types
             return converted
         case "struct":

@@ -35,9 +35,7 @@ _KINDS: Mapping[str, frozenset[Kind]] = {
     NULL_FROM_EMPTY: frozenset(SCALARS) - {"json"},
 }
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_MAX_DIGITS = 1_000
-"""Of a whole number in text; longer ones are beyond the range of each column."""
-
+_MAX_DIGITS = 1_000  # Of a whole number in text; longer ones are beyond the range of each column.
 Conversions = Sequence[tuple[str, tuple[str, ...]]]
 """Paths of fields, and the names of their conversions."""
 
@@ -54,14 +52,9 @@ def with_conversions(node: Node, conversions: Conversions) -> Node:
 
 
 def check_conversions(where: str, node: Node, conversions: Conversions) -> None:
-    """Check the conversions of a schema.
-
-    :param where: the schema, for the error
-    :raises TableflowError: there is no such field, or it is of another type
-    """
+    """Refuse conversions of a field that the schema does not have, or of a type that has none."""
     for path, names in conversions:
-        way = _way(node, path.split("."))
-        if way is None:
+        if (way := _way(node, path.split("."))) is None:
             raise TableflowError(
                 f"{where}: conversions: the schema has no field {path}",
                 hint="name a field by its path, such as `lines.price`",
@@ -76,16 +69,13 @@ def check_conversions(where: str, node: Node, conversions: Conversions) -> None:
                 )
 
 
-def _inner(node: Node) -> str | None:
-    """Return which child of a node has its path: the items of a list, the values of a map."""
-    if node.kind == "list":
-        return "element"
-    return "value" if node.kind in ("map", "entries") else None
+_INNER = {"list": "element", "map": "value", "entries": "value"}
+"""The child of a node that has its path."""
 
 
 def _way(node: Node, path: Sequence[str]) -> tuple[str, ...] | None:
     """Return the names of the children that lead to a field; None: there is none."""
-    if (inner := _inner(node)) is not None:
+    if (inner := _INNER.get(node.kind)) is not None:
         way = _way(node.children[inner], path)
         return None if way is None else (inner, *way)
     if not path:
@@ -93,8 +83,7 @@ def _way(node: Node, path: Sequence[str]) -> tuple[str, ...] | None:
     if node.kind != "struct":
         return None
     for size in range(len(path), 0, -1):  # a name may have dots
-        name = ".".join(path[:size])
-        child = node.children.get(name)
+        child = node.children.get(name := ".".join(path[:size]))
         if child is not None and (way := _way(child, path[size:])) is not None:
             return (name, *way)
     return None
@@ -103,8 +92,7 @@ def _way(node: Node, path: Sequence[str]) -> tuple[str, ...] | None:
 def _with(node: Node, way: tuple[str, ...], names: tuple[str, ...]) -> Node:
     """Return a node with the conversions of the field in it."""
     if not way:
-        allowed = tuple(name for name in names if node.kind in _KINDS[name])
-        return replace(node, conversions=allowed)
+        return replace(node, conversions=tuple(name for name in names if node.kind in _KINDS[name]))
     first, *rest = way
     child = _with(node.children[first], (*rest,), names)
     return replace(node, children={**node.children, first: child})
@@ -112,8 +100,7 @@ def _with(node: Node, way: tuple[str, ...], names: tuple[str, ...]) -> Node:
 
 def converting(read: Read, plan: JsonPlan) -> Read:
     """Return what reads a value with the conversions of its field."""
-    names = frozenset(plan.node.conversions)
-    if not names:
+    if not (names := frozenset(plan.node.conversions)):
         return read
     unexpected = unexpected_in(plan)
     from_text = next((reader for name, reader in _FROM_TEXT.items() if name in names), None)
@@ -132,12 +119,6 @@ def converting(read: Read, plan: JsonPlan) -> Read:
     return converted
 
 
-def _number_from_text(plan: JsonPlan, read: Read, text: str) -> Any:
-    """Return what text with a number means; None: it has none."""
-    number = _number(text)
-    return None if number is None else read(number)
-
-
 def _epoch_from_text(plan: JsonPlan, read: Read, text: str) -> int | None:
     """Return what text with a time means; None: it has none."""
     if (micros := date_time_micros(text)) is not None:
@@ -145,22 +126,20 @@ def _epoch_from_text(plan: JsonPlan, read: Read, text: str) -> int | None:
     if type(millis := _number(text)) is not int:
         return None
     low, high = RANGES["timestamptz"]
-    if not low <= millis <= high:
-        problem = " is not between the years 1 and 9999"
-        raise ScalarMisfitError(plan.column, "value ", text, problem)
-    return 1000 * millis
+    if low <= millis <= high:
+        return 1000 * millis
+    raise ScalarMisfitError(plan.column, "value ", text, " is not between the years 1 and 9999")
 
 
 _FROM_TEXT: Mapping[str, Callable[[JsonPlan, Read, str], Any]] = {
-    NUMBER_FROM_TEXT: _number_from_text,
+    NUMBER_FROM_TEXT: lambda _, read, text: None if (n := _number(text)) is None else read(n),
     EPOCH_FROM_TEXT: _epoch_from_text,
 }
 
 
 def _number(text: str) -> int | Number | None:
     """Return the number that text has, as JSON is read; None: it has none."""
-    match = _NUMBER.fullmatch(text)
-    if match is None:
+    if (match := _NUMBER.fullmatch(text)) is None:
         return None
     is_whole = match[1] is None and match[2] is None and len(text) <= _MAX_DIGITS
     return int(text) if is_whole else Number(text)

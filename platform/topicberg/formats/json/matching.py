@@ -8,6 +8,7 @@ constants, and properties that are not declared. Keywords that only restrict val
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,32 +28,22 @@ class Match(NamedTuple):
     lost: int = 0
     converted: int = 0
 
-    def plus(self, other: Match) -> Match:
-        return Match(self.lost + other.lost, self.converted + other.converted)
 
-
-EXACT = Match()
-"""All of the value is declared."""
+EXACT = Match()  # All of the value is declared.
 Matcher = Callable[[Any], Match | None]
 """Returns how a value that is not null matches; None: the schema does not allow it."""
-
 _STARTS: Mapping[type, str] = {dict: "{", list: "["}
 
 
 def matcher(node: Node, take: Callable[[int], None]) -> Matcher:
-    """Return what matches values with a schema.
-
-    :param take: is called with how many values are looked at
-    """
+    """Return what matches values with a schema, and calls ``take`` with how many are looked at."""
     match_type = _of_type(node, take)
     is_constant = one_of(node.constants) if node.constants else None
     cost = 1 + sum(isinstance(constant, list | dict) for constant in node.constants)
 
     def match_value(value: Any) -> Match | None:
         take(cost + (len(value) if isinstance(value, list | dict | str) else 0))
-        if is_constant is not None and not is_constant(value):
-            return None
-        return match_type(value)
+        return match_type(value) if is_constant is None or is_constant(value) else None
 
     return match_value
 
@@ -75,11 +66,7 @@ def one_of(constants: Sequence[Any]) -> Callable[[Any], bool]:
 
 
 def _is_equal(constant: Any, value: Any) -> bool:
-    """Return whether a constant of a schema and a value of a record are equal, as in JSON Schema.
-
-    :param constant: as :func:`json.loads` returns it
-    :param value: as :func:`.syntax.parsed` returns it
-    """
+    """Return whether a constant of JSON is equal to a value of :func:`.syntax.parsed`."""
     if type(value) is int or type(value) is Number:
         if type(constant) is float:
             return _double(value) == constant
@@ -129,20 +116,15 @@ def _of_type(node: Node, take: Callable[[int], None]) -> Matcher:
 def _object(node: Node, required: frozenset[str], take: Callable[[int], None]) -> Matcher:
     matchers = {name: matcher(child, take) for name, child in node.children.items()}
 
+    def match_property(name: str, inner: Any) -> Match | None:
+        if name in matchers:
+            return EXACT if inner is None else matchers[name](inner)
+        return None if node.is_closed else Match(lost=_count(inner))
+
     def match_object(value: Any) -> Match | None:
         if type(value) is not dict or not value.keys() >= required:
             return None
-        total = EXACT
-        for name, inner in value.items():
-            if name not in matchers:
-                if node.is_closed:
-                    return None
-                total = Match(total.lost + _count(inner), total.converted)
-            elif inner is not None:
-                if (of_property := matchers[name](inner)) is None:
-                    return None
-                total = total.plus(of_property)
-        return total
+        return _sum(itertools.starmap(match_property, value.items()))
 
     return match_object
 
@@ -152,28 +134,31 @@ def _count(value: Any) -> int:
     values, count = [value], 0
     while values:
         inner, count = values.pop(), count + 1
-        if isinstance(inner, dict):
-            values += inner.values()
-        elif isinstance(inner, list):
-            values += inner
+        values += inner.values() if isinstance(inner, dict) else ()
+        values += inner if isinstance(inner, list) else ()
     return count
 
 
 def _array(match_element: Matcher) -> Matcher:
-    return lambda value: _sum(match_element, value) if type(value) is list else None
+    return lambda value: (
+        _sum(match_element(inner) for inner in value if inner is not None)
+        if type(value) is list
+        else None
+    )
 
 
 def _map(match_inner: Matcher) -> Matcher:
-    return lambda value: _sum(match_inner, value.values()) if type(value) is dict else None
+    match_values = _array(match_inner)
+    return lambda value: match_values([*value.values()]) if type(value) is dict else None
 
 
-def _sum(match_value: Matcher, values: Iterable[Any]) -> Match | None:
+def _sum(matches: Iterable[Match | None]) -> Match | None:
+    """Return what all matches have together; None: one does not match."""
     total = EXACT
-    for value in values:
-        if value is not None:
-            if (of_value := match_value(value)) is None:
-                return None
-            total = total.plus(of_value)
+    for match in matches:
+        if match is None:
+            return None
+        total = Match(total.lost + match.lost, total.converted + match.converted)
     return total
 
 
@@ -181,8 +166,7 @@ def _best(matchers: list[Matcher]) -> Matcher:
     def match_member(value: Any) -> Match | None:
         best: Match | None = None
         for match_value in matchers:
-            result = match_value(value)
-            if result == EXACT:
+            if (result := match_value(value)) == EXACT:
                 return result
             if result is not None and (best is None or result < best):
                 best = result

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
-from topicberg.formats.connect_values import TEXTS
+from topicberg.formats.connect import TEXTS
 from topicberg.formats.json.columns import ANY, UNION_FIELD, Kind, Node, join, plain
 from topicberg.formats.meanings import JSON_TEXT, Meaning, meaning_of, with_meaning
 from topicberg.formats.reasons import place_at
@@ -63,7 +64,6 @@ SCALARS: dict[Kind, JsonScalar] = {
         (T.StringType,), "an object with a scale and base64 of the unscaled bytes"
     ),
 }
-
 _MILLIS = -62_135_596_800_000, 253_402_300_799_999
 RANGES: dict[Kind, tuple[int, int]] = {
     "int": INT,
@@ -95,7 +95,7 @@ class JsonPlan:
     """
 
     kind: Kind
-    column: T.IcebergType
+    column: Any
     node: Node
     children: Mapping[str, JsonPlan] = field(default_factory=dict)
     members: tuple[JsonMember, ...] = ()
@@ -122,10 +122,11 @@ def in_order_for_text(members: Sequence[JsonMember]) -> list[JsonMember]:
 
 
 def _takes_text(plan: JsonPlan) -> bool:
-    if plan.kind == "union":
-        return any(_takes_text(member.plan) for member in plan.members)
-    if plan.kind == "json":
-        return not plan.node.opening or '"' in plan.node.opening
+    match plan.kind:
+        case "union":
+            return any(_takes_text(member.plan) for member in plan.members)
+        case "json":
+            return not plan.node.opening or '"' in plan.node.opening
     return plan.kind in ("string", "binary", "date-time", *_TEXTS)
 
 
@@ -152,13 +153,12 @@ def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
         case "list":
             return T.ListType(next(ids), _type_of(node.children["element"], ids), False)
         case "map" | "entries":
-            first, key = next(ids), _type_of(node.children["key"], ids)
-            second, value = next(ids), _type_of(node.children["value"], ids)
-            return T.MapType(first, key, second, value, False)
+            key, value = ((next(ids), _type_of(node.children[n], ids)) for n in ("key", "value"))
+            return T.MapType(*key, *value, False)
     return SCALARS[node.kind].columns[0]()
 
 
-def scalar_node(column: T.IcebergType) -> Node | None:
+def scalar_node(column: Column) -> Node | None:
     """Return the type that Kafka Connect's values of a column have in JSON; None: no scalar."""
     for kind, scalar in SCALARS.items():
         if isinstance(column, scalar.columns[0]):
@@ -168,8 +168,8 @@ def scalar_node(column: T.IcebergType) -> Node | None:
     return None
 
 
-Part = tuple[T.IcebergType, Meaning]
-"""The column of a part of a value, and what its values mean."""
+Column = T.IcebergType
+Part = tuple[Column, Meaning]  # The column of a part of a value, and what its values mean.
 
 
 def _fields_of(kind: T.StructType) -> dict[str, Part]:
@@ -181,14 +181,13 @@ def fit(
     subject: str,
     node: Node,
     latest: Node | None,
-    column: T.IcebergType,
+    column: Column,
     path: str = "",
     meaning: Meaning = Meaning(),  # noqa: B008  it cannot be changed
 ) -> JsonPlan:
     """Return the plan by which values of the writer's ``node`` become values of ``column``.
 
     :param latest: the latest schema's type at this place; None: it has none
-    :param meaning: what the comment of the column says
     :raises TableflowError: none of the writer's values could be in this column
     """
     if node.kind == "union" or (latest is not None and latest.kind == "union"):
@@ -222,23 +221,15 @@ def fit(
 
 
 def _read_as(
-    subject: str,
-    node: Node,
-    latest: Node | None,
-    column: T.IcebergType,
-    path: str,
-    meaning: str | None,
+    subject: str, node: Node, latest: Node | None, column: Column, path: str, meaning: str | None
 ) -> Node:
-    """Return the type as which a value is read.
+    """Return the type as which a value is read, or TableflowError: it would mean something else.
 
     The ``format`` of a string may differ between versions. Text goes to a column of JSON text as
     its JSON text, and of the values that may be anything, only text goes to a column of text.
-
-    :raises TableflowError: the values would have another meaning in the column
     """
     if isinstance(column, T.StringType):
-        own = latest.meaning.values if latest is not None else None
-        is_json = JSON_TEXT in (meaning, own)
+        is_json = meaning == JSON_TEXT or (latest and latest.meaning.values == JSON_TEXT)
         if node.kind in ("string", "date-time", *_TEXTS):
             kind: Kind = "json" if is_json else "string"
             return replace(node, kind=kind, opening='"' if is_json else "")
@@ -264,19 +255,14 @@ _NEW_TABLE = (
 )
 
 
-def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
+def _unlike(subject: str, node: Node, column: Column, path: str) -> TableflowError:
     return TableflowError(
         f"{subject}: {place_at(path)} is a {node.kind}, its column a {column}", hint=_NEW_TABLE
     )
 
 
 def _fit_union(
-    subject: str,
-    node: Node,
-    latest: Node | None,
-    column: T.IcebergType,
-    path: str,
-    meaning: Meaning,
+    subject: str, node: Node, latest: Node | None, column: Column, path: str, meaning: Meaning
 ) -> JsonPlan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
@@ -292,19 +278,12 @@ def _fit_union(
     for member_node, (place, newest_node) in zip(nodes, newest, strict=True):
         if place in ("", *columns):
             kind, own_meaning = columns.get(place or "", (column, meaning))
-            try:
+            with suppress(TableflowError):
                 placed = fit(subject, member_node, newest_node, kind, path, own_meaning)
                 members.append(JsonMember(placed, place))
                 continue
-            except TableflowError:
-                pass
-        unplaced = fit(
-            subject,
-            member_node,
-            None,
-            _type_of(member_node, itertools.count()),
-            meaning=member_node.meaning,
-        )
+        own = _type_of(member_node, itertools.count())
+        unplaced = fit(subject, member_node, None, own, meaning=member_node.meaning)
         members.append(JsonMember(unplaced, None))
     if all(member.place is None for member in members):
         raise _unlike(subject, node, column, path)
@@ -326,16 +305,15 @@ def _matched(
     properties have the same constants, and the most similar one. A member that the latest schema
     dropped keeps its place, unless another member has it now.
     """
-    left = dict(enumerate(nodes))
-    right = {number: node for number, (_, node) in enumerate(latest)}
+    left, right = dict(enumerate(nodes)), {number: node for number, (_, node) in enumerate(latest)}
     matches: dict[int, int] = {}
 
     def pair(member: int, other: int) -> None:
         matches[member] = other
         del left[member], right[other]
 
-    for number in list(left):
-        if number in right and _same_type(left[number], right[number]):
+    for number in left.keys() & right.keys():
+        if _same_type(left[number], right[number]):
             pair(number, number)
     for same in (_same_type, _same_name, _same_constants):
         for member in list(left):
@@ -347,11 +325,12 @@ def _matched(
     for likeness, member, other in sorted(alike):
         if likeness and member in left and other in right:
             pair(member, other)
-    names = [
-        (None if number < len(latest) else f"{UNION_FIELD}{number}", None)
+    return [
+        latest[matches[number]]
+        if number in matches
+        else (None if number < len(latest) else f"{UNION_FIELD}{number}", None)
         for number in range(len(nodes))
     ]
-    return [latest[matches[n]] if n in matches else names[n] for n in range(len(nodes))]
 
 
 def _same_type(one: Node, other: Node) -> bool:

@@ -9,20 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 
-from topicberg.formats.columnar.program import JsonOp, NotCoveredError, ProgramCode, Slot
+from topicberg.formats.columnar.program import JsonOp, NotCoveredError, ProgramCode, Slot, Slots
 from topicberg.formats.json.columns import Kind, Node
 from topicberg.formats.json.conversions import NULL_FROM_EMPTY, NUMBER_FROM_TEXT
-from topicberg.formats.json.plan import (
-    COMPARED,
-    RANGES,
-    SCALARS,
-    JsonMember,
-    JsonPlan,
-    in_order_for_text,
-)
+from topicberg.formats.json.plan import COMPARED, RANGES, JsonMember, JsonPlan, in_order_for_text
 
 _SIMPLE: dict[Kind, JsonOp] = {
     "string": JsonOp.TEXT,
@@ -46,16 +40,11 @@ _EXACT: dict[type, int] = {FloatType: 2**24, DoubleType: 2**53}
 _TYPES = ("string", "number", "boolean", "object", "array")
 """JSON's types, as the targets of a union are in order."""
 _OPENINGS = {"object": "{", "array": "[", "string": '"'}
-_MAX_BITS = 62
-"""Of a mask: kinds of objects, and names of their properties."""
+_MAX_BITS = 62  # Of a mask: kinds of objects, and names of their properties.
 
 
-def emit_record(code: ProgramCode, plan: JsonPlan, slots: Mapping[str, Slot]) -> None:
-    """Append the instructions that read a record's object.
-
-    :param slots: where the values of the columns go, by name
-    :raises NotCoveredError: there are none
-    """
+def emit_record(code: ProgramCode, plan: JsonPlan, slots: Slots) -> None:
+    """Append the instructions that read a record's object into slots; NotCoveredError: none."""
     match plan.kind:
         case "struct":
             _object(code, plan, None, slots)
@@ -66,10 +55,9 @@ def emit_record(code: ProgramCode, plan: JsonPlan, slots: Mapping[str, Slot]) ->
 
 
 def emit(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool = False) -> None:
-    """Append the instructions that read a value.
+    """Append the instructions that read a value, or raise NotCoveredError.
 
     :param is_exact: they refuse a value that its schema does not allow, or does not declare all of
-    :raises NotCoveredError: there are none
     """
     kind, column = plan.kind, plan.column
     if is_exact and (plan.node.constants or (kind == "json" and plan.node.is_closed)):
@@ -81,8 +69,9 @@ def emit(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool = Fal
         code.emit(JsonOp.QUOTED, place)
     match kind:
         case "struct":
-            if is_exact:
-                _check(code, plan, place)
+            exact = [code.at + 1]  # the instructions of the object
+            if is_exact and _choice(code, [plan], exact, exact, place, is_exact=True) < 0:
+                raise NotCoveredError(f"the column {place.name} has constants")
             _object(code, plan, place, place.by_name, is_exact=is_exact)
         case "list":
             code.emit(JsonOp.ARRAY, place, place.items)
@@ -99,14 +88,12 @@ def emit(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool = Fal
         case "union":
             _union(code, plan, place, place.by_name, is_exact=is_exact)
         case "float" | "any-float":
-            is_wider = isinstance(column, DoubleType)
-            code.emit(JsonOp.WIDER if is_wider else JsonOp.FLOAT, place)
+            code.emit(JsonOp.WIDER if isinstance(column, DoubleType) else JsonOp.FLOAT, place)
         case "decimal":
             _decimal(code, plan, place, is_exact=is_exact)
         case "json":
-            opening = plan.node.opening
-            kinds = sum(bit for mark, bit in (("{", 1), ("[", 2)) if mark in opening)
-            code.emit(JsonOp.JSON, place, kinds if opening else 7)
+            kinds = sum(bit for mark, bit in (("{", 1), ("[", 2)) if mark in plan.node.opening)
+            code.emit(JsonOp.JSON, place, kinds if plan.node.opening else 7)
         case _ if kind in _WHOLE:
             _whole(code, plan, place)
         case _ if kind in _SIMPLE:
@@ -119,7 +106,7 @@ def _object(
     code: ProgramCode,
     plan: JsonPlan,
     place: Slot | None,
-    slots: Mapping[str, Slot],
+    slots: Slots,
     domain: int = 0,
     *,
     is_exact: bool = False,
@@ -127,18 +114,13 @@ def _object(
     """Append the instructions of an object, and of its properties.
 
     :param domain: of an object that has no place of its own
-    :param is_exact: its own required properties and texts are checked already
     """
-    names = list(plan.children)
-    first = len(code.targets)
+    names, first = list(plan.children), len(code.targets)
     code.targets += [-1] * len(names)
-    if is_exact:
-        code.targets.append(-2)
-    elif code.unknown is None:
-        code.targets.append(-1)
+    if code.unknown is None or is_exact:
+        code.targets.append(-2 if is_exact else -1)
     else:
-        is_record = place is None and domain == 0
-        code.targets += [-3, code.unknown.slot] if is_record else [-2]
+        code.targets += [-3, code.unknown.slot] if place is None and domain == 0 else [-2]
     code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names), domain=domain)
     for number, (name, child) in enumerate(plan.children.items()):
         code.targets[first + number] = code.at
@@ -152,15 +134,6 @@ def _has_only_texts(node: Node) -> bool:
     return node.kind == "string" and all(isinstance(value, str) for value in node.constants)
 
 
-def _check(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
-    """Append what refuses an object that lacks a property or has another text.
-
-    The instructions of the object follow.
-    """
-    if _choice(code, [plan], [code.at + 1], [code.at + 1], place, is_exact=True) < 0:
-        raise NotCoveredError(f"the column {place.name} has constants")
-
-
 def _names(code: ProgramCode, names: Sequence[str]) -> int:
     """Add names as JSON text has them, then without escapes; return the number of the first one."""
     escaped = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
@@ -168,12 +141,7 @@ def _names(code: ProgramCode, names: Sequence[str]) -> int:
 
 
 def _union(
-    code: ProgramCode,
-    plan: JsonPlan,
-    place: Slot | None,
-    slots: Mapping[str, Slot],
-    *,
-    is_exact: bool = False,
+    code: ProgramCode, plan: JsonPlan, place: Slot | None, slots: Slots, *, is_exact: bool = False
 ) -> None:
     """Append the instructions of a value of several types.
 
@@ -189,10 +157,9 @@ def _union(
 
     def target(member: JsonMember, is_strict: bool) -> int:
         """Return the instruction of a member, which is emitted once."""
-        is_strict = is_strict and not _is_plain(member.plan, is_checked=not is_exact)
-        key = id(member), is_strict
+        key = id(member), is_strict and not _is_plain(member.plan, is_checked=not is_exact)
         if key not in targets:
-            targets[key] = _member(code, member, place, slots, is_exact=is_strict)
+            targets[key] = _member(code, member, place, slots, is_exact=key[1])
         return targets[key]
 
     for offset, kind in enumerate(_TYPES):
@@ -202,9 +169,9 @@ def _union(
         if kind == "object" and able:
             exact = [target(member, is_strict) for member in able]
             sole = exact if is_exact else [target(member, False) for member in able]
-            plans = [member.plan for member in able]
-            chosen = _choice(code, plans, sole, exact, None, is_exact=is_exact)
-            code.targets[first + offset] = chosen
+            code.targets[first + offset] = _choice(
+                code, [member.plan for member in able], sole, exact, None, is_exact=is_exact
+            )
         elif able and not (
             able[0].plan.node.constants if is_strict else _is_limited(able[0].plan.node)
         ):
@@ -212,7 +179,7 @@ def _union(
 
 
 def _is_plain(plan: JsonPlan, *, is_checked: bool = False) -> bool:
-    """Return whether each value that the instructions read is allowed and declared by the schema.
+    """Return whether the schema allows and declares all that the instructions read.
 
     :param is_checked: the instruction of a choice has checked the properties of an object
     """
@@ -228,8 +195,7 @@ def _is_plain(plan: JsonPlan, *, is_checked: bool = False) -> bool:
                 )
             )
         case "list" | "map":
-            is_any = not plan.node.constants
-            return is_any and all(_is_plain(child) for child in plan.children.values())
+            return not plan.node.constants and all(map(_is_plain, plan.children.values()))
         case "union" | "entries" | "decimal":
             return False
     return not (plan.node.constants or plan.node.is_closed)
@@ -243,8 +209,7 @@ def _may_be(plan: JsonPlan, kind: str) -> bool:
         case "list" | "entries":
             return kind == "array"
         case "json":
-            opening = plan.node.opening
-            return not opening or _OPENINGS.get(kind, " ") in opening
+            return not plan.node.opening or _OPENINGS.get(kind, " ") in plan.node.opening
         case "decimal" | "decimal-text" | "any-float" | "any-double":
             return kind in ("number", "string")
         case "boolean":
@@ -252,7 +217,6 @@ def _may_be(plan: JsonPlan, kind: str) -> bool:
         case "union":
             return any(_may_be(member.plan, kind) for member in plan.members)
     is_number = plan.kind in RANGES or plan.kind in ("float", "double")
-    assert plan.kind in SCALARS  # noqa: S101  all others are above
     return kind == ("number" if is_number else "string")
 
 
@@ -262,12 +226,7 @@ def _is_limited(node: Node) -> bool:
 
 
 def _member(
-    code: ProgramCode,
-    member: JsonMember,
-    place: Slot | None,
-    slots: Mapping[str, Slot],
-    *,
-    is_exact: bool,
+    code: ProgramCode, member: JsonMember, place: Slot | None, slots: Slots, *, is_exact: bool
 ) -> int:
     """Return the first instruction of a member; -1: it has none."""
     if member.place is None:
@@ -314,24 +273,15 @@ def _choice(
     """
     nodes = [plan.node for plan in plans]
     declared: list[Mapping[str, Node] | None] = [
-        node.children if plan.kind == "struct" else None
-        for plan, node in zip(plans, nodes, strict=True)
+        plan.node.children if plan.kind == "struct" else None for plan in plans
     ]
     required = [node.required if node.kind == "struct" else frozenset() for node in nodes]
-    names = list(
-        dict.fromkeys(name for properties in declared if properties for name in properties)
-    )
+    names = list(dict.fromkeys(chain.from_iterable(filter(None, declared))))
     names += sorted(set().union(*required) - set(names))
-    limited = [
-        [child for child in (each or {}).values() if _is_limited(child)] for each in declared
-    ]
+    limited = [[child for child in (d or {}).values() if _is_limited(child)] for d in declared]
     if len(plans) == 1 and not (required[0] or limited[0]):
         return sole[0]
-    if max(len(plans), len(names)) > _MAX_BITS or any(
-        child.kind != "string" or not all(isinstance(value, str) for value in child.constants)
-        for each in limited
-        for child in each
-    ):
+    if max(len(plans), len(names)) > _MAX_BITS or not all(map(_has_only_texts, chain(*limited))):
         return -1
 
     def mask(flags: Iterator[bool]) -> int:
@@ -357,17 +307,13 @@ def _choice(
             len(constants),
         ]
         for constant in constants:
-            text = json.dumps(constant, ensure_ascii=False)[1:-1].encode()
-            code.targets += [
-                code.text([text]),
-                mask(values is None or constant in values for values in allowed),
-            ]
+            text = code.text([json.dumps(constant, ensure_ascii=False)[1:-1].encode()])
+            code.targets += [text, mask(values is None or constant in values for values in allowed)]
     return code.emit(JsonOp.CHOICE, place, first, len(names), _names(code, names))
 
 
 def _whole(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
-    low, high = RANGES[plan.kind]
-    column = plan.column
+    (low, high), column = RANGES[plan.kind], plan.column
     if type(column) in _EXACT:
         most = _EXACT[type(column)]
         operation = JsonOp.WHOLE_FLOAT if isinstance(column, FloatType) else JsonOp.WHOLE_DOUBLE
@@ -383,11 +329,9 @@ def _whole(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
 
 def _decimal(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool) -> None:
     precision, own_scale, column = plan.node.precision, plan.node.scale, plan.column
-    assert isinstance(column, DecimalType)  # noqa: S101  the plan's
-    scale = min(own_scale, column.scale)
+    scale, first = min(own_scale, column.scale), len(code.targets)
     limit = 10 ** (min(precision - own_scale, column.precision - column.scale) + scale)
     low = limit & (2**64 - 1)
-    first = len(code.targets)
     code.targets += [own_scale, scale, column.scale - scale]
     code.targets += [limit >> 64, low - (2**64 if low >= 2**63 else 0), is_exact]
     code.emit(JsonOp.DECIMAL, place, first)

@@ -9,7 +9,6 @@ that reads such a value, with all that can be known of it in advance.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -30,51 +29,33 @@ _MIN_STEPS, _STEPS = 1_000_000, 8
 """The most values that the unions of a record look at, and more of them for each character."""
 
 
-class _Steps(threading.local):
-    """How many values the unions of this thread's record may still look at."""
-
-    left = 0
-
-    def take(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
-            raise MalformedError("the record has too many values for the unions of its schema")
-
-
-_steps = _Steps()
-
-
 def decoder(plan: JsonPlan, wrapped_as: str | None, unknown_as: str | None = None) -> RecordDecoder:
     """Return what decodes the records of a plan.
 
     :param wrapped_as: a record is the value of this property, of the only one
-    :param unknown_as: the column with the JSON text of what a record has and no other column
+    :param unknown_as: the column with the JSON text of what has no other one
     """
     whole = plan if wrapped_as is None else plan.children.get(wrapped_as)
-    if whole is None:
-        read = None
-    elif whole is plan and plan.kind == "struct":
+    read: Any = None
+    if whole is plan and plan.kind == "struct":
         read = _struct(plan, in_union=False, is_whole=True)
-    else:
+    elif whole is not None:
         read = _reader(whole)
-
     needs_texts = unknown_as is not None or (whole is not None and _has_text(whole))
 
     def decode(payload: bytes) -> dict[str, Any]:
-        value = parsed(payload)
-        _steps.left = _MIN_STEPS + _STEPS * len(payload)
+        value, here.steps = parsed(payload), _MIN_STEPS + _STEPS * len(payload)
         if needs_texts:
             here.texts = Texts(payload)
             value = here.texts.value
         here.container, here.place = None, None
         try:
-            if wrapped_as is None:
-                assert read is not None  # noqa: S101  there is a plan
-                row: dict[str, Any] = read(value)
-                if unknown_as is not None and (rest := unknown(plan, value)) is not None:
-                    row[unknown_as] = rest
-                return row
-            return {} if value is None or read is None else {wrapped_as: read(value)}
+            if wrapped_as is not None:
+                return {} if value is None or read is None else {wrapped_as: read(value)}
+            row: dict[str, Any] = read(value)
+            if unknown_as is not None and (rest := unknown(plan, value)) is not None:
+                row[unknown_as] = rest
+            return row
         except ScalarMisfitError as misfit:
             if wrapped_as is not None:
                 misfit.path.append(wrapped_as)
@@ -87,18 +68,13 @@ def decoder(plan: JsonPlan, wrapped_as: str | None, unknown_as: str | None = Non
 
 def _has_text(plan: JsonPlan) -> bool:
     """Return whether the JSON text of a value is read somewhere."""
-    inner = [*plan.children.values(), *(member.plan for member in plan.members)]
-    is_text = plan.kind == "json" or TEXT_FROM_ANY in plan.node.conversions
-    return is_text or any(map(_has_text, inner))
+    if plan.kind == "json" or TEXT_FROM_ANY in plan.node.conversions:
+        return True
+    return any(map(_has_text, (*plan.children.values(), *(m.plan for m in plan.members))))
 
 
 def unknown(plan: JsonPlan, value: Any) -> str | None:
-    """Return the JSON text of what of a value has no column, at the place that it has there.
-
-    None: nothing.
-
-    :param value: one that the plan can read
-    """
+    """Return the JSON text of what of a value has no column, in its place; None: it is nothing."""
     children = plan.children
     match plan.kind:
         case "struct" if isinstance(value, dict):
@@ -119,15 +95,14 @@ def _array(rests: Sequence[str | None]) -> str | None:
 
 
 def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> str | None:
-    pieces = []
-    for name, inner in value.items():
-        if name not in children:
-            here.container, here.place = value, name
-            rest: str | None = text_of(inner)
-        else:
-            rest = unknown(children[name], inner)
-        if rest is not None:
-            pieces.append(f"{quoted(name)}:{rest}")
+    def rest(name: str, inner: Any) -> str | None:
+        if name in children:
+            return unknown(children[name], inner)
+        here.container, here.place = value, name
+        return text_of(inner)
+
+    rests = ((name, rest(name, inner)) for name, inner in value.items())
+    pieces = [f"{quoted(name)}:{text}" for name, text in rests if text is not None]
     return f"{{{','.join(pieces)}}}" if pieces else None
 
 
@@ -153,8 +128,7 @@ def _reader(plan: JsonPlan, *, in_union: bool = False) -> Read:
 
 def _counted(read: Read) -> Read:
     def counted(value: Any) -> Any:
-        size = len(value) if isinstance(value, list | dict | str) else 0
-        _steps.take(1 + size)
+        here.take(1 + (len(value) if isinstance(value, list | dict | str) else 0))
         return read(value)
 
     return counted
@@ -162,18 +136,14 @@ def _counted(read: Read) -> Read:
 
 def _struct(plan: JsonPlan, in_union: bool, is_whole: bool = False) -> Read:
     """:param is_whole: it is a record, whose row lacks the columns that are null"""
-    assert isinstance(plan.column, T.StructType)  # noqa: S101  the plan's
-    empty: dict[str, Any] = {}
-    if not is_whole:
-        empty = dict.fromkeys(field.name for field in plan.column.fields)
+    empty = dict[str, Any].fromkeys(() if is_whole else (f.name for f in plan.column.fields))
     readers = {name: _reader(child, in_union=in_union) for name, child in plan.children.items()}
     reader_of, unexpected = readers.get, unexpected_in(plan)
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise unexpected(value)
-        row = empty.copy()
-        name = ""
+        row, name = empty.copy(), ""
         try:
             for name, inner in value.items():
                 if inner is not None and (read_inner := reader_of(name)) is not None:
@@ -249,8 +219,9 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
         try:
             for number, entry in enumerate(value):  # noqa: B007  the path has it
                 if type(entry) is not dict:
-                    expected = "an object with key and value expected, "
-                    raise ScalarMisfitError(column, expected, entry, " found")
+                    raise ScalarMisfitError(
+                        column, "an object with key and value expected, ", entry, " found"
+                    )
                 if (key := part(entry, "key")) is None:
                     raise ScalarMisfitError(column, "the key is missing in ", entry)
                 by_key[key] = part(entry, "value")
@@ -270,29 +241,25 @@ def _union(plan: JsonPlan) -> Read:
     allows is one of the members that can read it: the first that declares all its properties, else
     the first.
     """
-    by_id = {id(member): _member(plan, member) for member in plan.members}
+    by_id, column = {id(member): _member(plan, member) for member in plan.members}, plan.column
     members = list(by_id.values())
     members_for_text = [by_id[id(member)] for member in in_order_for_text(plan.members)]
-    column = plan.column
 
     def read(value: Any) -> Any:
         misfits: list[ScalarMisfitError] = []
         allowed: list[tuple[Match, _Member, Any]] = []
         others: list[tuple[_Member, Any]] = []
-        able = members_for_text if type(value) is str else members
-        for member in able:
-            _steps.take(1)
-            if not member.is_accepted(value):
-                lacks = " lacks what the schema requires"
-                misfits.append(ScalarMisfitError(column, "value ", value, lacks))
-                continue
+        for member in members_for_text if type(value) is str else members:
+            here.take(1)
             try:
+                if not member.is_accepted(value):
+                    lacks = " lacks what the schema requires"
+                    raise ScalarMisfitError(column, "value ", value, lacks)
                 stored = member.read(value)
             except ScalarMisfitError as misfit:
                 misfits.append(misfit)
                 continue
-            match = member.match(value)
-            if match == EXACT:
+            if (match := member.match(value)) == EXACT:
                 return member.place(stored, value)
             if match is None:
                 others.append((member, stored))
@@ -343,7 +310,7 @@ def _member(plan: JsonPlan, member: JsonMember) -> _Member:
     return _Member(
         _accepting(node),
         _reader(member.plan, in_union=True),
-        matcher(node, _steps.take) if len(plan.members) > 1 else lambda _: EXACT,
+        matcher(node, here.take) if len(plan.members) > 1 else lambda _: EXACT,
         frozenset(node.children) if node.kind == "struct" else None,
         place,
     )
@@ -353,21 +320,15 @@ def _accepting(node: Node) -> Callable[[Any], bool]:
     """Return whether a value has what a member of a union requires besides types."""
     if node.kind != "struct":
         return _one_of(node) or (lambda _: True)
-    required = node.required
-    constants = [
-        (name, is_one)
-        for name, child in node.children.items()
-        if (is_one := _one_of(child)) is not None
-    ]
+    checks = [(n, check) for n, child in node.children.items() if (check := _one_of(child))]
 
     def accepts(value: Any) -> bool:
-        if type(value) is not dict or not value.keys() >= required:
-            return False
-        for name, is_one in constants:
-            # Null is accepted, as everywhere: the schema may allow it beside the constants.
-            if (inner := value.get(name)) is not None and not is_one(inner):
-                return False
-        return True
+        # Null is accepted, as everywhere: the schema may allow it beside the constants.
+        return (
+            type(value) is dict
+            and value.keys() >= node.required
+            and all((inner := value.get(name)) is None or check(inner) for name, check in checks)
+        )
 
     return accepts
 
@@ -381,14 +342,13 @@ def _json(plan: JsonPlan, in_union: bool) -> Read:
     """Return what reads any value as JSON text, as it stands in the record."""
     opening = plan.node.opening
     expected = " or ".join(_OPENED[mark] for mark in opening)
-    column = plan.column
 
     def read(value: Any) -> Any:
         text = text_of(value)
         if opening and text[0] not in opening:
-            raise ScalarMisfitError(column, f"{expected} expected, ", value, " found")
+            raise ScalarMisfitError(plan.column, f"{expected} expected, ", value, " found")
         if in_union:
-            _steps.take(len(text))
+            here.take(len(text))
         return text
 
     return read

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyiceberg import types as T
 
-from topicberg.formats.connect_values import (
+from topicberg.formats.connect import (
     MAX_DECIMAL_BYTES,
     TEXTS,
     DecimalLimitError,
@@ -42,10 +42,8 @@ _EXPECTED: dict[Kind, str] = {
     "entries": "an array of objects with key and value",
     "struct": "an object",
 }
-_ROUNDED = 800
-"""Digits that decide how a number is rounded to a float, and more."""
-_MAX_BITS = 128
-"""Of the unscaled value of a decimal, and more."""
+_ROUNDED = 800  # Digits that decide how a number is rounded to a float, and more.
+_MAX_BITS = 128  # Of the unscaled value of a decimal, and more.
 
 
 class ScalarMisfitError(Exception):
@@ -71,17 +69,16 @@ def unexpected_in(plan: JsonPlan) -> Callable[[Any], ScalarMisfitError]:
 
 
 def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
-    """Return what reads a value.
-
-    :param in_union: as a member of a union, which is stricter
-    """
+    """Return what reads a value, more strictly as a member of a union."""
     match plan.kind:
-        case "string" | "boolean":
-            return _simple(plan)
+        case "string":
+            return _typed(plan, str)
+        case "boolean":
+            return _typed(plan, bool)
         case "binary":
-            return _from_text(plan, _base64 if in_union else _mime_base64)
+            return _typed(plan, str, _base64 if in_union else _mime_base64)
         case "date-time":
-            return _from_text(plan, date_time_micros)
+            return _typed(plan, str, date_time_micros)
         case "float" | "double" | "any-float" | "any-double":
             return _floating(plan, in_union)
         case "decimal":
@@ -92,27 +89,15 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
             return _variable_decimal(plan)
         case kind if kind in RANGES:
             return _whole(plan)
-    return _from_text(plan, partial(parsed, TEXTS[plan.kind]))
+    return _typed(plan, str, partial(parsed, TEXTS[plan.kind]))
 
 
-def _simple(plan: JsonPlan) -> Read:
-    kind: type = bool if plan.kind == "boolean" else str
+def _typed(plan: JsonPlan, kind: type, convert: Callable[[Any], Any] = lambda value: value) -> Read:
+    """:param convert: returns the stored value of a value of the type; None: it has none"""
     unexpected = unexpected_in(plan)
 
     def read(value: Any) -> Any:
-        if type(value) is kind:
-            return value
-        raise unexpected(value)
-
-    return read
-
-
-def _from_text(plan: JsonPlan, convert: Callable[[str], Any]) -> Read:
-    """:param convert: returns the stored value of a text; None: it has none"""
-    unexpected = unexpected_in(plan)
-
-    def read(value: Any) -> Any:
-        stored = convert(value) if type(value) is str else None
+        stored = convert(value) if type(value) is kind else None
         if stored is None:
             raise unexpected(value)
         return stored
@@ -123,9 +108,8 @@ def _from_text(plan: JsonPlan, convert: Callable[[str], Any]) -> Read:
 def _mime_base64(text: str) -> bytes | None:
     """Return the bytes of base64, which may have white space; None: it is not that."""
     decoded = _base64(text)
-    if decoded is None and _MIME_BASE64.fullmatch(text):
-        return binascii.a2b_base64(text)
-    return decoded
+    is_spaced = decoded is None and _MIME_BASE64.fullmatch(text)
+    return binascii.a2b_base64(text) if is_spaced else decoded
 
 
 def _base64(value: Any) -> bytes | None:
@@ -146,8 +130,7 @@ def _whole(plan: JsonPlan) -> Read:
     stored = _stored_whole(kind, column)
 
     def read(value: Any) -> Any:
-        number = whole_number(value)
-        if number is None:
+        if (number := whole_number(value)) is None:
             raise unexpected(value)
         if not low <= number <= high:
             raise ScalarMisfitError(column, "value ", value, outside)
@@ -187,18 +170,13 @@ def whole_number(value: Any) -> int | None:
 
     One that is beyond all ranges has another value, which is beyond them too.
     """
-    if type(value) is int:
-        return value
-    return _int(value) if type(value) is Number else None
-
-
-def _int(number: Number) -> int | None:
-    """Return a whole number, or one that is beyond all ranges; None: it is not whole."""
-    digits, exponent = number.parts()
+    if type(value) is not Number:
+        return value if type(value) is int else None
+    digits, exponent = value.parts()
     if exponent < 0:
         return None
-    found = int(digits or 0) * 10**exponent if 0 <= len(digits) + exponent < 60 else 10**60
-    return -found if number.startswith("-") else found
+    magnitude = int(digits or 0) * 10**exponent if 0 <= len(digits) + exponent < 60 else 10**60
+    return -magnitude if value.startswith("-") else magnitude
 
 
 def _floating(plan: JsonPlan, in_union: bool) -> Read:
@@ -207,9 +185,9 @@ def _floating(plan: JsonPlan, in_union: bool) -> Read:
     others = OTHER_NUMBERS if plan.kind.startswith("any-") else {}
 
     def read(value: Any) -> Any:
+        if type(value) is str and value in others:
+            return others[value]
         if type(value) is not int and type(value) is not Number:
-            if type(value) is str and value in others:
-                return others[value]
             raise unexpected(value)
         try:
             number = _nearest_float(value) if is_float else float(value)
@@ -224,16 +202,13 @@ def _floating(plan: JsonPlan, in_union: bool) -> Read:
 
 def _float32(number: float) -> float:
     """:raises OverflowError: it is too large"""
-    found: float = struct.unpack("<f", struct.pack("<f", number))[0]
-    return found
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
 def _nearest_float(value: int | Number) -> float:
-    """Return the float that is nearest to a number.
+    """Return the float that is nearest to a number, or raise OverflowError.
 
     The nearest double, if it is halfway between two floats, does not say which one that is.
-
-    :raises OverflowError: it is too large
     """
     wide = float(value)
     nearest = _float32(wide)
@@ -241,40 +216,31 @@ def _nearest_float(value: int | Number) -> float:
     if nearest == wide or not (mantissa * 2**25).is_integer():
         return nearest
     exact = Fraction(value) if isinstance(value, int) else _fraction(value)
-    other = _float32(2 * wide - nearest)
-    if abs(exact - Fraction(nearest)) <= abs(exact - Fraction(other)):
-        return nearest
-    return other
+    return min(nearest, _float32(2 * wide - nearest), key=lambda near: abs(exact - Fraction(near)))
 
 
 def _fraction(number: Number) -> Fraction:
     digits, exponent = number.parts()
     if len(digits) > _ROUNDED:
         digits, exponent = f"{digits[:_ROUNDED]}1", exponent + len(digits) - _ROUNDED - 1
-    found = int(digits or 0) * Fraction(10) ** exponent
-    return -found if number.startswith("-") else found
+    magnitude = int(digits or 0) * Fraction(10) ** exponent
+    return -magnitude if number.startswith("-") else magnitude
 
 
 def _decimal(plan: JsonPlan) -> Read:
     """Return what reads a number, or base64 of Connect's bytes: the unscaled value, big-endian."""
     own = T.DecimalType(plan.node.precision, plan.node.scale)
     column, unexpected = plan.column, unexpected_in(plan)
-    assert isinstance(column, T.DecimalType)  # noqa: S101  the plan's
     kinds = (own,) if own == column else (own, column)
 
     def read(value: Any) -> Any:
-        number = value
-        if type(value) is str:
-            unscaled = _base64(value)
-            if not unscaled:
-                raise unexpected(value)
+        number = Number(value) if type(value) is int else value
+        if type(value) is str and (unscaled := _base64(value)):
             if int.from_bytes(unscaled, "big", signed=True).bit_length() > _MAX_BITS:
                 raise ScalarMisfitError(own, "value ", value, " exceeds the precision")
             number = Number(unscaled_text(unscaled, own.scale))
             value = Number(plain(number))
-        elif type(value) is int:
-            number = Number(value)
-        elif type(value) is not Number:
+        if type(number) is not Number:
             raise unexpected(value)
         digits, exponent = number.parts()
         for kind in kinds:
@@ -311,10 +277,7 @@ def _variable_decimal(plan: JsonPlan) -> Read:
     unexpected = unexpected_in(plan)
 
     def read(value: Any) -> Any:
-        scale = value.get("scale") if type(value) is dict else None
-        if type(scale) is Number:
-            scale = _int(scale)
-        if type(scale) is not int:
+        if (scale := whole_number(value.get("scale") if type(value) is dict else None)) is None:
             raise unexpected(value)
         return _all_digits(value, value.get("value"), scale, plan)
 
@@ -322,10 +285,7 @@ def _variable_decimal(plan: JsonPlan) -> Read:
 
 
 def _all_digits(value: Any, encoded: Any, scale: int, plan: JsonPlan) -> str:
-    """Return a decimal as text.
-
-    :param encoded: the part of the value that is base64 of the unscaled bytes
-    """
+    """Return a decimal as text; ``encoded`` is base64 of its unscaled bytes."""
     if (unscaled := _base64(encoded)) is None:
         raise unexpected_in(plan)(value)
     try:

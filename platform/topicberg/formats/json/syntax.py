@@ -15,15 +15,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from topicberg.formats.reasons import MAX_LENGTH, MalformedError, byte, shortened, shown
 
-MAX_DEPTH = 1_000
-"""Arrays and objects in each other."""
+MAX_DEPTH = 1_000  # Arrays and objects in each other.
 _SPACE = " \t\n\r"
 _BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _HALF = re.compile(
     r"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)"  # the last: half of a pair
 )
-_MAX_DIGITS = 4_000
-"""Of a whole number that Python reads as such."""
+_MAX_DIGITS = 4_000  # Of a whole number that Python reads as such.
 
 
 class Number(str):
@@ -55,10 +53,7 @@ _LONG_DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_con
 
 
 def parsed(payload: bytes) -> Any:
-    """Return the value that a record is, with ``int`` and :class:`Number` for numbers.
-
-    :raises MalformedError: the record is not JSON
-    """
+    """Return the value of a record of JSON, with ``int`` and :class:`Number` for numbers."""
     try:
         text = str(payload, "utf-8")
     except UnicodeDecodeError as error:
@@ -75,18 +70,15 @@ def parsed(payload: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise MalformedError(_syntax(text, error)) from None
     except (StopIteration, ValueError):  # white space, no value, or a long number
-        value = _slowly(text)
-    if ("\\ud" in text or "\\uD" in text) and (half := _half(text)):
-        raise MalformedError(f"the record has {half}, which is half of a character")
+        try:
+            value = _LONG_DECODER.decode(text)
+        except json.JSONDecodeError as error:
+            raise MalformedError(_syntax(text, error)) from None
+    for match in _HALF.finditer(text) if "\\ud" in text or "\\uD" in text else ():
+        if match[1]:
+            half = match[1].lower()
+            raise MalformedError(f"the record has {half}, which is half of a character")
     return value
-
-
-def _slowly(text: str) -> Any:
-    """Return the value of a text which begins with white space, has a long number, or is none."""
-    try:
-        return _LONG_DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise MalformedError(_syntax(text, error)) from None
 
 
 def _check_depth(text: str) -> None:
@@ -104,10 +96,6 @@ def _check_depth(text: str) -> None:
             )
     if most > MAX_DEPTH // 4:  # Python refuses by how deep its caller is
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 5 * MAX_DEPTH))
-
-
-def _half(text: str) -> str | None:
-    return next((match[1].lower() for match in _HALF.finditer(text) if match[1]), None)
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:
@@ -134,16 +122,13 @@ class Texts:
         self._written: dict[tuple[int, Any], str] = {}
         decoder: Any = json.JSONDecoder(parse_float=Number, parse_int=_integer)
         decoder.parse_object = partial(self._container, JSONObject)
-        decoder.parse_array = partial(self._container, JSONArray)
-        decoder.parse_string = _string
+        decoder.parse_array, decoder.parse_string = partial(self._container, JSONArray), _string
         decoder.scan_once = py_make_scanner(decoder)
-        self.value = _value(decoder.decode(self._text))
+        scanned = decoder.decode(self._text)
+        self.value = scanned.value if isinstance(scanned, _Written) else scanned
 
     def of(self, value: Any, container: Any, place: Any) -> str:
-        """Return the text of a value.
-
-        :param container: the object or array that has it, at a name or a number; None: the record
-        """
+        """Return the text of a value, of a container at a name or a number; None: of the record."""
         if isinstance(value, dict | list):
             begin, end, _ = self._containers[id(value)]
             return self._text[begin:end]
@@ -169,10 +154,6 @@ class _Written(NamedTuple):
     text: str
 
 
-def _value(scanned: Any) -> Any:
-    return scanned.value if isinstance(scanned, _Written) else scanned
-
-
 def _integer(text: str) -> int | Number | _Written:
     if text == "-0":
         return _Written(0, text)
@@ -191,6 +172,12 @@ class _Here(threading.local):
     texts: Texts | None = None
     container: Any = None
     place: Any = None
+    steps = 0  # How many values the unions of the record may still look at.
+
+    def take(self, steps: int) -> None:
+        self.steps -= steps
+        if self.steps < 0:
+            raise MalformedError("the record has too many values for the unions of its schema")
 
 
 here = _Here()
@@ -203,10 +190,7 @@ def text_of(value: Any) -> str:
 
 
 def rendered(value: Any, most: float = math.inf) -> str:
-    """Return a value as JSON text without white space.
-
-    :param most: characters that are needed; arrays and objects are not read further
-    """
+    """Return a value as JSON text without white space; ``most``: characters that are needed."""
     match value:
         case Number():
             return str(value)
@@ -217,11 +201,9 @@ def rendered(value: Any, most: float = math.inf) -> str:
         case _:
             return quoted(value) if isinstance(value, str) else json.dumps(value)
     read: list[str] = []
-    for piece in pieces:
+    while most >= 0 and (piece := next(pieces, None)) is not None:
         read.append(piece)
         most -= len(piece)
-        if most < 0:
-            break
     text = ",".join(read)
     return f"{{{text}}}" if isinstance(value, dict) else f"[{text}]"
 
@@ -232,10 +214,7 @@ def quoted(text: str) -> str:
 
 
 def plain(number: Number, scale: int | None = None) -> str:
-    """Return a number without exponent.
-
-    :param scale: digits behind the point, if any; None: as many as needed
-    """
+    """Return a number without exponent; ``scale``: digits behind the point, None: as needed."""
     digits, exponent = number.parts()
     sign = "-" if number.startswith("-") and digits else ""
     places = max(0, -exponent if scale is None else scale)
@@ -251,19 +230,17 @@ def abbreviated(value: Any) -> str:
 
 def type_of(value: Any) -> str:
     """Return the type of a value, as JSON Schema calls it; a whole number is an integer."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case Number():
-            return "number" if any(mark in value for mark in ".eE") else "integer"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    if isinstance(value, Number):
+        return "number" if any(mark in value for mark in ".eE") else "integer"
+    return _TYPES[type(value)]
+
+
+_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}

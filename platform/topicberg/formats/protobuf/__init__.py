@@ -32,7 +32,7 @@ range. Columns that a record's schema does not have are null.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
-from topicberg.formats.columnar.program import ProgramCode, Shape, Slot
+from topicberg.formats.columnar.program import ProgramCode, Shape, Slots
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.protobuf import record, wire
 from topicberg.formats.protobuf.columns import message_fields
@@ -71,19 +71,14 @@ def fields(
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
     """Return the full name of the message; see :class:`..contract.Format`."""
-    name: str = target_message(schema, message).full_name
-    return name
+    return str(target_message(schema, message).full_name)
 
 
 def written(
     writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
 ) -> frozenset[str]:
-    """Return the columns that the writer has a field for; see :class:`..contract.Format`.
-
-    :raises TableflowError: the writer's schema lacks the message, or it cannot become a table
-    """
-    target = target_message(latest, message)
-    where = f"schema {writer.schema_id}"
+    """Return the columns that the writer has a field for; see :class:`..contract.Format`."""
+    target, where = target_message(latest, message), writer.label
     source = same_message(where, file_of(where, writer), target)
     message_fields(where, source, limits.bounded(where, itertools.count(1)))
     names = {field.number: field.name for field in target.fields}
@@ -108,8 +103,6 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`topicberg.formats.contract.Format`.
 
     A field whose values do not fit the column of the renamed one fills that of its own name.
-
-    :raises TableflowError: as :func:`written` and :func:`reader`
     """
     # This checks that the schema can become a table.
     written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
@@ -119,7 +112,7 @@ def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
     )
 
 
-def program(code: ProgramCode, slots: Mapping[str, Slot], resolved_schema: ResolvedSchema) -> None:
+def program(code: ProgramCode, slots: Slots, resolved_schema: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`..contract.Format`."""
     columns, plan, prefixes = reader(resolved_schema)
     emit_record(code, plan, prefixes, slots, len(Shape(columns).all))
@@ -136,8 +129,7 @@ def _other_message(payload: bytes, resolved_schema: ResolvedSchema) -> str:
     """Return the reason for message indexes that do not name the table's message."""
     expected = target_message(resolved_schema.latest, resolved_schema.message).full_name
     indexes = "index" if resolved_schema.writer.has_glue_index else "indexes"
-    record_message = message_of_record(payload, resolved_schema.writer)
-    if record_message is None:
+    if (record_message := message_of_record(payload, resolved_schema.writer)) is None:
         return (
             f"the record has no message {indexes} at {byte(0)}, before its message {expected}: "
             f"{shown(payload[:8])}"
@@ -155,10 +147,7 @@ def _other_message(payload: bytes, resolved_schema: ResolvedSchema) -> str:
 
 
 class RecordMessage(NamedTuple):
-    """What a record says of its message, in the bytes before it.
-
-    ``message``: its descriptor; None: the schema has none. ``begin``: where it begins.
-    """
+    """The message that a record names (None: the schema has none), and where it begins."""
 
     indexes: list[int] | int
     message: Any
@@ -169,18 +158,14 @@ def message_of_record(payload: bytes, writer: RegisteredSchema) -> RecordMessage
     """Return the message that a record of a schema begins with, or None if it names none."""
     file = file_of("the schema", writer)
     if writer.has_glue_index:
-        varint = wire.varint(payload, 0, len(payload))
-        if varint is None:
+        if (varint := wire.varint(payload, 0, len(payload))) is None:
             return None
-        messages = glue_messages(file)
-        index, begin = varint
+        messages, (index, begin) = glue_messages(file), varint
         return RecordMessage(index, messages[index] if index < len(messages) else None, begin)
-    read = indexes_of_record(payload)
-    if read is None:
+    if (read := indexes_of_record(payload)) is None:
         return None
     indexes, begin = read
-    types: Any = list(file.message_types_by_name.values())
-    message = None
+    message, types = None, list(file.message_types_by_name.values())
     for index in indexes:
         if not 0 <= index < len(types):
             return RecordMessage(indexes, None, begin)
@@ -189,43 +174,31 @@ def message_of_record(payload: bytes, writer: RegisteredSchema) -> RecordMessage
 
 
 def indexes_of_record(payload: bytes) -> tuple[list[int], int] | None:
-    """Return Confluent's message indexes that a record begins with, and where they end.
-
-    None: it does not begin with them.
-    """
-    numbers: list[int] = []
-    position = 0
-    while len(numbers) < 1 or (len(numbers) <= numbers[0] < _MAX_INDEXES):
-        varint = wire.varint(payload, position, len(payload))
-        if varint is None:
+    """Return Confluent's message indexes before a record, and where they end; None: it has none."""
+    numbers, position = list[int](), 0
+    while not numbers or len(numbers) <= numbers[0] < _MAX_INDEXES:
+        if (varint := wire.varint(payload, position, len(payload))) is None:
             return None
-        numbers.append((varint[0] >> 1) ^ -(varint[0] & 1))
-        position = varint[1]
+        number, position = varint
+        numbers.append((number >> 1) ^ -(number & 1))
     count, *indexes = numbers
-    if count == 0:
-        return [0], position
-    return (indexes, position) if len(indexes) == count else None
+    return (indexes or [0], position) if len(indexes) == count else None
 
 
 @lru_cache(maxsize=256)
 def message_indexes(schema: RegisteredSchema, message: str | None) -> bytes:
-    """Return the message indexes of records of one message type, as the wire format has them.
-
-    :param message: the message type; None: the file's first one
-    :raises TableflowError: there is no such message
-    """
+    """Return the bytes of the indexes of a message (None: the file's first) before its records."""
     return index_prefixes(indexes_of(target_message(schema, message)))[0]
 
 
 def reader(
     resolved_schema: ResolvedSchema,
 ) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
-    """Return how a writer's records are read.
+    """Return the columns that a writer's records fill, how, and the indexes that they begin with.
 
-    :returns: the columns that they fill, how, and the message indexes that they begin with
     :raises TableflowError: the writer's schema lacks the message, or does not fit the columns
     """
-    where = f"schema {resolved_schema.writer.schema_id}"
+    where = resolved_schema.writer.label
     target = target_message(resolved_schema.latest, resolved_schema.message)
     source = same_message(where, file_of(where, resolved_schema.writer), target)
     names = {field.name for message in (source, target) for field in message.fields}
@@ -239,9 +212,8 @@ def reader(
             hint="register a compatible version, or disable Tableflow for the topic and enable it "
             "again, which creates a new table",
         ) from None
-    if resolved_schema.writer.has_glue_index:
-        return columns, plan, (glue_index(source),)
-    return columns, plan, index_prefixes(indexes_of(source))
+    is_glue = resolved_schema.writer.has_glue_index
+    return columns, plan, (glue_index(source),) if is_glue else index_prefixes(indexes_of(source))
 
 
 def absent_values(schema: RegisteredSchema, message: str | None) -> dict[str, Any]:

@@ -15,20 +15,12 @@ from topicberg.formats.protobuf import wire
 SCALARS: dict[str, Callable[[], T.IcebergType]] = {
     "double": T.DoubleType,
     "float": T.FloatType,
-    "int32": T.IntegerType,
-    "sint32": T.IntegerType,
-    "sfixed32": T.IntegerType,
-    "int64": T.LongType,
-    "sint64": T.LongType,
-    "sfixed64": T.LongType,
-    "uint32": T.LongType,
-    "fixed32": T.LongType,
-    "uint64": lambda: T.DecimalType(20, 0),
-    "fixed64": lambda: T.DecimalType(20, 0),
     "bool": T.BooleanType,
-    "string": T.StringType,
     "bytes": T.BinaryType,
-    "enum": T.StringType,
+    **dict.fromkeys(("string", "enum"), T.StringType),
+    **dict.fromkeys(("int32", "sint32", "sfixed32"), T.IntegerType),
+    **dict.fromkeys(("int64", "sint64", "sfixed64", "uint32", "fixed32"), T.LongType),
+    **dict.fromkeys(("uint64", "fixed64"), lambda: T.DecimalType(20, 0)),
 }
 _WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 _DECIMAL = "confluent.type.Decimal"
@@ -47,13 +39,12 @@ def message_fields(
     """Return the columns of a message (a descriptor); ``above``: the messages that contain it."""
     inside = (*above, message.full_name)
     limits.check_depth(where, len(inside))
-    columns = []
     for field in message.fields:
         limits.check_name(where, field.name)
-        number = next(ids)
-        kind = _column_type(where, field, ids, inside)
-        columns.append(T.NestedField(number, field.name, kind, required=False))
-    return columns
+    return [
+        T.NestedField(next(ids), f.name, _column_type(where, f, ids, inside), required=False)
+        for f in message.fields
+    ]
 
 
 def _column_type(
@@ -62,20 +53,15 @@ def _column_type(
     """Return the type of a field's column."""
     if is_map(field):
         key, value = field.message_type.fields
-        key_id, value_id = next(ids), next(ids)
-        key_type = SCALARS[kind_of(key)]()
-        kind = value_type(where, value, ids, above)
-        return T.MapType(key_id, key_type, value_id, kind, value_required=False)
+        key_id, key_type, value_id = next(ids), SCALARS[kind_of(key)](), next(ids)
+        return T.MapType(key_id, key_type, value_id, value_type(where, value, ids, above), False)
     if field.is_repeated:
-        element_id = next(ids)
-        element = value_type(where, field, ids, above)
-        return T.ListType(element_id, element, element_required=False)
+        return T.ListType(next(ids), value_type(where, field, ids, above), False)
     return value_type(where, field, ids, above)
 
 
 def value_type(where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]) -> T.IcebergType:
-    message = field.message_type
-    if message is None:
+    if (message := field.message_type) is None:
         return SCALARS[kind_of(field)]()
     if special_kind(where, message) == "decimal":
         return _decimal(where, field)
@@ -87,16 +73,12 @@ def value_type(where: str, field: Any, ids: Iterator[int], above: tuple[str, ...
             hint="break the cycle: a recursive schema cannot become a table",
         )
     inner = message_fields(where, message, ids, above)
-    if not inner:
-        inner = [T.NestedField(next(ids), wire.PRESENT, T.BooleanType(), required=False)]
-    return T.StructType(*inner)
+    marked = () if inner else (T.NestedField(next(ids), wire.PRESENT, T.BooleanType(), False),)
+    return T.StructType(*inner, *marked)
 
 
 def special_kind(where: str, message: Any) -> str | None:
-    """Return the kind of a well-known message; None: it is another one.
-
-    :raises TableflowError: it has the name of a well-known message, but other fields
-    """
+    """Return the kind of a well-known message, which must have its fields; None: it is another."""
     name = message.full_name
     if name not in _SPECIAL and name != _DECIMAL:
         return None
@@ -132,10 +114,7 @@ def _decimal(where: str, field: Any) -> T.DecimalType:
 
     owner = field.containing_type
     if owner.GetOptions().map_entry:  # a map's options are on the field of the map's type
-        owner_fields = owner.containing_type.fields
-        field = next(
-            owner_field for owner_field in owner_fields if owner_field.message_type is owner
-        )
+        field = next(f for f in owner.containing_type.fields if f.message_type is owner)
     params = field.GetOptions().Extensions[meta_pb2.field_meta].params  # type: ignore[attr-defined]
     try:
         precision, scale = int(params["precision"]), int(params["scale"] or 0)
@@ -158,5 +137,4 @@ def is_map(field: Any) -> bool:
 def kind_of(field: Any) -> str:
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
-    name: str = FieldDescriptorProto.Type.Name(field.type)
-    return name.removeprefix("TYPE_").lower()
+    return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()

@@ -6,11 +6,12 @@ It has the result of :mod:`.record`, which decodes what it refuses, such as grou
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from pyiceberg import types as T
 
-from topicberg.formats.columnar.program import Encoding, ProgramCode, ProtobufOp, Slot, Store
+from topicberg.formats.columnar.program import Encoding, ProgramCode, ProtobufOp, Slot, Slots, Store
 from topicberg.formats.protobuf.record import MAX_VALUES, stored
 from topicberg.formats.protobuf.wire import (
     FIXED,
@@ -43,16 +44,11 @@ _DIGITS, _LONGEST_NUMBER = 20, 11
 """Of the largest number of 64 bits, and of an enum's number as text."""
 _LENGTH = 2
 _MAX_BYTES = 1024 * 1024
-_WHOLE_DIGITS = 38
-"""Of a decimal that becomes a whole number."""
+_WHOLE_DIGITS = 38  # Of a decimal that becomes a whole number.
 
 
 def emit_record(
-    code: ProgramCode,
-    message: Message,
-    prefixes: Sequence[bytes],
-    slots: Mapping[str, Slot],
-    columns: int,
+    code: ProgramCode, message: Message, prefixes: Sequence[bytes], slots: Slots, columns: int
 ) -> None:
     """Append the instructions that read a record.
 
@@ -64,25 +60,16 @@ def emit_record(
     start = code.emit(ProtobufOp.RECORD, None, code.text(prefixes), len(prefixes), limits)
     _message(code, message, None, slots)
     # A larger record is perhaps malformed: see the limits of the reference decoder.
-    longest = max(_LONGEST_NUMBER, *map(len, code.texts[texts:]))
-    defaults = [
-        instruction
-        for instruction in code.instructions[start:]
-        if instruction[0] == ProtobufOp.DEFAULT_TEXT
-    ]
-    expanded = max(1, sum(len(code.texts[default[4]]) for default in defaults))
+    longest, added = max(_LONGEST_NUMBER, *map(len, code.texts[texts:])), code.instructions[start:]
+    defaults = (code.texts[text] for op, _, _, _, text, _ in added if op == ProtobufOp.DEFAULT_TEXT)
+    expanded = max(1, sum(map(len, defaults)))
     most = (MAX_VALUES - 2 * _MAX_BYTES) // max(1, columns)
     code.targets[limits] = min(_MAX_BYTES, MAX_TEXT_BYTES // 2 // longest)
     code.targets[limits + 1] = max(1, min(most, MAX_TEXT_BYTES // 2 // expanded))
 
 
 def _message(
-    code: ProgramCode,
-    message: Message,
-    place: Slot | None,
-    slots: Mapping[str, Slot],
-    *,
-    is_empty: bool = False,
+    code: ProgramCode, message: Message, place: Slot | None, slots: Slots, *, is_empty: bool = False
 ) -> None:
     start = code.emit(ProtobufOp.MESSAGE, place, 0, 0, 0)
     entries: list[list[int]] = []
@@ -93,9 +80,7 @@ def _message(
     for field in message.fields:
         number, oneof = _number(code), -1
         if field.oneof is not None:
-            oneof = oneofs.setdefault(field.oneof, -1)
-            if oneof < 0:
-                oneof = oneofs[field.oneof] = _number(code)
+            oneof = oneofs[field.oneof] = oneofs.get(field.oneof) or _number(code)
         target = _target(message, field, slots)
         final += _final(code, field, number, target)
         for wire, instruction in _field(code, field, target):
@@ -107,7 +92,7 @@ def _message(
     code.targets += [len(final), *final]
 
 
-def _target(message: Message, field: WireField, slots: Mapping[str, Slot]) -> Slot | None:
+def _target(message: Message, field: WireField, slots: Slots) -> Slot | None:
     return None if field.column is None else slots[message.names[field.column]]
 
 
@@ -123,18 +108,14 @@ def _field(code: ProgramCode, field: WireField, place: Slot | None) -> list[tupl
     # If a closed enum does not have the number, the field is missing.
     is_skipped = place is None and not (field.is_closed and field.required)
     if is_skipped or field.kind == "group":
-        instructions = [(wire, code.emit(ProtobufOp.SKIP, None, 0))]
-        if packable(field):
-            size = FIXED.get(field.kind, 1)
-            instructions.append((_LENGTH, code.emit(ProtobufOp.SKIP, None, size)))
-        return instructions
+        sizes = {wire: 0} | ({_LENGTH: FIXED.get(field.kind, 1)} if packable(field) else {})
+        return [(kind, code.emit(ProtobufOp.SKIP, None, size)) for kind, size in sizes.items()]
     if place is None:
         return []
     if not field.repeated:
         return [(wire, _value(code, field, place))]
     if field.is_map:
         entry = code.at
-        assert field.message is not None  # noqa: S101  a map has entries
         _message(code, field.message, None, place.by_name)
         return [(wire, code.emit(ProtobufOp.ITEM, place, place.items, entry))]
     value = _value(code, field, place.inside[0])
@@ -148,31 +129,25 @@ def _value(code: ProgramCode, field: WireField, place: Slot) -> int:
     """Append the instructions of one value; return the first of them."""
     kind, column, start = field.kind, place.column, code.at
     if field.message is not None:
-        _of_message(code, field, field.message, place)
+        _of_message(code, field, place)
     elif kind in ("string", "bytes"):
-        is_text = kind == "string" or isinstance(column, T.StringType)
-        code.emit(ProtobufOp.TEXT, place, int(is_text))
+        code.emit(ProtobufOp.TEXT, place, int(kind == "string" or isinstance(column, T.StringType)))
     elif kind == "enum":
-        symbols = sorted((field.symbols or {}).items())
+        symbols = sorted(field.symbols.items())
         texts = code.text([name.encode() for _, name in symbols])
-        pairs = len(code.targets)
-        code.emit(ProtobufOp.ENUM, place, len(symbols), pairs, int(field.is_closed))
-        for number, (value, _) in enumerate(symbols):
-            code.targets += [value, texts + number]
+        code.emit(ProtobufOp.ENUM, place, len(symbols), len(code.targets), int(field.is_closed))
+        for number, (value, _) in enumerate(symbols, texts):
+            code.targets += [value, number]
     elif kind == "float" and isinstance(column, T.DoubleType):
         code.emit(ProtobufOp.WIDER, place)
-    elif isinstance(column, _NUMBERS[kind][1]) and _is_wide(column):
+    elif isinstance(column, _NUMBERS[kind][1]) and (
+        not isinstance(column, T.DecimalType) or (column.scale == 0 and column.precision >= _DIGITS)
+    ):
         code.emit(ProtobufOp.NUMBER, place, _NUMBERS[kind][0], int(place.store))
     else:
         converted = _converted(code, place, is_unsigned=kind in _UNSIGNED)
         code.emit(ProtobufOp.CONVERTED, place, _NUMBERS[kind][0], converted)
     return start
-
-
-def _is_wide(column: T.IcebergType) -> bool:
-    if not isinstance(column, T.DecimalType):
-        return True
-    return column.scale == 0 and column.precision >= _DIGITS
 
 
 def _converted(code: ProgramCode, place: Slot, *, is_unsigned: bool = False) -> int:
@@ -193,7 +168,7 @@ def _converted(code: ProgramCode, place: Slot, *, is_unsigned: bool = False) -> 
     return len(code.targets) - 5
 
 
-def _of_message(code: ProgramCode, field: WireField, message: Message, place: Slot) -> None:
+def _of_message(code: ProgramCode, field: WireField, place: Slot) -> None:
     match field.special:
         case "timestamp":
             code.emit(ProtobufOp.TIMESTAMP, place)
@@ -207,16 +182,13 @@ def _of_message(code: ProgramCode, field: WireField, message: Message, place: Sl
                 digits, scale = place.column.precision, place.column.scale
             code.emit(ProtobufOp.DECIMAL, place, digits, scale, int(place.store))
         case "wrapper":  # its only field is the column
-            _message(code, message, None, {message.names[0]: place})
+            _message(code, field.message, None, {field.message.names[0]: place})
         case special:
-            _message(code, message, place, place.by_name, is_empty=special == "empty")
+            _message(code, field.message, place, place.by_name, is_empty=special == "empty")
 
 
 def _final(code: ProgramCode, field: WireField, number: int, place: Slot | None) -> list[int]:
-    """Append what is done at the end of a message without the field; return the instructions.
-
-    :param number: of the field, or of one around it that is missing
-    """
+    """Append what a message without the field, or what is around it, does at its end; return it."""
     if field.required:
         return [code.emit(ProtobufOp.REQUIRED, None, number)]
     if place is None:
@@ -230,14 +202,13 @@ def _final(code: ProgramCode, field: WireField, number: int, place: Slot | None)
     if field.absent is None:
         return []
     if field.message is not None:
-        return _empty_message(code, field, field.message, number, place)
+        return _empty_message(code, field, number, place)
     return [_default(code, stored(field.absent, field, field.type, ""), number, place)]
 
 
-def _empty_message(
-    code: ProgramCode, field: WireField, message: Message, number: int, place: Slot
-) -> list[int]:
+def _empty_message(code: ProgramCode, field: WireField, number: int, place: Slot) -> list[int]:
     """Append what fills the place of a message that has no field; return the instructions."""
+    message = field.message
     match field.special:
         case "timestamp" | "time" | "decimal":
             return [_default(code, 0, number, place)]
@@ -246,8 +217,7 @@ def _empty_message(
         case "wrapper":
             final, slots = [], {message.names[0]: place}
         case special:
-            final = [code.emit(ProtobufOp.PRESENT, place, number)]
-            slots = place.by_name
+            final, slots = [code.emit(ProtobufOp.PRESENT, place, number)], place.by_name
             if special == "empty":
                 final.append(_default(code, True, number, slots[PRESENT]))
     for inner in message.fields:
@@ -255,7 +225,7 @@ def _empty_message(
     return final
 
 
-def _default(code: ProgramCode, value: object, number: int, place: Slot) -> int:
+def _default(code: ProgramCode, value: Any, number: int, place: Slot) -> int:
     """Append what fills a place with a stored value; return the instruction."""
     if isinstance(value, str | bytes):
         text = value.encode() if isinstance(value, str) else value
@@ -264,10 +234,9 @@ def _default(code: ProgramCode, value: object, number: int, place: Slot) -> int:
         (bits,) = struct.unpack("<i", struct.pack("<f", value))
     elif isinstance(place.column, T.DoubleType):
         (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    elif place.store is Store.INT128:
+        code.targets += struct.unpack("<qq", value.to_bytes(16, "little", signed=True))
+        bits = len(code.targets) - 2
     else:
-        assert isinstance(value, int)  # noqa: S101  all other stored values are
         bits = int(value)
-        if place.store is Store.INT128:
-            code.targets += struct.unpack("<qq", bits.to_bytes(16, "little", signed=True))
-            bits = len(code.targets) - 2
     return code.emit(ProtobufOp.DEFAULT_NUMBER, place, number, bits, int(place.store))

@@ -20,8 +20,7 @@ _MAX_REASON = 200
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}")
 _LOGGED = re.compile(r"[IWEF][0-9]{4} |WARNING: All log messages before ")
 """A line of protoc's log, such as that a file without ``syntax`` is read as proto2."""
-SECONDS, MEMORY = 10, 1024 * 1024 * 1024
-"""Limits of one run of protoc."""
+SECONDS, MEMORY = 10, 1024 * 1024 * 1024  # Limits of one run of protoc.
 _LIMITED = f"""
 import resource, sys
 for what, most in (("AS", {MEMORY}), ("CPU", {SECONDS}), ("CORE", 0)):
@@ -38,10 +37,9 @@ sys.exit(_protoc_compiler.run_main([word.encode() for word in sys.argv[1:]]))
 
 @remembered
 def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> Any:
-    """Return the file's descriptor (google.protobuf), in a pool of its own.
+    """Return the file's descriptor (google.protobuf), in a pool of its own, or TableflowError.
 
     :param references: (name, text) of files that it imports, directly or not
-    :raises TableflowError: protoc refuses it; the message has no file name of its own
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
@@ -58,6 +56,8 @@ def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ())
 
 def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> bytes:
     """Return a FileDescriptorSet; protoc runs as a process, because it writes to its stderr."""
+    from google.type import date_pb2  # beside date.proto, timeofday.proto, money.proto, …
+
     descriptors = _confluent_files()
     with tempfile.TemporaryDirectory() as folder:
         for file, content in (*references, (name, text)):
@@ -76,18 +76,11 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         output, given = Path(folder) / ".descriptors", Path(folder) / ".given"
         given.write_bytes(descriptors)
         tools = Path(str(files("grpc_tools")))
+        paths = (folder, tools / "_proto", Path(date_pb2.__file__).parents[2])
         command = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _LIMITED,
-            str(tools.parent),
-            "--include_imports",
-            *(f"--proto_path={path}" for path in (folder, tools / "_proto", _google_types())),
-            f"--descriptor_set_in={given}",
-            f"--descriptor_set_out={output}",
-            name,
+            *(sys.executable, "-I", "-S", "-c", _LIMITED, str(tools.parent), "--include_imports"),
+            *(f"--proto_path={path}" for path in paths),
+            *(f"--descriptor_set_in={given}", f"--descriptor_set_out={output}", name),
         ]
         try:
             done = subprocess.run(
@@ -131,13 +124,6 @@ def _too_costly() -> TableflowError:
     return TableflowError(
         f"protoc needs more than {SECONDS} seconds or {MEMORY // 2**20} MB", hint="split the schema"
     )
-
-
-def _google_types() -> Path:
-    """Return the folder above google/type: date.proto, timeofday.proto, money.proto, …"""
-    from google.type import date_pb2
-
-    return Path(date_pb2.__file__).parents[2]
 
 
 @lru_cache(maxsize=1)

@@ -22,13 +22,13 @@ from topicberg.formats.protobuf import wire
 from topicberg.formats.protobuf.wire import Message, WireField
 from topicberg.formats.reasons import MalformedError, byte, field_at, place_at, shortened, shown
 
-MAX_VALUES = 4_000_000
-"""Values of a record: every second byte of it may be a row of a list."""
+MAX_VALUES = 4_000_000  # Values of a record: every second byte of it may be a row of a list.
 _MICROS = 1_000_000
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 """Years 1 to 9999, as the documentation of google.protobuf.Timestamp requires."""
 _DAY_MICROS = 86_400 * _MICROS
 _LONGEST_DECIMAL = 64
+_TOO_LARGE = f"needs more than {wire.MAX_TEXT_BYTES // 2**20} MiB of memory"
 _WIRE_TYPES = ("varint", "64-bit", "length-delimited", "group", "end of a group", "32-bit")
 _STRUCTS = {
     "fixed32": struct.Struct("<I"),
@@ -41,10 +41,7 @@ _STRUCTS = {
 
 
 class Occurrence(NamedTuple):
-    """One value of a field: ``start`` of its tag, ``begin`` and ``stop`` of its content.
-
-    ``number``: of a varint.
-    """
+    """A field's value: the start of its tag, begin and stop of its content; a varint's number."""
 
     start: int
     begin: int
@@ -71,10 +68,7 @@ class MessageRecord:
             raise MalformedError(f"the record has more than {MAX_VALUES:,} values")
 
     def expand(self, size: int) -> None:
-        """Count text that the record does not have itself: names of enums, and defaults.
-
-        :raises _TooLargeError: it needs too much memory
-        """
+        """Count text that the record does not have itself: names of enums, and defaults."""
         self.text_left -= size
         if self.text_left < 0:
             raise _TooLargeError
@@ -86,20 +80,17 @@ Values = Callable[[MessageRecord, Sequence[Occurrence]], Any]
 """Reads all occurrences of a field. Raises MalformedError."""
 Row = tuple[dict[str, Any], bool]
 """The values of a message, by column; whether a closed enum had a number without a name."""
-Pieces = Sequence[tuple[int, int]]
-"""Where a message begins and ends: several pieces are merged."""
+Pieces = Sequence[tuple[int, int]]  # Where a message begins and ends: several pieces are merged.
 
 
 def decoder(
     plan: Message, prefixes: Sequence[bytes], other_message: Callable[[bytes], str]
 ) -> RecordDecoder:
-    """Return the decoder of a message's records.
+    """Return the decoder of a message's records, which begin with one of some prefixes.
 
-    :param prefixes: the message indexes that name the message
-    :param other_message: returns the reason of a record with other ones
+    :param other_message: returns the reason of a record with another prefix
     """
-    read = _message(plan, "")
-    longest_first = sorted(prefixes, key=len, reverse=True)
+    read, longest_first = _message(plan, ""), sorted(prefixes, key=len, reverse=True)
 
     def decode(payload: bytes) -> dict[str, Any]:
         for prefix in longest_first:
@@ -107,14 +98,10 @@ def decoder(
                 try:
                     return read(MessageRecord(payload), [(len(prefix), len(payload))])[0]
                 except _TooLargeError:
-                    raise MalformedError(f"the record {_too_large()}") from None
+                    raise MalformedError(f"the record {_TOO_LARGE}") from None
         raise MalformedError(other_message(payload))
 
     return decode
-
-
-def _too_large() -> str:
-    return f"needs more than {wire.MAX_TEXT_BYTES // 2**20} MiB of memory"
 
 
 def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]:
@@ -135,8 +122,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
             value = absent[name] = values_of(MessageRecord(b""), ())
             if isinstance(value, str | bytes):
                 text[number] = len(value)
-    all_text = sum(text.values())
-    required = [field for field in plan.fields if field.required]
+    all_text, required = sum(text.values()), [field for field in plan.fields if field.required]
     width = max(1, len(plan.names))
 
     def read(record: MessageRecord, pieces: Pieces) -> Row:
@@ -154,25 +140,22 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
                 field, values = fields[number], [occurrence]
                 if wire_type != expected:
                     if wire_type != wire.LENGTH or not wire.packable(field):
-                        raise _wrong_type(field, path, wire_type, occurrence.start)
+                        raise MalformedError(
+                            f"{_label(field, path)}: wire type {_WIRE_TYPES[wire_type]} at "
+                            f"{byte(occurrence.start)}, {_WIRE_TYPES[expected]} expected"
+                        )
                     values = _unpacked(record, field, path, occurrence)
                 if field.is_closed:
-                    named = field.symbols or {}
-                    numbers = [_signed(value.number, 32) for value in values]
-                    pairs = list(zip(values, numbers, strict=True))
-                    unknown.update((number, n) for _, n in pairs if n not in named)
-                    values = [value for value, n in pairs if n in named]
+                    pairs = [(value, _signed(value.number, 32)) for value in values]
+                    unknown.update((number, n) for _, n in pairs if n not in field.symbols)
+                    values = [value for value, n in pairs if n in field.symbols]
                     if not values:
                         continue
                 if field.oneof is not None:
-                    other = member_of.get(field.oneof, number)
-                    if other != number:
+                    if (other := member_of.get(field.oneof, number)) != number:
                         by_number.pop(other, None)
                     member_of[field.oneof] = number
-                if number in by_number:
-                    by_number[number] += values
-                else:
-                    by_number[number] = values
+                by_number.setdefault(number, []).extend(values)
         for field in required:
             if field.number not in by_number:
                 problem = "the required field is missing"
@@ -180,8 +163,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
                     problem = f"its enum has no number {unknown[field.number]}"
                 raise MalformedError(f"{_label(field, path)}: {problem}")
         # Only the fields that are there take time, however many the message has.
-        row = dict[str, Any]()
-        number = 0
+        row, number = dict[str, Any](), 0
         try:
             for number, occurrences in by_number.items():
                 if number in columns:
@@ -194,7 +176,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
             if path:
                 raise
             raise MalformedError(
-                f"{_label(fields[number], path)}: its value {_too_large()}"
+                f"{_label(fields[number], path)}: its value {_TOO_LARGE}"
             ) from None
         if all_text:
             record.expand(all_text - sum(text.get(number, 0) for number in by_number))
@@ -225,24 +207,23 @@ def _occurrence(
         if number == 0 or tag > wire.MAX_TAG:
             where = f"{byte(start)} is not the start of a field"
             raise MalformedError(f"{where}: field number {number}")
-        if wire_type == wire.VARINT:
-            value, end = _varint(data, position, stop)
-            return number, wire_type, Occurrence(start, position, end, value), end
-        if wire_type == wire.LENGTH:
-            length, position = _varint(data, position, stop)
-        elif wire_type == wire.FIXED32:
-            length = 4
-        elif wire_type == wire.FIXED64:
-            length = 8
-        elif wire_type == wire.GROUP:
-            ends = wire.group_end(data, position, stop, number)
-            if ends is None:
+        match wire_type:
+            case wire.VARINT:
+                value, end = _varint(data, position, stop)
+                return number, wire_type, Occurrence(start, position, end, value), end
+            case wire.LENGTH:
+                length, position = _varint(data, position, stop)
+            case wire.FIXED32 | wire.FIXED64:
+                length = 4 if wire_type == wire.FIXED32 else 8
+            case wire.GROUP:
+                if (ends := wire.group_end(data, position, stop, number)) is not None:
+                    return number, wire_type, Occurrence(start, position, ends[0]), ends[1]
                 raise MalformedError(f"{label()} is a group that does not end before {byte(stop)}")
-            return number, wire_type, Occurrence(start, position, ends[0]), ends[1]
-        elif wire_type == wire.END_GROUP:
-            raise MalformedError(f"{label()} ends a group that did not start")
-        else:
-            raise MalformedError(f"{label()} has the wire type {wire_type}, which does not exist")
+            case wire.END_GROUP:
+                raise MalformedError(f"{label()} ends a group that did not start")
+            case _:
+                problem = f"has the wire type {wire_type}, which does not exist"
+                raise MalformedError(f"{label()} {problem}")
     except _NoVarintError as error:
         (position,) = error.args
         if stop - position >= wire.MAX_VARINT:
@@ -258,8 +239,7 @@ def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
     """:raises _NoVarintError: there is none"""
     if position < stop and (number := data[position]) < 0x80:
         return number, position + 1
-    varint = wire.varint(data, position, stop)
-    if varint is None:
+    if (varint := wire.varint(data, position, stop)) is None:
         raise _NoVarintError(position)
     return varint
 
@@ -272,38 +252,19 @@ def _label(field: WireField, path: str, kind: object = None) -> str:
     return field_at(f"{path}{field.name}", kind or field.kind)
 
 
-def _wrong_type(field: WireField, path: str, wire_type: int, start: int) -> MalformedError:
-    expected = wire.wire_type(field.kind)
-    return MalformedError(
-        f"{_label(field, path)}: wire type {_WIRE_TYPES[wire_type]} at {byte(start)}, "
-        f"{_WIRE_TYPES[expected]} expected"
-    )
-
-
 def _unpacked(
     record: MessageRecord, field: WireField, path: str, packed: Occurrence
 ) -> list[Occurrence]:
     """Return the values of a packed field, as if they were not packed."""
     occurrences: list[Occurrence] = []
-    position, stop = packed.begin, packed.stop
-    fixed = _STRUCTS.get(field.kind)
-
-    def cut() -> MalformedError:
-        where = f"packed values at {byte(packed.begin)}"
-        return MalformedError(f"{_label(field, path)}: {where} end within a value")
-
+    position, stop, size = packed.begin, packed.stop, wire.FIXED.get(field.kind)
     while position < stop:
-        if fixed is not None:
-            end, number = position + fixed.size, 0
-            if end > stop:
-                raise cut()
-        else:
-            value = wire.varint(record.data, position, stop)
-            if value is None:
-                raise cut()
-            number, end = value
-        occurrences.append(Occurrence(packed.start, position, end, number))
-        position = end
+        value = (0, position + size) if size else wire.varint(record.data, position, stop)
+        if value is None or value[1] > stop:
+            where = f"packed values at {byte(packed.begin)}"
+            raise MalformedError(f"{_label(field, path)}: {where} end within a value")
+        occurrences.append(Occurrence(packed.start, position, value[1], value[0]))
+        position = value[1]
     record.count(len(occurrences))
     return occurrences
 
@@ -319,9 +280,8 @@ def _values(field: WireField, path: str) -> Values:
         ]
     if field.message is not None:
         return _singular_message(field, path)
-    absent, value = field.absent, _value(field, field.type, path)
-    if absent is not None:
-        absent = stored(absent, field, field.type, path)
+    value = _value(field, field.type, path)
+    absent = None if field.absent is None else stored(field.absent, field, field.type, path)
 
     def read(record: MessageRecord, occurrences: Sequence[Occurrence]) -> Any:
         if not occurrences:
@@ -335,12 +295,10 @@ def _values(field: WireField, path: str) -> Values:
 
 
 def _singular_message(field: WireField, path: str) -> Values:
-    assert field.message is not None  # noqa: S101  the caller's condition
     read, finish = _message(field.message, f"{path}{field.name}."), _finish(field, field.type, path)
-    is_always = bool(field.absent)
 
     def values(record: MessageRecord, occurrences: Sequence[Occurrence]) -> Any:
-        if not occurrences and not is_always:
+        if not occurrences and not field.absent:
             return None
         row, _ = read(record, [(occurrence.begin, occurrence.stop) for occurrence in occurrences])
         return finish(row)
@@ -349,7 +307,6 @@ def _singular_message(field: WireField, path: str) -> Values:
 
 
 def _map(field: WireField, path: str) -> Values:
-    assert field.message is not None  # noqa: S101  a map has entries
     read = _message(field.message, f"{path}{field.name}.")
 
     def values(record: MessageRecord, occurrences: Sequence[Occurrence]) -> list[tuple[Any, Any]]:
@@ -372,23 +329,23 @@ def _value(field: WireField, column: pa.DataType, path: str) -> Value:
         return lambda record, occurrence: finish(
             read(record, [(occurrence.begin, occurrence.stop)])[0]
         )
-    if kind in ("string", "bytes"):
-        return _text(field, column, path)
-    if kind in ("float", "double"):
-        unpack = _STRUCTS[kind].unpack_from
-        return lambda record, occurrence: unpack(record.data, occurrence.begin)[0]
-    if kind == "bool":
-        return lambda _, occurrence: occurrence.number != 0
-    if kind == "enum":
-        symbols = field.symbols or {}
+    match kind:
+        case "string" | "bytes":
+            return _text(field, column, path)
+        case "float" | "double":
+            unpack = _STRUCTS[kind].unpack_from
+            return lambda record, occurrence: unpack(record.data, occurrence.begin)[0]
+        case "bool":
+            return lambda _, occurrence: occurrence.number != 0
+        case "enum":
 
-        def symbol(record: MessageRecord, occurrence: Occurrence) -> str:
-            number = _signed(occurrence.number, 32)
-            name = symbols.get(number) or str(number)
-            record.expand(len(name))
-            return name
+            def symbol(record: MessageRecord, occurrence: Occurrence) -> str:
+                number = _signed(occurrence.number, 32)
+                name = field.symbols.get(number) or str(number)
+                record.expand(len(name))
+                return name
 
-        return symbol
+            return symbol
     to_column = _number(field, column, path)
     if kind in _STRUCTS:
         unpack = _STRUCTS[kind].unpack_from
@@ -407,10 +364,8 @@ def _text(field: WireField, column: pa.DataType, path: str) -> Value:
         try:
             text = content.decode()
         except UnicodeDecodeError:
-            where = f"at {byte(occurrence.begin)}"
-            raise MalformedError(
-                f"{_label(field, path)}: value {shown(content)} {where} is not UTF-8"
-            ) from None
+            value = f"value {shown(content)} at {byte(occurrence.begin)}"
+            raise MalformedError(f"{_label(field, path)}: {value} is not UTF-8") from None
         return text if is_text else content
 
     return read
@@ -438,20 +393,18 @@ _INTEGERS: dict[str, Callable[[int], int]] = {
 def _number(field: WireField, column: pa.DataType, path: str) -> Callable[[int], int]:
     """Return what turns an integer into the value of its column."""
     if pa.types.is_decimal(column):
-        factor = 10**column.scale
-        high = 10 ** (column.precision - column.scale) - 1
-        low = -high
+        factor, limit = 10**column.scale, 10 ** (column.precision - column.scale)
+        low, high = 1 - limit, limit - 1
     else:
-        factor, high = 1, (1 << (column.bit_width - 1)) - 1
-        low = -high - 1
+        factor, limit = 1, 1 << (column.bit_width - 1)
+        low, high = -limit, limit - 1
 
     def convert(number: int) -> int:
-        value: int = number * factor
-        if not low <= number <= high:
-            raise MalformedError(
-                f"{_label(field, path)}: value {number} is out of range of its column ({column})"
-            )
-        return value
+        if low <= number <= high:
+            return int(number * factor)
+        raise MalformedError(
+            f"{_label(field, path)}: value {number} is out of range of its column ({column})"
+        )
 
     return convert
 
@@ -494,12 +447,10 @@ def _invalid(
 
 
 def _timestamp(row: Mapping[str, Any], field: WireField, path: str) -> int:
-    seconds, nanos = row["seconds"], row["nanos"]
+    seconds, nanos, problem = row["seconds"], row["nanos"], "is not between the years 1 and 9999"
     if not 0 <= nanos < 10**9:
         problem = "has nanos that are not between 0 and 999999999"
-    elif not _FIRST_SECOND <= seconds <= _LAST_SECOND:
-        problem = "is not between the years 1 and 9999"
-    else:
+    elif _FIRST_SECOND <= seconds <= _LAST_SECOND:
         return int(seconds * _MICROS + nanos // 1000)
     raise _invalid(row, field, path, "google.protobuf.Timestamp", problem)
 
@@ -517,10 +468,9 @@ def _time(row: Mapping[str, Any], field: WireField, path: str) -> int:
     hours, minutes, seconds, nanos = (row[n] for n in ("hours", "minutes", "seconds", "nanos"))
     total = ((hours * 60 + minutes) * 60 + seconds) * _MICROS + nanos // 1000
     is_one = 0 <= hours <= 24 and 0 <= minutes <= 59 and 0 <= seconds <= 60
-    is_one = is_one and 0 <= nanos < 10**9 and (hours < 24 or total <= _DAY_MICROS)
-    if not is_one:
-        raise _invalid(row, field, path, "google.type.TimeOfDay", "is not a time of a day")
-    return int(total)
+    if is_one and 0 <= nanos < 10**9 and (hours < 24 or total <= _DAY_MICROS):
+        return int(total)
+    raise _invalid(row, field, path, "google.type.TimeOfDay", "is not a time of a day")
 
 
 def _decimal(row: Mapping[str, Any], field: WireField, column: pa.DataType, path: str) -> int:
@@ -530,16 +480,12 @@ def _decimal(row: Mapping[str, Any], field: WireField, column: pa.DataType, path
     unscaled, is_short = row["value"], len(row["value"]) <= _LONGEST_DECIMAL
     number = int.from_bytes(unscaled, "big", signed=True) if is_short else 0
     shift = scale - row["scale"] if number else 0
-    rest, scaled = 0, number
     if is_short and abs(shift) <= 100:
-        if shift < 0:
-            scaled, rest = divmod(number, 10**-shift)
-        else:
-            scaled = number * 10**shift
-        if not rest and abs(scaled) < 10**precision:
-            limit = 1 << (column.bit_width - 1)
-            if not is_whole or -limit <= scaled < limit:
-                return int(scaled)
+        scaled, rest = divmod(number * 10 ** max(shift, 0), 10 ** max(-shift, 0))
+        limit = 1 << (column.bit_width - 1)
+        fits = abs(scaled) < 10**precision and (not is_whole or -limit <= scaled < limit)
+        if fits and not rest:
+            return int(scaled)
     value = Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -row["scale"]))
     text = shortened(str(value) if is_short else f"of {len(unscaled)} bytes")
     if is_whole:

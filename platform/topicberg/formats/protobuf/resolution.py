@@ -42,10 +42,9 @@ class FieldMisfitError(Exception):
 
 
 def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> wire.Message:
-    """Return how the writer's message becomes these columns.
+    """Return how the writer's message becomes columns, or MisfitError: a field's values fit none.
 
     :param target: the latest schema's message, which names the fields; None: it has none
-    :raises MisfitError: a field's values fit no column, or its column has another field's values
     """
     numbers = {column.name: place for place, column in enumerate(columns)}
     latest = {} if target is None else target.fields_by_number
@@ -54,8 +53,7 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
     read: list[wire.WireField] = []
     rest: list[Any] = []
     for field in source.fields:
-        newest = latest.get(field.number)
-        if newest is None or newest.name not in numbers:
+        if (newest := latest.get(field.number)) is None or newest.name not in numbers:
             rest.append(field)
             continue
         try:
@@ -113,22 +111,17 @@ def _field_plan(
         if not isinstance(kind, T.ListType):
             raise FieldMisfitError(field, f"is repeated, its column a {kind}")
         element = kind.element_type
-    message, special = None, None
+    facts |= {"type": arrow_type(kind), "absent": _absent(field)}
     if field.message_type is not None:
         message, special = _inner(field, newest, element)
-    else:
-        _check_fits(field, SCALARS[facts["kind"]](), element)
-    absent = _absent(field)
-    if field.message_type is None and absent is not None:
-        try:
-            pa.scalar(absent, arrow_type(element))
-        except (pa.ArrowException, OverflowError, UnicodeDecodeError):
-            raise FieldMisfitError(
-                field, f"has a default that its column, a {kind}, cannot hold"
-            ) from None
-    return wire.WireField(
-        type=arrow_type(kind), message=message, special=special, absent=absent, **facts
-    )
+        return wire.WireField(message=message, special=special, **facts)
+    _check_fits(field, SCALARS[facts["kind"]](), element)
+    try:
+        pa.scalar(facts["absent"], arrow_type(element))
+    except (pa.ArrowException, OverflowError, UnicodeDecodeError):
+        problem = f"has a default that its column, a {kind}, cannot hold"
+        raise FieldMisfitError(field, problem) from None
+    return wire.WireField(**facts)
 
 
 def _inner(field: Any, newest: Any, column: T.IcebergType) -> tuple[wire.Message, str | None]:
@@ -142,20 +135,15 @@ def _inner(field: Any, newest: Any, column: T.IcebergType) -> tuple[wire.Message
         except FieldMisfitError as misfit:
             raise misfit.of_inner(field) from None
     if special is not None:
-        natural = value_type("the writer's schema", field, itertools.count(1), ())
-        _check_fits(field, natural, column)
+        _check_fits(field, value_type("the writer's schema", field, itertools.count(1), ()), column)
         parts = {part.name: part for part in message_fields("", inner, itertools.count(1))}
-        names = ("value", "scale")
-        if special != "decimal":
-            names = tuple(known_message(inner.full_name).fields_by_name)
+        is_decimal = special == "decimal"
+        names = ("value", "scale") if is_decimal else known_message(inner.full_name).fields_by_name
         return message_plan(inner, None, [parts[name] for name in names]), special
     if not isinstance(column, T.StructType):
         raise FieldMisfitError(field, f"is a message, its column a {column}")
-    newest_message = None if newest is None else newest.message_type
-    is_marked = not inner.fields and any(
-        column_field.name == wire.PRESENT for column_field in column.fields
-    )
-    return message_plan(inner, newest_message, column.fields), "empty" if is_marked else None
+    plan = message_plan(inner, newest and newest.message_type, column.fields)
+    return plan, None if inner.fields or wire.PRESENT not in plan.names else "empty"
 
 
 def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:
@@ -165,21 +153,18 @@ def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> No
     and back; a value that the column does not hold exactly makes its record malformed.
     """
     whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
-    fits = natural == column or (
+    if natural != column and not (
         (whole and isinstance(column, _WHOLE))
         or (isinstance(natural, T.DecimalType) and isinstance(column, T.DecimalType))
         or (isinstance(natural, T.FloatType) and isinstance(column, T.DoubleType))
         or (kind_of(field) in _TEXT and isinstance(column, T.StringType | T.BinaryType))
-    )
-    if not fits:
+    ):
         raise FieldMisfitError(field, f"is a {natural}, its column a {column}")
 
 
-def _symbols(field: Any) -> dict[int, str] | None:
-    if field.enum_type is None:
-        return None
-    values = reversed(list(field.enum_type.values))  # the first of several names is used
-    return {value.number: value.name for value in values}
+def _symbols(field: Any) -> dict[int, str]:
+    values = field.enum_type.values if field.enum_type is not None else ()
+    return {value.number: value.name for value in reversed(values)}  # of several names, the first
 
 
 def _absent(field: Any) -> Any:
@@ -189,9 +174,8 @@ def _absent(field: Any) -> Any:
         return None
     if field.message_type is not None:
         return True
-    if field.enum_type is not None:
-        return _symbols(field)[field.default_value]  # type: ignore[index]
-    return field.default_value
+    is_enum = field.enum_type is not None
+    return _symbols(field)[field.default_value] if is_enum else field.default_value
 
 
 def absent_of_message(message: Any) -> dict[str, Any]:

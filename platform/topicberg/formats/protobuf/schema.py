@@ -27,22 +27,20 @@ def file_of(where: str, schema: RegisteredSchema) -> Any:
 def root_message(where: str, schema: RegisteredSchema, message: str | None) -> Any:
     """Return the descriptor of the message that defines the table."""
     file = file_of(where, schema)
-    types = list(file.message_types_by_name.values())
-    if not types:
+    if not (types := list(file.message_types_by_name.values())):
         raise TableflowError(
             f"{where} defines no message", hint="define a message: its fields become columns"
         )
     if message is None:
         return types[0]
-    descriptor = _named(file, message.removeprefix(f"{file.package}."))
-    if descriptor is None:
+    if (descriptor := _named(file, message.removeprefix(f"{file.package}."))) is None:
         names = ", ".join(message_type.name for message_type in types)
         raise TableflowError(f"{where} has no message {message}; there are {names}")
     return descriptor
 
 
 def target_message(schema: RegisteredSchema, message: str | None) -> Any:
-    return root_message(f"schema {schema.schema_id}", schema, message)
+    return root_message(schema.label, schema, message)
 
 
 def _named(file: Any, name: str) -> Any:
@@ -59,8 +57,6 @@ def same_message(where: str, file: Any, message: Any) -> Any:
 
     A renamed message is the one in the same place, if each of the two names is in only one of the
     versions: a message that both versions have was moved, and is another type.
-
-    :raises TableflowError: there is neither
     """
     name = message.full_name.removeprefix(f"{message.file.package}.")
     if descriptor := _named(file, name):
@@ -84,15 +80,10 @@ def same_message(where: str, file: Any, message: Any) -> Any:
 
 def indexes_of(message: Any) -> list[int]:
     """Return the message indexes: the message's place in its parent, after the parent's indexes."""
-    path: list[int] = []
-    while message is not None:
-        around = message.containing_type
-        beside = (
-            message.file.message_types_by_name.values() if around is None else (around.nested_types)
-        )
-        path.insert(0, [sibling.full_name for sibling in beside].index(message.full_name))
-        message = around
-    return path
+    around = message.containing_type
+    beside = around.nested_types if around else message.file.message_types_by_name.values()
+    index = [sibling.full_name for sibling in beside].index(message.full_name)
+    return [*(indexes_of(around) if around else ()), index]
 
 
 def index_prefixes(path: list[int]) -> tuple[bytes, ...]:
@@ -102,9 +93,7 @@ def index_prefixes(path: list[int]) -> tuple[bytes, ...]:
 
 
 def glue_messages(file: Any) -> list[Any]:
-    """Return all messages of a file in the order in which AWS Glue's serializers count them.
-
-    They sort those of every depth, with the entries of maps, by their full names.
+    """Return all messages of a file, of every depth and those of maps, by their full names.
 
     Source: ``MessageIndexFinder`` (Java) of AWS Glue Schema Registry.
     """
@@ -116,10 +105,7 @@ def glue_messages(file: Any) -> list[Any]:
 
 
 def glue_index(message: Any) -> bytes:
-    """Return what AWS Glue's serializers write before a message: its index, as a varint.
-
-    It has no zig-zag. Source: ``ProtobufWireFormatEncoder`` (Java) of AWS Glue Schema Registry.
-    """
+    """Return a message's index as AWS Glue's ``ProtobufWireFormatEncoder`` (Java) writes it."""
     names = [message_type.full_name for message_type in glue_messages(message.file)]
     return _varint(names.index(message.full_name))
 

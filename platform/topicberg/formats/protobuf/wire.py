@@ -6,13 +6,12 @@ Follows https://protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-PRESENT = "is_present"
-"""The field of a message that has no fields: Parquet has no empty struct."""
+PRESENT = "is_present"  # The field of a message that has no fields: Parquet has no empty struct.
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 """The most bytes of the texts of a record that it does not have itself: names of enums, and
 defaults. It is malformed beyond that."""
@@ -27,8 +26,9 @@ VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 class WireField:
     """A field of a message, and the column that it becomes.
 
-    ``name``, ``kind``: from the .proto file; ``message`` and ``group`` have a ``message``, ``enum``
-    has ``symbols``, and if it is a closed one, other numbers are unknown fields (``is_closed``).
+    ``name``, ``kind``: from the .proto file; ``message`` and ``group`` have a :class:`Message`,
+    ``enum`` has ``symbols``, and if it is a closed one, other numbers are unknown fields
+    (``is_closed``).
     ``column``: its place in the row; None: it has no column, and is skipped.
     ``type``: of the column, or of a list's elements. ``absent``: the value in a record that lacks
     the field; None is null; for a message True: an empty one. ``oneof``: index of the oneof.
@@ -45,8 +45,8 @@ class WireField:
     required: bool = False
     absent: Any = None
     oneof: int | None = None
-    message: Message | None = None
-    symbols: Mapping[int, str] | None = None
+    message: Any = None
+    symbols: Mapping[int, str] = field(default_factory=dict)
     is_closed: bool = False
     special: str | None = None
 
@@ -74,8 +74,7 @@ def group_end(data: Any, position: int, stop: int, number: int) -> tuple[int, in
     """Return where a group's content ends and where the group ends; None: nowhere."""
     open_groups = [number]
     while position < stop:
-        tag = varint(data, position, stop)
-        if tag is None or not 8 <= tag[0] <= MAX_TAG:
+        if (tag := varint(data, position, stop)) is None or not 8 <= tag[0] <= MAX_TAG:
             return None
         before, position, wire = position, tag[1], tag[0] & 7
         if wire == GROUP:
@@ -85,11 +84,10 @@ def group_end(data: Any, position: int, stop: int, number: int) -> tuple[int, in
                 return None
             if not open_groups:
                 return before, position
-        else:
-            content = _content(data, position, stop, wire)
-            if content is None:
-                return None
+        elif (content := _content(data, position, stop, wire)) is not None:
             position = content[1]
+        else:
+            return None
     return None
 
 
@@ -97,21 +95,21 @@ def _content(data: Any, position: int, stop: int, wire: int) -> tuple[int, int] 
     """Return begin, or the value of a varint, and end of what is not a group; None: malformed."""
     if wire == VARINT:
         return varint(data, position, stop)
-    length = {FIXED64: (8, position), FIXED32: (4, position)}.get(wire)
-    if wire == LENGTH:
-        length = varint(data, position, stop)
-    if length is None or sum(length) > stop:
-        return None
-    return length[1], sum(length)
+    fixed = {FIXED64: (8, position), FIXED32: (4, position)}
+    length = varint(data, position, stop) if wire == LENGTH else fixed.get(wire)
+    return None if length is None or sum(length) > stop else (length[1], sum(length))
+
+
+_WIRE_TYPES = {
+    **{kind: FIXED32 if size == 4 else FIXED64 for kind, size in FIXED.items()},
+    **dict.fromkeys(("message", "string", "bytes"), LENGTH),
+    "group": GROUP,
+}
 
 
 def wire_type(kind: str) -> int:
     """Return the wire type of a field's kind."""
-    if kind in FIXED:
-        return FIXED32 if FIXED[kind] == 4 else FIXED64
-    if kind == "group":
-        return GROUP
-    return LENGTH if kind in ("message", "string", "bytes") else VARINT
+    return _WIRE_TYPES.get(kind, VARINT)
 
 
 def packable(field: WireField) -> bool:

@@ -17,7 +17,7 @@ from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
-from topicberg.kafka.samples import RECORDS, sampled_messages
+from topicberg.kafka.consumer import SAMPLE_RECORDS, sampled_messages
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.layout import read_layout
 from topicberg.topics import TopicSpec
@@ -68,7 +68,7 @@ def is_plain(spec: TopicSpec) -> bool:
 
 
 def compare(
-    spec: TopicSpec, endpoints: Endpoints, config: Settings, records: int = RECORDS
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, records: int = SAMPLE_RECORDS
 ) -> Drift:
     """Compare the schema of a topic's values with a sample of its records.
 

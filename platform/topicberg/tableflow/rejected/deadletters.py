@@ -33,12 +33,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from pyiceberg.table import Table
 
-from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
+from topicberg.clients.registry import NOT_FOUND, IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import wire_prefix
-from topicberg.formats.registry import NOT_FOUND
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import schemas, transactions
 from topicberg.kafka import topics as kafka
