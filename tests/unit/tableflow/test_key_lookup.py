@@ -17,7 +17,7 @@ from topicberg.tableflow.upsert.key_files import (
     is_last,
     merged,
 )
-from topicberg.tableflow.values.key_lookup import pairs, passing
+from topicberg.tableflow.values.key_hash import pairs, passing
 
 ALL = np.uint64(2**64 - 1)
 """Bits of the second halves."""

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
-from topicberg.kafka.offsets import Offsets, PartitionOffset
+from topicberg.iceberg.tables import find_table
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import first_times
+from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
+from topicberg.settings import Settings
 from topicberg.tableflow.layout.message_fields import Layout
+from topicberg.tableflow.layout.waiting import start_again
 from topicberg.tableflow.upsert import tombstones
-from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
-from topicberg.tableflow.values.offsets import Batch
-from topicberg.topics import TopicSpec
+from topicberg.tableflow.values.offsets import Batch, plan_batch
+from topicberg.topics import TopicSpec, requests
+from topicberg.wording import count
 
 Reader = Literal["process", "spark"]
 
@@ -125,3 +134,171 @@ def due(tables: Sequence[TablePlan], beginning: Offsets) -> tuple[tuple[TablePla
         return tuple(tables), {}
     of_first = offsets[behind[0]]
     return tuple(tables[number] for number in behind if offsets[number] == of_first), ends
+
+
+def still_failing(
+    spec: TopicSpec, config: Settings, table: Table, start: Offsets
+) -> dict[PartitionOffset, skips.Skip]:
+    """Return the records that fail by themselves, of those that are still to come."""
+    request = requests.read_request(config, spec.name)
+    resumed_ms = request.resumed_at * 1000 if request else 0
+    # What failed before a user resumed the topic is tried again.
+    return skips.places((s for s in skips.failing(table) if s.at_ms >= resumed_ms), start)
+
+
+def check_recreated(spec: TopicSpec, committed: commit.Committed, log: kafka.TopicLog) -> None:
+    """:raises TableflowError: the topic is not the one whose records the table holds"""
+    if committed.topic_id is not None and committed.topic_id != log.topic_id:
+        raise TableflowError(
+            f"topic {spec.name} was deleted and recreated: the table holds topic id "
+            f"{committed.topic_id}, the broker has {log.topic_id}",
+            hint=start_again(spec.name),
+        )
+
+
+def check_suspended(
+    spec: TopicSpec,
+    batch: Batch,
+    failing: Mapping[PartitionOffset, skips.Skip],
+    requested: Collection[PartitionOffset],
+) -> None:
+    """:raises TableflowError: the topic stops before a record that fails by itself (SUSPEND)
+
+    :param requested: records that users requested to skip
+    """
+    left = sorted((batch.skipped & failing.keys()).difference(requested))
+    if left and spec.tableflow.error_handling.mode == "SUSPEND":
+        name, (partition, offset), known = spec.name, left[0], failing[left[0]]
+        problem = "the record cannot be decoded"
+        if others := known.records[-1] - offset:
+            problem = f"it and the next {count(others, 'record')} cannot be read"
+        raise TableflowError(
+            f"topic {name}, partition {partition}, offset {offset}: {problem}: {known.reason}",
+            hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to skip "
+            f"{'these records' if others else 'the record'}, or `topicberg tableflow resume "
+            f"{name}` to try again",
+        )
+
+
+def check_kept(
+    catalog: Catalog, spec: TopicSpec, config: Settings, beginning: Offsets, held_ms: int
+) -> None:
+    """Check that a topic that had a table has it, or that Kafka still has all records.
+
+    :param beginning: the first offsets that Kafka has
+    :param held_ms: when the table was seen last, or got its last records
+    :raises TableflowError: the table is gone, and a new one would lack what it held
+    """
+    first = next(((p, offset) for p, offset in sorted(beginning.items()) if offset), None)
+    if first is None:
+        return
+    request = requests.read_request(config, spec.name)
+    if request is not None and request.dropped_at * 1000 > held_ms:
+        return
+    table = find_table(catalog, identifier := spec.table_identifier(config))
+    if table is not None and commit.committed(table, table.current_snapshot()).offsets:
+        return
+    name = ".".join(identifier)
+    raise TableflowError(
+        f"topic {spec.name}: it had a table, but {name} does not exist or is empty, and topicberg "
+        f"did not drop it. Kafka no longer has the records before offset {first[1]} of partition "
+        f"{first[0]}: a new table would lack what the table had of them",
+        hint=f"if someone dropped it, register its newest metadata file as {name} again; if the "
+        "catalog or the namespace changed, set the former one; or, to go on without these "
+        f"records, {start_again(spec.name)}",
+    )
+
+
+def first_offsets(
+    spec: TopicSpec,
+    endpoints: Endpoints,
+    table: Table,
+    committed: commit.Committed,
+    log: kafka.TopicLog,
+) -> Offsets:
+    """Return the topic's start offsets, fixed in the table before the first commit.
+
+    Otherwise a table that starts at the latest offset would start later at every attempt.
+    """
+    position = spec.tableflow.start_position
+    if position == "earliest" or committed.offsets:
+        return {}
+    known = table.properties.get(summaries.FIRST_OFFSETS)
+    if known is not None and table.properties.get(summaries.FIRST_TOPIC_ID) == log.topic_id:
+        first = parse_offsets(known)
+        if summaries.FIRST_ADOPTED in table.properties:
+            first = {p: max(o, log.beginning.get(p, o)) for p, o in first.items()}
+        return first
+    if position == "latest":
+        # All records of a topic that was created again are later than the start.
+        first = log.end if known is None else log.beginning
+    else:
+        offsets = kafka.offsets_at(endpoints, spec.name, position)
+        first = {p: log.end[p] if offset < 0 else offset for p, offset in offsets.items()}
+    note = {summaries.FIRST_OFFSETS: dump_offsets(first), summaries.FIRST_TOPIC_ID: log.topic_id}
+    with table.transaction() as transaction:
+        transaction.set_properties(note)
+    return first
+
+
+def adopt_start(table: Table, own: Table) -> None:
+    """Let a table that holds nothing yet begin where the topic's own table began.
+
+    Of these records, it gets those that Kafka still has.
+    """
+    if commit.committed(table, table.current_snapshot()).offsets:
+        return
+    keys = (summaries.FIRST_OFFSETS, summaries.FIRST_TOPIC_ID)
+    note = {key: own.properties[key] for key in keys if key in own.properties}
+    begun = commit.committed(own, own.current_snapshot())
+    if not note and begun.offsets:  # it began with the earliest records
+        note = {summaries.FIRST_OFFSETS: dump_offsets({})}
+        note |= {summaries.FIRST_TOPIC_ID: begun.topic_id} if begun.topic_id else {}
+    if note:
+        note[summaries.FIRST_ADOPTED] = "true"
+    if note.items() <= table.properties.items():
+        return
+    with table.transaction() as transaction:
+        transaction.set_properties(note)
+
+
+def in_time_order(
+    topic: str,
+    endpoints: Endpoints,
+    batch: Batch,
+    log: kafka.TopicLog,
+    skip: set[PartitionOffset],
+    limit: int,
+) -> Batch:
+    """Return the part of a batch whose records are older than all that it leaves for later.
+
+    A key that has records in several partitions is deleted by the newest one only if that one
+    is not read before the others. Of equal times, the lower partition comes first.
+
+    :param limit: the most records of a batch
+    :raises UnreachableError: the next record of a partition cannot be read now
+    """
+    beginning, latest = log.beginning, log.end
+    left = {p: end for p, end in batch.end.items() if end < latest[p]}
+    if not left or len(latest) < 2:
+        return batch
+    times = first_times(endpoints, topic, left, is_needed=True)
+    if not (known := {p: time_ for p, time_ in times.items() if time_ >= 0}):
+        return batch
+    first = min(known.values())
+    older_part = batch.until(_ends_before(topic, endpoints, batch, first))
+    if older_part.records:
+        return older_part
+    through = _ends_before(topic, endpoints, batch, first + 1)
+    for p, start in sorted(batch.start.items()):
+        end = min(through.get(p, latest[p]), latest[p], start + limit)
+        if end > start:
+            ends = {**batch.start, p: end}
+            return plan_batch(batch.start, beginning, ends, limit, skip)
+    return batch  # the times of a partition go back
+
+
+def _ends_before(topic: str, endpoints: Endpoints, batch: Batch, time_ms: int) -> Offsets:
+    """Return the first offset at a time or later, of each partition that has one."""
+    later = kafka.offsets_at(endpoints, topic, time_ms)
+    return {p: max(s, later[p]) for p, s in batch.start.items() if later.get(p, -1) >= 0}

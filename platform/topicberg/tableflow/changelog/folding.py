@@ -27,10 +27,18 @@ from topicberg.tableflow.changelog.change_batch import (
     ByKey,
     ChangeBatch,
     Facts,
+    as_read,
+    last_changes,
     newest_by_partition,
 )
 from topicberg.tableflow.changelog.changes import FACTS, LIVE, READ
-from topicberg.tableflow.changelog.current_rows import FoldTarget, KeyedRows, OldRows, together
+from topicberg.tableflow.changelog.current_rows import (
+    FoldTarget,
+    KeyedRows,
+    OldRows,
+    Truncates,
+    together,
+)
 from topicberg.tableflow.changelog.fold_state import (
     MAX_DELETES,
     Deletion,
@@ -44,10 +52,8 @@ from topicberg.tableflow.changelog.fold_state import (
     order_of,
 )
 from topicberg.tableflow.changelog.folded_files import NewRows
-from topicberg.tableflow.changelog.last_changes import as_read, last_changes
 from topicberg.tableflow.changelog.old_values import BatchCutError, BatchProgress, OldValues
 from topicberg.tableflow.changelog.stale_reads import stale_reads
-from topicberg.tableflow.changelog.truncates import Truncates
 from topicberg.tableflow.upsert.key_files import Keys
 from topicberg.tableflow.values.arrays import flags, whole
 from topicberg.tableflow.values.offsets import end_before

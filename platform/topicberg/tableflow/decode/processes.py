@@ -1,4 +1,4 @@
-"""Processes in which the engine reads and decodes batches, each with a limit of memory.
+"""Processes of the engine, and tasks of Spark, that read and decode batches in a limit of memory.
 
 A record decides how much memory its row takes. If it is more than there is, a process says so or
 ends; the engine, Spark and the batches of other topics go on.
@@ -12,19 +12,23 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import wait
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
+from topicberg.shipping.workers import code_version
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import Outcome, WrittenBatch, joined, outcome
+from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
 _LOOK_SECONDS = 0.2
@@ -178,3 +182,43 @@ def _receive(channel: socket.socket) -> list[memoryview]:
 
     (count,) = struct.unpack("<Q", read(8))
     return [read(size) for size in struct.unpack(f"<{count}Q", read(8 * count))]
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """What each task of Spark does: one part of the ranges, whose number is its input."""
+
+    plans: Sequence[ReadPlan]
+    parts: Sequence[Ranges]
+    memory: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                done = pickle.dumps(outcome(self.plans, self.parts[number], self.memory))
+                yield pa.RecordBatch.from_pydict({"outcome": pa.array([done], pa.binary())})
+
+
+@dataclass(frozen=True)
+class WorkerProbe:
+    """A task that says why its worker cannot read batches; nothing: it can."""
+
+    code: str
+    pyarrow: str
+    memory: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"reason": pa.array([self._reason()] * len(batch))})
+
+    def _reason(self) -> str:
+        if int(pa.__version__.split(".")[0]) < int(self.pyarrow.split(".")[0]):
+            return f"they have PyArrow {pa.__version__}, the engine has {self.pyarrow}"
+        if code_version() != self.code:
+            return "they have another version of topicberg than the engine"
+        try:
+            wait_ready()
+        except TopicbergError as error:
+            return error.message
+        problem = lacking_memory(self.memory)
+        return "" if problem is None else problem.message

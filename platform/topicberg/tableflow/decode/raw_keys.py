@@ -12,10 +12,14 @@ import pyarrow.compute as pc
 
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, id_of
 from topicberg.tableflow.decode.columns import decode_raw
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.message_fields import MessageField
 from topicberg.tableflow.layout.upsert_key import UpsertKey
-from topicberg.tableflow.layout.writers import MessageDecoder, Writers, message_decoder
+from topicberg.tableflow.layout.writers import (
+    ForeignSchemas,
+    MessageDecoder,
+    Writers,
+    message_decoder,
+)
 from topicberg.tableflow.values.arrays import whole
 from topicberg.tableflow.values.key_values import key_text
 

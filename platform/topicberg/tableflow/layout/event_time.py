@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
-from functools import lru_cache
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -89,15 +88,12 @@ class EventTime:
 
     def of_stored(self, value: Any) -> Any:
         """Return a stored value of a reference decoder as :meth:`micros` has it."""
-        if value is not None and isinstance(self.type, T.DecimalType):
-            return Decimal(value).scaleb(-self.type.scale, _EXACT)
-        return value
+        is_scaled = value is not None and isinstance(self.type, T.DecimalType)
+        return Decimal(value).scaleb(-self.type.scale, _EXACT) if is_scaled else value
 
     @property
     def earliest_us(self) -> int:
-        day = self.earliest
-        if day is None:
-            return FIRST_US
+        day = self.earliest or date.min
         return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
     @property
@@ -124,10 +120,9 @@ class EventTime:
             except ValueError:
                 return f"a time of the format {kind} expected"
         if local.tzinfo is None:
-            zone = self.timezone
-            if zone is None:
+            if self.timezone is None:
                 return "a time with an offset from UTC expected (or set event_time.timezone)"
-            local = local.replace(tzinfo=_zone(zone))
+            local = local.replace(tzinfo=ZoneInfo(self.timezone))
         try:
             if self.timezone is not None and not _exists(local):
                 return f"a time that exists in {self.timezone} expected"
@@ -157,22 +152,16 @@ def event_times(
         is_read &= ~has_kafka | (micros - kafka_us <= event_time.ahead_us)
     wrong, replaced = dict[int, str](), list[int]()
     has_none = ~is_read & ~is_needed & ~has_kafka
-    for row in np.flatnonzero(~is_read):
+    micros = np.where(is_read, micros, kafka_us)
+    for row in np.flatnonzero(~is_read & is_needed):
         number = int(row)
-        outcome = (
-            event_time.micros(values[number].as_py(), int(kafka_ms[number]))
-            if is_needed[number]
-            else ""
-        )
+        outcome = event_time.micros(values[number].as_py(), int(kafka_ms[number]))
         if isinstance(outcome, int):
             micros[number] = outcome
-        elif not is_needed[number] or (event_time.otherwise == "kafka" and has_kafka[number]):
-            micros[number] = kafka_us[number]
-            if is_needed[number]:
-                replaced.append(number)
+        elif event_time.otherwise == "kafka" and has_kafka[number]:
+            replaced.append(number)
         else:
             wrong[number] = outcome
-            micros[number] = 0
     column = pa.array(micros, mask=has_none).cast(pa.timestamp("us", "UTC"))
     return EventTimes(column, wrong, replaced)
 
@@ -208,9 +197,7 @@ def _read_fast(
             micros[block] = times.fill_null(0).to_numpy(zero_copy_only=False)
             is_read[block] = is_there[block]
         return micros, is_read
-    if kind not in EPOCHS and kind != TIME:
-        return none
-    if not pa.types.is_integer(values.type):
+    if (kind not in EPOCHS and kind != TIME) or not pa.types.is_integer(values.type):
         return none
     numbers = values.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     factor = Decimal(1) if kind == TIME else EPOCHS[kind]
@@ -233,9 +220,8 @@ def _of_epoch(value: Any, factor: Decimal) -> int | str:
             return "a finite number expected"
         if abs(number) > 10**19:
             return FIRST_US - 1
-        exact = number * factor
-        rounding = ROUND_HALF_EVEN if isinstance(value, float) else "ROUND_FLOOR"
-        return int(exact.to_integral_value(rounding))
+        rounding = ROUND_HALF_EVEN if isinstance(value, float) else ROUND_FLOOR
+        return int((number * factor).to_integral_value(rounding))
     except (InvalidOperation, ValueError):
         return "a number expected"
 
@@ -244,8 +230,3 @@ def _exists(local: datetime) -> bool:
     """Return whether a local time exists: clocks skip some when summer begins."""
     back = local.astimezone(UTC).astimezone(local.tzinfo)
     return back.replace(tzinfo=None) == local.replace(tzinfo=None)
-
-
-@lru_cache(maxsize=8)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)

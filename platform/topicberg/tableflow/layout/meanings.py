@@ -80,9 +80,7 @@ def property_of(
 
     def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
-        if column is not None:
-            return with_meaning(None, meaning_of(column.doc))
-        return before.comment(field)
+        return with_meaning(None, meaning_of(column.doc)) if column else before.comment(field)
 
     described = _with_comments(schema.as_struct(), [columns], comment)
     fields = index_by_id(Schema(*described.fields))
@@ -213,9 +211,8 @@ def _check(before: _Place, now: _Place) -> None:
     """:raises ValueError: values would have another meaning than those that the column has"""
     if before.meaning == now.meaning or NULLS in (before.meaning, now.meaning):
         return
-    kinds = before.kind, now.kind
     widens = isinstance(before.kind, T.IntegerType) and isinstance(now.kind, T.LongType)
-    are_texts = all(isinstance(kind, T.StringType) for kind in kinds)
+    are_texts = isinstance(before.kind, T.StringType) and isinstance(now.kind, T.StringType)
     if (before.meaning and now.meaning) or widens or are_texts:
         preposition = "in " if before.meaning and not isinstance(before.kind, T.StringType) else ""
         raise ValueError(
@@ -225,9 +222,8 @@ def _check(before: _Place, now: _Place) -> None:
 
 
 def _described(place: _Place) -> str:
-    if place.meaning is not None:
-        return place.meaning
-    return "text" if isinstance(place.kind, T.StringType) else "a number without a unit"
+    unit = "text" if isinstance(place.kind, T.StringType) else "a number without a unit"
+    return unit if place.meaning is None else place.meaning
 
 
 def _values(field: T.NestedField, path: str) -> _Place:
@@ -242,6 +238,5 @@ def _keys(field: T.NestedField, path: str) -> _Place | None:
     kind = field.field_type
     while isinstance(kind, T.ListType):
         kind = kind.element_type
-    if not isinstance(kind, T.MapType):
-        return None
-    return _Place(path, kind.key_type, meaning_of(field.doc).keys)
+    means = meaning_of(field.doc).keys
+    return _Place(path, kind.key_type, means) if isinstance(kind, T.MapType) else None

@@ -98,9 +98,8 @@ class MessageField:
 
     def source_fields(self) -> dict[str, T.IcebergType]:
         """Return the fields of a change's source."""
-        source = self.envelope().get(SOURCE)
-        fields = inner_fields(source) if source is not None else ()
-        return {field.name: field.field_type for field in fields}
+        source = self.envelope().get(SOURCE, T.StructType())
+        return {field.name: field.field_type for field in inner_fields(source)}
 
     def older_fields(self, ids: Iterator[int]) -> Iterator[list[T.NestedField]]:
         """Yield the columns of each older version, the newest one first.
@@ -191,8 +190,8 @@ def twins(
         if twin.name != field.name:
             yield where, f"{path}{twin.name}"
         same = by_name.get(field.name, field)
-        held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)
-        yield from twins(held_inside, inside, f"{where}.")
+        inside = inner_fields(same.field_type), inner_fields(field.field_type)
+        yield from twins(*inside, f"{where}.")
 
 
 def sameness(field: str, twin: str) -> str:
@@ -233,10 +232,9 @@ def type_text(field: T.NestedField) -> str:
 
 def inner_fields(kind: T.IcebergType) -> Sequence[T.NestedField]:
     """Return the fields of a struct, or of the struct in a list or a map."""
-    if isinstance(kind, T.StructType):
-        return kind.fields
-    if isinstance(kind, T.ListType):
-        return inner_fields(kind.element_type)
-    if isinstance(kind, T.MapType):
-        return inner_fields(kind.value_type)
+    match kind:
+        case T.StructType():
+            return kind.fields
+        case T.ListType(element_type=inner) | T.MapType(value_type=inner):
+            return inner_fields(inner)
     return ()

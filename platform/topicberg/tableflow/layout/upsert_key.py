@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,8 +76,6 @@ class UpsertKey:
 
         :param columns: those that the keys of any version may fill
         """
-        if not self.is_decoded:
-            return list(columns)
         return [*(one for one in columns if one.name not in self.names), *self.fields]
 
     @property
@@ -92,17 +90,15 @@ def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
     """
     match kind:
         case T.StructType():
-            known = absent or {}
-            fields = (
-                (field.name, field.field_type, known.get(field.name)) for field in kind.fields
-            )
-            return KeyShape(tuple((name, key_shape(inner, of)) for name, inner, of in fields))
+            of_fields = absent or {}
+            parts = [(f.name, key_shape(f.field_type, of_fields.get(f.name))) for f in kind.fields]
         case T.ListType():
-            return KeyShape((("element", key_shape(kind.element_type)),))
+            parts = [("element", key_shape(kind.element_type))]
         case T.MapType():
-            parts = ("key", key_shape(kind.key_type)), ("value", key_shape(kind.value_type))
-            return KeyShape(parts)
-    return KeyShape(absent=absent)
+            parts = [("key", key_shape(kind.key_type)), ("value", key_shape(kind.value_type))]
+        case _:
+            return KeyShape(absent=absent)
+    return KeyShape(tuple(parts))
 
 
 def upsert_key(
@@ -123,12 +119,10 @@ def upsert_key(
         if column.name in texts
         and (column.name not in shared or type_text(column) == texts[column.name])
     }
-    absent: Mapping[str, Any] = {}
-    if layout.key.subject.latest.schema_type == "PROTOBUF":
-        absent = absent_values(layout.key.subject.latest, layout.key.message)
-    is_in_columns = not shared and all(
-        set(_paths(natural)) <= set(_paths(version)) for version in _versions(layout.key)
-    )
+    latest, paths = layout.key.subject.latest, set(_paths(natural))
+    is_protobuf = latest.schema_type == "PROTOBUF"
+    absent = absent_values(latest, layout.key.message) if is_protobuf else {}
+    is_in_columns = not shared and all(paths <= {*_paths(v)} for v in _versions(layout.key))
     return replace(
         raw_key(metadata_column),
         fields=tuple(fitting.get(field.name, field) for field in natural),
@@ -152,9 +146,7 @@ def _named_versions(key: MessageField) -> dict[str, Any]:
 
 def raw_key(metadata_column: MetadataColumn) -> UpsertKey:
     """Return the key of an upsert table whose keys have no schema."""
-    names = (RAW_KEY, PARTITION, OFFSET, "timestamp")
-    raw, partition, offset, time = map(metadata_column, names)
-    return UpsertKey(raw, partition, offset, time)
+    return UpsertKey(*map(metadata_column, (RAW_KEY, PARTITION, OFFSET, "timestamp")))
 
 
 def _written(value: MessageField) -> set[str]:

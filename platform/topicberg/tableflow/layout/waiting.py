@@ -6,24 +6,92 @@ They cannot be undone, such as more partitions of a topic, or need a new table. 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pydantic import StrictInt, TypeAdapter, ValidationError
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import MapType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats.metadata import HEADERS, PARTITION
+from topicberg.formats.metadata import (
+    HEADERS,
+    OFFSET,
+    PARTITION,
+    RAW_KEY,
+    SOURCE_POSITION,
+    SOURCE_TIMESTAMP,
+)
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import list_topics
 from topicberg.kafka.topics import partition_drift
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.identity_columns import changed_identity
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import partition_field_text
+
+IDENTITY_COLUMNS = "topicberg.identity-columns"
+"""Property of a table: the field id of each column that identifies rows, and of those in it."""
+_IDS = TypeAdapter(dict[str, StrictInt])
+
+
+def identity_columns(spec: TopicSpec, layout: Layout) -> list[str]:
+    """Return the columns by which the rows of a key are found."""
+    keys = [field.name for field in layout.key.fields()]
+    if spec.write_mode == "upsert" and spec.changelog is not None:
+        names = (PARTITION, OFFSET, SOURCE_TIMESTAMP, SOURCE_POSITION)
+        return [*keys, *map(spec.metadata_column, names)]
+    value = {field.name for field in layout.value.fields()}
+    keys = [name for name in keys if name not in value]
+    if spec.write_mode == "append":
+        return keys
+    metadata = map(spec.metadata_column, (RAW_KEY, PARTITION, OFFSET, "timestamp"))
+    return [*(keys if layout.key.subject else ()), *metadata]
+
+
+def note_identity(table: Table, columns: Sequence[str]) -> None:
+    """Note the field ids of the columns that identify rows; those that are noted stay.
+
+    :param columns: see :func:`identity_columns`
+    """
+    before = _noted(table)
+    kept = {name: field_id for name, field_id in before.items() if _is_in(name, columns)}
+    fields = Schema(*(field for field in table.schema().fields if field.name in columns))
+    noted = {fields.find_column_name(number) or "": number for number in index_by_id(fields)} | kept
+    if noted != before:
+        with table.transaction() as transaction:
+            transaction.set_properties({IDENTITY_COLUMNS: json.dumps(noted, sort_keys=True)})
+
+
+def changed_identity(
+    table: Table, columns: Collection[str] | None = None
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the noted columns that were dropped or renamed, and the new name; None: dropped.
+
+    :param columns: those that still identify rows; None: all
+    """
+    for name, field_id in _noted(table).items():
+        new_name = table.schema().find_column_name(field_id)
+        if new_name != name and (columns is None or _is_in(name, columns)):
+            yield name, new_name
+
+
+def _is_in(name: str, columns: Collection[str]) -> bool:
+    return any(name == column or name.startswith(f"{column}.") for column in columns)
+
+
+def _noted(table: Table) -> dict[str, int]:
+    """Return what the property has; nothing if someone made it unreadable."""
+    try:
+        return _IDS.validate_json(table.properties.get(IDENTITY_COLUMNS, "{}"))
+    except ValidationError:
+        return {}
+
 
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
@@ -114,9 +182,8 @@ def check_identity(table: Table, spec: TopicSpec, columns: Collection[str] | Non
 def event_time_rule(spec: TopicSpec) -> str:
     """Return what of the spec decides which event times the rows have; empty: a column has them."""
     rule = spec.payload_time
-    if rule is None:
-        return ""
-    return f"{rule.field}, {rule.format}" + (f", {rule.timezone}" if rule.timezone else "")
+    parts = (rule.field, str(rule.format), rule.timezone) if rule is not None else ()
+    return ", ".join(filter(None, parts))
 
 
 def key_framing(spec: TopicSpec) -> str:
@@ -132,11 +199,16 @@ def formats(spec: TopicSpec) -> dict[str, str]:
 
 def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
     """Yield what the spec says otherwise than the table is, and the engine does not change."""
-    partitioning, wanted = _partitioning(table), list(spec.table.partitioning)
+    partitioning, wanted = [], list(spec.table.partitioning)
+    for partition_field in table.spec().fields:
+        column = table.schema().find_column_name(partition_field.source_id) or ""
+        if not isinstance(partition_field.transform, VoidTransform):  # dropped by another tool
+            partitioning.append(partition_field_text(str(partition_field.transform), column))
     if sorted(partitioning) != sorted(wanted):  # the order of fields moves no row
         yield WaitingChange(
             spec.name,
-            f"its table is partitioned by {_listed(partitioning)}, the spec says {_listed(wanted)}",
+            f"its table is partitioned by {', '.join(partitioning) or 'nothing'}, the spec says "
+            f"{', '.join(wanted) or 'nothing'}",
             f"set `table.partitioning: [{', '.join(partitioning)}]`, or {start_again(spec.name)}",
         )
     for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
@@ -167,27 +239,11 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
         )
 
 
-def _partitioning(table: Table) -> list[str]:
-    """Return the partition fields of a table as a spec writes them."""
-    found = []
-    for field in table.spec().fields:
-        column = table.schema().find_column_name(field.source_id) or ""
-        if isinstance(field.transform, VoidTransform):  # dropped by another tool
-            continue
-        found.append(partition_field_text(str(field.transform), column))
-    return found
-
-
-def _listed(fields: Sequence[str]) -> str:
-    return ", ".join(fields) or "nothing"
-
-
 def find_waiting(
     specs: Sequence[TopicSpec], endpoints: Endpoints, config: Settings
 ) -> tuple[list[WaitingChange], list[str]]:
     """Return the changes of several specs that wait, and why others are not known."""
-    waiting: list[WaitingChange] = []
-    unknown: list[str] = []
+    waiting, unknown = list[WaitingChange](), list[str]()
     try:
         partitions = list_topics(endpoints)
     except TopicbergError as error:
@@ -195,8 +251,7 @@ def find_waiting(
     else:
         for spec in specs:
             count = partitions.get(spec.name, spec.partitions)
-            drift = None if spec.external else partition_drift(spec, count)
-            if drift is not None:
+            if not spec.external and (drift := partition_drift(spec, count)) is not None:
                 waiting.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
     if config.own_engine:
         try:
@@ -217,9 +272,9 @@ def _of_tables(
             if table is None:
                 return []
             check_table(table, spec)
+            return list(unapplied(table, spec))
         except TableflowError as error:  # of this table only
             return [WaitingChange(spec.name, error.message, error.hint or "")]
-        return list(unapplied(table, spec))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return [change for changes in pool.map(read, specs) for change in changes]

@@ -30,15 +30,14 @@ from topicberg.tableflow.changelog.folded_files import write_rows
 from topicberg.tableflow.changelog.folding import Folded, Folding
 from topicberg.tableflow.changelog.old_values import BatchProgress
 from topicberg.tableflow.decode.reading import ChangesRead, WrittenBatch
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.layout.layout import row_columns
-from topicberg.tableflow.layout.writers import named_schemas
+from topicberg.tableflow.layout.writers import ForeignSchemas, named_schemas
 from topicberg.tableflow.rejected.left_out import LeftOut
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.table.topic_keys import TopicKeys
 from topicberg.tableflow.upsert import tombstones
-from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
 from topicberg.topics import TopicSpec
 from topicberg.wording import count

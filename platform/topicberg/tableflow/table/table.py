@@ -22,9 +22,9 @@ from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import meanings, waiting
-from topicberg.tableflow.layout.identity_columns import note_identity
 from topicberg.tableflow.layout.layout import METADATA_COLUMNS
 from topicberg.tableflow.layout.message_fields import sameness, twins
+from topicberg.tableflow.layout.waiting import note_identity
 from topicberg.topics.spec import TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,10 @@ from topicberg.tableflow.batch.batch_plan import TablePlan
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import RawKeys
 from topicberg.tableflow.decode.reading import WrittenBatch
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
-from topicberg.tableflow.upsert.key_hashing import KeyHasher
-from topicberg.tableflow.upsert.key_state import KEYS, KeyState
+from topicberg.tableflow.layout.writers import ForeignSchemas
+from topicberg.tableflow.upsert.key_hashing import KEYS, KeyHasher, KeyState
 from topicberg.tableflow.upsert.keys import KeyIndex, index_of
 from topicberg.topics import TopicSpec
 

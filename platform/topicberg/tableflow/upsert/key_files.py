@@ -25,7 +25,7 @@ from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing
-from topicberg.tableflow.values.key_lookup import fill, ordered, pairs, passing
+from topicberg.tableflow.values.key_hash import fill, ordered, pairs, passing
 
 ROW_BYTES = 8 + 8 + 4
 FORMAT = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 from uuid import UUID
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -247,3 +248,26 @@ def key_texts(
             # rows of another writer have none.
             text = pc.coalesce(decode(columns[key.raw]), text)
         yield text, columns[key.partition], first
+
+
+KEYS = "topicberg.keys"
+"""Table property: see :class:`KeyState`."""
+
+
+class KeyState(BaseModel):
+    """How decoded keys are compared, and since when."""
+
+    columns: list[str]
+    """The fields of the newest key schema."""
+    rebuilt_at_ms: int | None = None
+    """When the index was rebuilt because other keys became equal; None: never."""
+    rows_removed: int = 0
+    """Rows that were deleted then: a newer row had their key."""
+
+    @classmethod
+    def load(cls, properties: Mapping[str, str]) -> KeyState | None:
+        """Return it from the properties of a table, or None."""
+        try:
+            return cls.model_validate_json(properties[KEYS])
+        except (KeyError, ValidationError):  # ValidationError: written manually
+            return None

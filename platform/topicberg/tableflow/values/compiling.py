@@ -18,14 +18,12 @@ def compile_all() -> None:
     from topicberg.formats.check import check
     from topicberg.formats.columnar.framing import compile_framing
     from topicberg.kafka.librdkafka import compile_gather
-    from topicberg.tableflow.values.key_hash import compile_hashes
-    from topicberg.tableflow.values.key_lookup import compile_lookup
+    from topicberg.tableflow.values.key_hash import compile_keys
 
     check()
     compile_framing()
     compile_gather()
-    compile_hashes()
-    compile_lookup()
+    compile_keys()
 
 
 @cache
@@ -44,6 +42,5 @@ def wait_ready() -> None:
     :raises TopicbergError: the code cannot be compiled
     """
     with _lock:
-        failure = _failure()
-    if failure is not None:
-        raise TopicbergError(f"the decoder cannot be compiled: {failure}")
+        if (failure := _failure()) is not None:
+            raise TopicbergError(f"the decoder cannot be compiled: {failure}")

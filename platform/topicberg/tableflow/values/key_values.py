@@ -67,8 +67,6 @@ def _text(values: Any, shape: KeyShape) -> Any:
     elif shape.absent is not None:
         values = pc.fill_null(values, pa.scalar(shape.absent, values.type))
     kind = values.type
-    if pa.types.is_null(kind):
-        return values.cast(pa.binary())
     if pa.types.is_struct(kind):
         return _struct_text(values, shape)
     if pa.types.is_map(kind):
@@ -92,8 +90,7 @@ def _text(values: Any, shape: KeyShape) -> Any:
 
 def _struct_text(values: pa.StructArray, shape: KeyShape) -> Any:
     names = {field.name: place for place, field in enumerate(values.type)}
-    columns = values.flatten()
-    nothing = pa.nulls(len(values), pa.binary())
+    columns, nothing = values.flatten(), pa.nulls(len(values), pa.binary())
     texts = [
         _sized(_text(columns[names[name]], part) if name in names else nothing)
         for name, part in shape.parts
@@ -108,10 +105,6 @@ def _list_text(values: Any, parts: Any, *, is_map: bool) -> pa.Array:
     texts = []
     for row, is_there in enumerate(values.is_valid().to_pylist()):
         inside = listed[offsets[row] : offsets[row + 1]] if is_there else []
-        inside = [_with_size(text) for text in sorted(inside)] if is_map else inside
+        inside = [b"%d:%s" % (len(text), text) for text in sorted(inside)] if is_map else inside
         texts.append(b",".join(inside) if is_there else None)
     return pa.array(texts, pa.binary())
-
-
-def _with_size(text: bytes) -> bytes:
-    return b"%d:%s" % (len(text), text)

@@ -38,17 +38,15 @@ def limited(size: int) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as error:
         if not _is_of_memory(error):
             raise
-        megabytes = size // 1024**2
-        raise ExhaustedError(f"decoding takes more than {megabytes} MB of memory") from error
+        raise ExhaustedError(f"decoding takes more than {size // 1024**2} MB of memory") from error
     finally:
         if own is not None:
             resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _is_of_memory(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return is_full or isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def lacking_memory(size: int) -> ExhaustedError | None:
