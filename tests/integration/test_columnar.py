@@ -28,7 +28,7 @@ from topicberg.tableflow.decode.columns import MAX_ROWS
 from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.service import engine
 from topicberg.tableflow.service.engine import run_once
-from topicberg.tableflow.upsert import key_store
+from topicberg.tableflow.upsert import keys as upsert_keys
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.commit import committed
 
@@ -269,7 +269,7 @@ def test_key_files_are_shared_once_no_records_wait(
 ) -> None:
     topic = make_topic(KEPT, write_mode="upsert", partitions=1)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
-    monkeypatch.setattr(key_store, "SHARED_ROWS", 1)
+    monkeypatch.setattr(upsert_keys, "SHARED_ROWS", 1)
     monkeypatch.setattr(sizing, "MAX_RECORDS", {"append": 10, "upsert": 10})
     producer, rng = Producer(topic.endpoints.kafka_config()), random.Random(4)
     for number in range(30):

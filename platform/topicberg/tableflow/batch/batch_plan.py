@@ -1,4 +1,4 @@
-"""What the engine knows of the next batch, and what one step did."""
+"""What the engine knows of the next batch, where it begins and may end, and what one step did."""
 
 from __future__ import annotations
 
@@ -114,26 +114,24 @@ class BatchPlan:
     @property
     def properties(self) -> dict[str, str]:
         """The summary of the batch's snapshots."""
-        given = self.spec.name, self.topic_id, self.batch, self.now_ms, self.learnt
-        return commit.snapshot_properties(*given) | {summaries.READER: self.reader}
+        return commit.snapshot_properties(
+            self.spec.name, self.topic_id, self.batch, self.now_ms, self.learnt
+        ) | {summaries.READER: self.reader}
 
 
 def due(tables: Sequence[TablePlan], beginning: Offsets) -> tuple[tuple[TablePlan, ...], Offsets]:
-    """Return the tables that the next batch fills, and where it has to end at the latest.
+    """Return the tables that the next batch fills, and by partition where it ends at the latest.
 
     All of them lack the same records. When the engine ended between two commits of a batch, some
     tables are behind. They get the records that the others have before any table gets more.
-
-    :param beginning: the first offsets that Kafka has
-    :returns: and partition → offset; none: the batch may end anywhere
     """
-    offsets = [{**beginning, **each.offsets} for each in tables]
-    ends = {p: max(each.get(p, 0) for each in offsets) for each in offsets for p in each}
-    behind = [number for number, each in enumerate(offsets) if each != ends]
-    if not behind:
+    offsets = [{**beginning, **table.offsets} for table in tables]
+    ends = {p: max(o.get(p, 0) for o in offsets) for of_table in offsets for p in of_table}
+    behind = next((of_table for of_table in offsets if of_table != ends), None)
+    if behind is None:
         return tuple(tables), {}
-    of_first = offsets[behind[0]]
-    return tuple(tables[number] for number in behind if offsets[number] == of_first), ends
+    pairs = zip(tables, offsets, strict=True)
+    return tuple(table for table, of_table in pairs if of_table == behind), ends
 
 
 def still_failing(
@@ -162,10 +160,7 @@ def check_suspended(
     failing: Mapping[PartitionOffset, skips.Skip],
     requested: Collection[PartitionOffset],
 ) -> None:
-    """:raises TableflowError: the topic stops before a record that fails by itself (SUSPEND)
-
-    :param requested: records that users requested to skip
-    """
+    """:raises TableflowError: the topic stops before a failing record that no user skips"""
     left = sorted((batch.skipped & failing.keys()).difference(requested))
     if left and spec.tableflow.error_handling.mode == "SUSPEND":
         name, (partition, offset), known = spec.name, left[0], failing[left[0]]
@@ -185,20 +180,18 @@ def check_kept(
 ) -> None:
     """Check that a topic that had a table has it, or that Kafka still has all records.
 
-    :param beginning: the first offsets that Kafka has
     :param held_ms: when the table was seen last, or got its last records
     :raises TableflowError: the table is gone, and a new one would lack what it held
     """
     first = next(((p, offset) for p, offset in sorted(beginning.items()) if offset), None)
     if first is None:
         return
-    request = requests.read_request(config, spec.name)
+    request, identifier = requests.read_request(config, spec.name), spec.table_identifier(config)
     if request is not None and request.dropped_at * 1000 > held_ms:
         return
-    table = find_table(catalog, identifier := spec.table_identifier(config))
+    table, name = find_table(catalog, identifier), ".".join(identifier)
     if table is not None and commit.committed(table, table.current_snapshot()).offsets:
         return
-    name = ".".join(identifier)
     raise TableflowError(
         f"topic {spec.name}: it had a table, but {name} does not exist or is empty, and topicberg "
         f"did not drop it. Kafka no longer has the records before offset {first[1]} of partition "
@@ -216,19 +209,14 @@ def first_offsets(
     committed: commit.Committed,
     log: kafka.TopicLog,
 ) -> Offsets:
-    """Return the topic's start offsets, fixed in the table before the first commit.
-
-    Otherwise a table that starts at the latest offset would start later at every attempt.
-    """
+    """Return the start offsets, fixed in the table: the latest ones grow with every attempt."""
     position = spec.tableflow.start_position
     if position == "earliest" or committed.offsets:
         return {}
     known = table.properties.get(summaries.FIRST_OFFSETS)
     if known is not None and table.properties.get(summaries.FIRST_TOPIC_ID) == log.topic_id:
-        first = parse_offsets(known)
-        if summaries.FIRST_ADOPTED in table.properties:
-            first = {p: max(o, log.beginning.get(p, o)) for p, o in first.items()}
-        return first
+        oldest = log.beginning if summaries.FIRST_ADOPTED in table.properties else {}
+        return {p: max(o, oldest.get(p, o)) for p, o in parse_offsets(known).items()}
     if position == "latest":
         # All records of a topic that was created again are later than the start.
         first = log.end if known is None else log.beginning
@@ -242,10 +230,7 @@ def first_offsets(
 
 
 def adopt_start(table: Table, own: Table) -> None:
-    """Let a table that holds nothing yet begin where the topic's own table began.
-
-    Of these records, it gets those that Kafka still has.
-    """
+    """Let an empty table begin where the topic's own table did, with what Kafka still has."""
     if commit.committed(table, table.current_snapshot()).offsets:
         return
     keys = (summaries.FIRST_OFFSETS, summaries.FIRST_TOPIC_ID)
@@ -254,12 +239,10 @@ def adopt_start(table: Table, own: Table) -> None:
     if not note and begun.offsets:  # it began with the earliest records
         note = {summaries.FIRST_OFFSETS: dump_offsets({})}
         note |= {summaries.FIRST_TOPIC_ID: begun.topic_id} if begun.topic_id else {}
-    if note:
-        note[summaries.FIRST_ADOPTED] = "true"
-    if note.items() <= table.properties.items():
-        return
-    with table.transaction() as transaction:
-        transaction.set_properties(note)
+    note |= {summaries.FIRST_ADOPTED: "true"} if note else {}
+    if not note.items() <= table.properties.items():
+        with table.transaction() as transaction:
+            transaction.set_properties(note)
 
 
 def in_time_order(
@@ -275,17 +258,16 @@ def in_time_order(
     A key that has records in several partitions is deleted by the newest one only if that one
     is not read before the others. Of equal times, the lower partition comes first.
 
-    :param limit: the most records of a batch
     :raises UnreachableError: the next record of a partition cannot be read now
     """
-    beginning, latest = log.beginning, log.end
+    latest = log.end
     left = {p: end for p, end in batch.end.items() if end < latest[p]}
     if not left or len(latest) < 2:
         return batch
     times = first_times(endpoints, topic, left, is_needed=True)
-    if not (known := {p: time_ for p, time_ in times.items() if time_ >= 0}):
+    first = min((time_ for time_ in times.values() if time_ >= 0), default=None)
+    if first is None:
         return batch
-    first = min(known.values())
     older_part = batch.until(_ends_before(topic, endpoints, batch, first))
     if older_part.records:
         return older_part
@@ -293,8 +275,7 @@ def in_time_order(
     for p, start in sorted(batch.start.items()):
         end = min(through.get(p, latest[p]), latest[p], start + limit)
         if end > start:
-            ends = {**batch.start, p: end}
-            return plan_batch(batch.start, beginning, ends, limit, skip)
+            return plan_batch(batch.start, log.beginning, {**batch.start, p: end}, limit, skip)
     return batch  # the times of a partition go back
 
 

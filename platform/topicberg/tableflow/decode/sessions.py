@@ -13,6 +13,7 @@ import re
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
@@ -41,6 +42,10 @@ IDLE_SECONDS = 1200.0
 """Spark drops a session that is not used for half an hour."""
 AGAIN_SECONDS = 600.0
 """After so long, workers that cannot read batches are tried again."""
+TASK_BYTES = 128 * 1024 * 1024
+"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
+each writes its files."""
+MAX_TASKS = 256
 
 
 class _Checked(NamedTuple):
@@ -59,9 +64,7 @@ class Sessions:
     """The sessions of one engine. Safe to use from several threads."""
 
     def __init__(self, url: str, login: Login, memory: int) -> None:
-        """:param url: of Spark Connect
-        :param memory: bytes that a task may take for its records
-        """
+        """:param memory: bytes that a task may take for its records"""
         self._url, self._login, self._memory = url, login, memory
         self._lock = threading.Lock()
         self._free: list[tuple[SparkSession, float]] = []
@@ -76,16 +79,11 @@ class Sessions:
         """Ids of the sessions whose workers were sent topicberg."""
 
     def take(self) -> SparkSession:
-        """Return a session that is free, or a new one.
-
-        :raises UnreachableError: Spark does not answer
-        """
+        """Return a session that is free, or a new one; UnreachableError: Spark does not answer."""
         with self._lock:
             now = time.monotonic()
-            outdated = [old_session for old_session, until in self._free if until <= now]
-            self._free = [
-                (free_session, until) for free_session, until in self._free if until > now
-            ]
+            outdated = [session for session, until in self._free if until <= now]
+            self._free = [free for free in self._free if free[1] > now]
             session = self._free.pop()[0] if self._free else None
         for old_session in outdated:
             self._stop(old_session)
@@ -109,8 +107,7 @@ class Sessions:
         is_known = known is not None and known.ends == ends and time.monotonic() < known.until
         if known is not None and is_known and (known.lack or has_code or not known.is_shipped):
             return known.lack
-        lack: TopicbergError | None = None
-        is_shipped = False
+        lack, is_shipped = None, False
         try:
             is_shipped = check_workers(session, self._memory)
         except UnreachableError:
@@ -135,17 +132,13 @@ class Sessions:
             self._stop(session)
 
     def discard(self, session: SparkSession | None, *, others: bool = False) -> None:
-        """Stop a session that was taken, after a failure.
-
-        :param others: Spark may have ended, so the free sessions are discarded as well
-        """
+        """Stop a session after a failure, and the free ones if Spark may have ended."""
         sessions = [] if session is None else [session]
         with self._lock:
             self._lent.pop(id(session), None)
             if others:
                 sessions += [free_session for free_session, _ in self._free]
-                self._free = []
-                self._ends += 1
+                self._free, self._ends = [], self._ends + 1
         for discarded in sessions:
             self._stop(discarded)
 
@@ -162,10 +155,7 @@ class Sessions:
 def check_workers(spark: SparkSession, memory: int) -> bool:
     """Check that tasks of Spark can read batches, by one that does nothing.
 
-    If the workers lack topicberg, it is sent to them.
-
-    :param memory: bytes that a task may take for its records
-    :return: whether it was sent: the workers of other sessions lack it as well
+    :return: whether topicberg was sent to the workers: those of other sessions lack it as well
     :raises TopicbergError: they cannot read batches, or Spark does not answer
     """
     if not _lack(spark, memory):
@@ -197,8 +187,7 @@ def _lack(spark: SparkSession, memory: int) -> str:
         if is_of_service(error):
             raise explain("Spark", error) from error
         return _reason_of_worker(str(error))
-    (reason,) = done.column(0).to_pylist()
-    return str(reason)
+    return str(done.column(0)[0].as_py())
 
 
 def _reason_of_worker(text: str) -> str:
@@ -206,12 +195,6 @@ def _reason_of_worker(text: str) -> str:
     of_python = re.findall(r"^\s*((?:[\w.]+Error|[\w.]+Exception): .+)$", text, re.MULTILINE)
     lines = of_python or text.strip().splitlines() or ["it says no reason"]
     return str(lines[0])[:300]
-
-
-TASK_BYTES = 128 * 1024 * 1024
-"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
-each writes its files."""
-MAX_TASKS = 256
 
 
 class SparkTurn:
@@ -231,10 +214,7 @@ class SparkTurn:
         return self._session
 
     def workers_lack(self) -> TopicbergError | None:
-        """Return what Spark's workers lack to read batches.
-
-        :raises TopicbergError: Spark does not answer; all sessions are discarded
-        """
+        """Return what Spark's workers lack to read batches; discard all sessions if it fails."""
         try:
             return self._sessions.check_workers(self.session())
         except TopicbergError:
@@ -248,10 +228,7 @@ class SparkTurn:
             self._sessions.give_back(session)
 
     def discard(self, *, others: bool) -> None:
-        """Discard the session of this step.
-
-        :param others: Spark may have ended, so the free sessions are discarded as well
-        """
+        """Discard the session of this step, and the free ones if Spark may have ended."""
         session, self._session = self._session, None
         self._sessions.discard(session, others=others)
 
@@ -269,35 +246,22 @@ class SparkTurn:
 def ingest_by_spark(
     spark: SparkSession, plans: Sequence[ReadPlan], parts: Sequence[Ranges], memory: int
 ) -> list[WrittenBatch]:
-    """Do :func:`ingest` by tasks of Spark.
-
-    :param memory: bytes that a task may take for its records
-    :raises PySparkException: a task ended without an outcome
-    """
+    """Do :func:`ingest` by tasks of Spark, each in so many bytes, or raise PySparkException."""
     numbers = spark.range(0, len(parts), 1, len(parts))
     done = numbers.mapInArrow(on_worker(Task(plans, parts, memory)), "outcome binary").toArrow()
-    outcomes = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  our tasks'
-    return joined(plans, outcomes)
+    return joined(plans, [pickle.loads(text) for text in done.column(0).to_pylist()])  # noqa: S301  our tasks'
 
 
 def split(ranges: Ranges, size: float | None, tasks: int = 1) -> list[Ranges]:
-    """Return parts of about the same number of offsets.
-
-    :param tasks: so many usual tasks are one
-    """
+    """Return parts of about the same number of offsets; so many usual ``tasks`` are one."""
     total = sum(end - start for start, end in ranges.values())
     wanted = max(total / FILE_RECORDS, total * (size or 0) / TASK_BYTES) / tasks
     count = max(1, min(MAX_TASKS, round(wanted)))
     most = -(-total // count)
-    parts: list[dict[int, tuple[int, int]]] = [{}]
-    room = most
+    parts, read = defaultdict[int, dict[int, tuple[int, int]]](dict), 0
     for partition, (start, end) in ranges.items():
         while start < end:
-            if not room:
-                parts.append({})
-                room = most
-            till = min(end, start + room)
-            parts[-1][partition] = start, till
-            room -= till - start
-            start = till
-    return list(parts)
+            till = min(end, start + most - read % most)
+            parts[read // most][partition] = start, till
+            read, start = read + till - start, till
+    return [*parts.values()] or [{}]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 from confluent_kafka import Message
@@ -39,9 +40,7 @@ class Reason:
 
 @dataclass
 class UnknownField:
-    """A field that the schema lacks. ``since``: the earliest time of a record that has it, in ISO
-    8601; None: the records have no time.
-    """
+    """A field that the schema lacks; ``since``: the first time (ISO 8601) of a record with it."""
 
     name: str
     records: int
@@ -71,9 +70,8 @@ def is_plain(spec: TopicSpec) -> bool:
 def compare(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, records: int = RECORDS
 ) -> Drift:
-    """Compare the schema of a topic's values with a sample of its records.
+    """Compare the schema of a topic's values with a sample of its records (offsets).
 
-    :param records: offsets of the sample
     :raises SpecError: its values are not JSON that names no schema
     :raises TopicbergError: a service does not answer
     """
@@ -90,8 +88,7 @@ def compare(
     columns, latest = value.fields(), value.latest
     decode = format_of(latest).record_decoder(ResolvedSchema(latest, latest, columns))
     drift = Drift(own.file or spec.value_subject)
-    reasons: dict[str, Reason] = {}
-    seen: dict[Path, list[Message]] = {}
+    reasons, seen = dict[str, Reason](), dict[Path, list[Message]]()
     for message in sampled_messages(spec.name, endpoints, records):
         raw = message.value()
         if raw is None:
@@ -136,11 +133,9 @@ def _unknown(
         lost.add(path)
         times = [message.timestamp()[1] for message in messages if message.timestamp()[0]]
         first = datetime.fromtimestamp(min(times) / 1000, UTC) if times else None
-        since = first and first.isoformat(timespec="seconds")
+        since = first.isoformat(timespec="seconds") if first else None
         raws = [raw for message in messages if (raw := message.value()) is not None]
-        schema: Any = infer(raws, "").schema
-        for part in path:
-            schema = _of_field(schema, part)
+        schema: Any = reduce(_of_field, path, infer(raws, "").schema)
         yield UnknownField(".".join(path), len(messages), since, schema)
 
 

@@ -8,6 +8,7 @@ reasons.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
@@ -22,6 +23,7 @@ from pyiceberg import types as T
 
 from topicberg.formats.reasons import field_at, shown
 from topicberg.formats.time_text import EPOCHS, ISO, TIME, moment
+from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 
 FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
@@ -33,9 +35,7 @@ _BLOCK = 1_024
 
 
 class EventTimes(NamedTuple):
-    """``column``: the event times. ``wrong``: why some rows have none. ``replaced``: rows that have
-    Kafka's time instead.
-    """
+    """Event times, why some rows have none, and the rows that have Kafka's time instead."""
 
     column: pa.Array
     wrong: dict[int, str]
@@ -88,8 +88,9 @@ class EventTime:
 
     def of_stored(self, value: Any) -> Any:
         """Return a stored value of a reference decoder as :meth:`micros` has it."""
-        is_scaled = value is not None and isinstance(self.type, T.DecimalType)
-        return Decimal(value).scaleb(-self.type.scale, _EXACT) if is_scaled else value
+        if value is None or not isinstance(self.type, T.DecimalType):
+            return value
+        return Decimal(value).scaleb(-self.type.scale, _EXACT)
 
     @property
     def earliest_us(self) -> int:
@@ -137,9 +138,8 @@ def event_times(
     kafka_ms: NDArray[np.int64],
     is_needed: NDArray[np.bool_],
 ) -> EventTimes:
-    """Return the event times of rows.
+    """Return the event times of rows, given their decoded columns.
 
-    :param columns: the decoded columns of the rows
     :param kafka_ms: Kafka's time of each row, or :data:`NO_TIMESTAMP`
     :param is_needed: False: a record without a value, which has Kafka's time
     """
@@ -183,19 +183,16 @@ def _read_fast(
     event_time: EventTime, values: pa.Array
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return event times, and which of them are read; others may be read by the reference."""
-    is_there = values.is_valid().to_numpy(zero_copy_only=False)
-    kind = event_time.format
+    is_there, kind = flags(values.is_valid()), event_time.format
     none = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     if kind == ISO:
         micros, is_read = none
         for begin in range(0, len(values), _BLOCK):
             block = slice(begin, begin + _BLOCK)
-            try:  # Arrow reads only times with an offset, up to microseconds
+            with suppress(pa.ArrowInvalid):  # it reads only times with an offset, up to micros
                 times = values[block].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-            except pa.ArrowInvalid:
-                continue
-            micros[block] = times.fill_null(0).to_numpy(zero_copy_only=False)
-            is_read[block] = is_there[block]
+                micros[block] = times.fill_null(0).to_numpy(zero_copy_only=False)
+                is_read[block] = is_there[block]
         return micros, is_read
     if (kind not in EPOCHS and kind != TIME) or not pa.types.is_integer(values.type):
         return none
@@ -203,16 +200,12 @@ def _read_fast(
     factor = Decimal(1) if kind == TIME else EPOCHS[kind]
     if factor < 1:
         return numbers // int(1 / factor), is_there
-    most = LAST_US // int(factor)
-    is_there &= (numbers <= most) & (numbers >= FIRST_US // int(factor))
+    is_there &= (numbers <= LAST_US // int(factor)) & (numbers >= FIRST_US // int(factor))
     return np.where(is_there, numbers, 0) * int(factor), is_there
 
 
 def _of_epoch(value: Any, factor: Decimal) -> int | str:
-    """Return a number of a unit since 1970 in microseconds, rounded down if it is more exact.
-
-    :param factor: microseconds of the unit
-    """
+    """Return microseconds since 1970, rounded down, of a number with a factor of microseconds."""
     try:
         # A float is what it is written as: 0.1 is not the binary number closest to it.
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)

@@ -53,15 +53,12 @@ class Framing:
     def __init__(
         self, spec: TopicSpec, endpoints: Endpoints, registry: SchemaRegistryClient
     ) -> None:
-        self._spec = spec
-        self._endpoints = endpoints
-        self._registry = registry
+        self._spec, self._endpoints, self._registry = spec, endpoints, registry
         self._subjects: dict[str, str] = {
             part: spec.subject(part) for part in PARTS if _is_recognized(spec.section(part))
         }
         self._known = {part: _Known() for part in self._subjects}
-        self._has_read = False
-        self._lookups = 0
+        self._has_read, self._lookups = False, 0
 
     def learn_from(self, begin: Offsets, end: Offsets) -> None:
         """Register the schemas of the first and the last record of each partition, once.
@@ -84,10 +81,7 @@ class Framing:
             )
 
     def look_up(self, places: Iterable[PartitionOffset]) -> bool:
-        """Register the schemas of some records; return whether more is known of one of them.
-
-        :param places: of records with different schemas
-        """
+        """Register the schemas of records that differ in them; return whether one is new."""
         allowed = list(islice(places, max(0, MAX_OPENINGS - self._lookups)))
         self._lookups += len(allowed)
         learnt = [self._learn({p: (offset, offset + 1)}) for p, offset in allowed]
@@ -110,7 +104,7 @@ class Framing:
     def _register(self, half: str, raw: bytes, other: str | None) -> bool:
         """Register the schema of a record; return whether more is known of it than before.
 
-        :param other: why the record is not a change of a row, so that its schema is not the table's
+        :param other: why the record is no change of a row, so its schema is not the table's
         """
         known = self._known[half]
         opening = connect_json.opening(raw)
@@ -186,10 +180,7 @@ class Framing:
         }
 
     def wire(self, half: MessageField, raw: bytes) -> bytes:
-        """Return a key or value in the wire format.
-
-        :raises MalformedError: it begins with a schema that cannot be used
-        """
+        """Return a key or value in the wire format; MalformedError: its schema cannot be used."""
         inline = self.inline(half)
         return raw if inline is None else inline.wire(raw)
 

@@ -92,11 +92,7 @@ def _message_field(
 def _subject(
     spec: TopicSpec, part: Part, readers: SchemaReaders, config: Settings | None
 ) -> Subject:
-    """Return the schemas by which keys or values are decoded.
-
-    :raises TableflowError: the subject, or its version, does not exist
-    :raises SpecError: the schema file is missing or invalid
-    """
+    """Return the schemas by which keys or values are decoded; errors: see :func:`read_layout`."""
     own, name = spec.section(part), spec.subject(part)
     options, is_change = spec.json_options(part), spec.changelog is not None
 
@@ -199,10 +195,7 @@ def table_schema(spec: TopicSpec, layout: message_fields.Layout) -> Schema:
 
 
 def _metadata_type(kind: str, ids: Iterator[int]) -> T.IcebergType:
-    """Return the type of a metadata column.
-
-    :param kind: its name; ``map`` and ``list`` are those of headers, whose names a list may repeat
-    """
+    """Return the type of a metadata column; ``map`` and ``list`` are those of headers."""
     if kind in _METADATA_TYPES:
         return _METADATA_TYPES[kind]()
     if kind == "map":
@@ -242,12 +235,9 @@ def _with_dropped(
         else column
         for column in fields
     ]
-    taken = {field.name.lower() for field in fields}
-    for field in older:
-        if field.name.lower() not in taken:
-            taken.add(field.name.lower())
-            columns.append(field)
-    return columns
+    # The first one of each name that is not taken.
+    new = {field.name.lower(): field for field in [*reversed(older), *fields]}
+    return columns + [field for field in older if new[field.name.lower()] is field]
 
 
 def _type_with_dropped(kind: T.IcebergType, older: T.IcebergType) -> T.IcebergType:
@@ -268,15 +258,13 @@ _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than
 
 def row_columns(spec: TopicSpec, fields: Sequence[T.NestedField]) -> list[T.NestedField]:
     """Return the table's columns without the metadata columns."""
-    names = map(spec.metadata_column, (*METADATA_TYPES, RAW_KEY, *spec.change_columns))
-    metadata = {*names}
+    metadata = {*map(spec.metadata_column, (*METADATA_TYPES, RAW_KEY, *spec.change_columns))}
     return [field for field in fields if field.name not in metadata]
 
 
 def event_time(spec: TopicSpec, columns: Sequence[T.NestedField]) -> EventTime | None:
     """Return how event times are read; None: a column of the table is the event time.
 
-    :param columns: of the table
     :raises TableflowError: there is no such field, or it cannot have times of that format
     """
     rule = spec.payload_time

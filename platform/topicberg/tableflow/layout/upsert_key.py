@@ -11,18 +11,24 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pyiceberg import types as T
 from pyiceberg.types import NestedField
 
-from topicberg.errors import TableflowError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.metadata import OFFSET, PARTITION, RAW_KEY
 from topicberg.formats.protobuf import absent_values
-from topicberg.tableflow.layout.message_fields import Layout, MessageField, inner_fields, type_text
+from topicberg.tableflow.layout.message_fields import (
+    UNREADABLE_SCHEMA,
+    Layout,
+    MessageField,
+    inner_fields,
+    type_text,
+)
 from topicberg.tableflow.values.key_values import KeyShape
 
 MetadataColumn = Callable[[str], str]
@@ -72,10 +78,7 @@ class UpsertKey:
         return repr((self.names, self.shapes, [[one.split(", ")[1] for one in s] for s in scales]))
 
     def to_decode(self, columns: Sequence[NestedField]) -> list[NestedField]:
-        """Return what keys are decoded to: columns that they may fill, and the fields of the key.
-
-        :param columns: those that the keys of any version may fill
-        """
+        """Return what keys are decoded to: columns that any version may fill, and their fields."""
         return [*(one for one in columns if one.name not in self.names), *self.fields]
 
     @property
@@ -84,10 +87,7 @@ class UpsertKey:
 
 
 def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
-    """Return the parts of a field of the newest key schema.
-
-    :param absent: the value of a record without the field; of a struct: those of its fields
-    """
+    """Return the parts of a field; ``absent``: its value, or its fields', in records without it."""
     match kind:
         case T.StructType():
             of_fields = absent or {}
@@ -104,10 +104,7 @@ def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
 def upsert_key(
     metadata_column: MetadataColumn, layout: Layout, columns: Sequence[NestedField]
 ) -> UpsertKey:
-    """Return the key of an upsert table.
-
-    :param columns: of the table
-    """
+    """Return the key of an upsert table with these columns."""
     if layout.key.subject is None:
         return raw_key(metadata_column)
     natural = layout.key.fields()
@@ -120,14 +117,12 @@ def upsert_key(
         and (column.name not in shared or type_text(column) == texts[column.name])
     }
     latest, paths = layout.key.subject.latest, set(_paths(natural))
-    is_protobuf = latest.schema_type == "PROTOBUF"
-    absent = absent_values(latest, layout.key.message) if is_protobuf else {}
-    is_in_columns = not shared and all(paths <= {*_paths(v)} for v in _versions(layout.key))
+    absent = absent_values(latest, layout.key.message) if latest.schema_type == "PROTOBUF" else {}
     return replace(
         raw_key(metadata_column),
         fields=tuple(fitting.get(field.name, field) for field in natural),
         shapes=tuple(key_shape(field.field_type, absent.get(field.name)) for field in natural),
-        is_in_columns=is_in_columns,
+        is_in_columns=not shared and all(paths <= {*_paths(v)} for v in _versions(layout.key)),
         hidden=frozenset({field.name for field in columns} & shared - fitting.keys()),
         **_named_versions(layout.key),
     )
@@ -146,7 +141,8 @@ def _named_versions(key: MessageField) -> dict[str, Any]:
 
 def raw_key(metadata_column: MetadataColumn) -> UpsertKey:
     """Return the key of an upsert table whose keys have no schema."""
-    return UpsertKey(*map(metadata_column, (RAW_KEY, PARTITION, OFFSET, "timestamp")))
+    raw, partition, offset = map(metadata_column, (RAW_KEY, PARTITION, OFFSET))
+    return UpsertKey(raw, partition, offset, metadata_column("timestamp"))
 
 
 def _written(value: MessageField) -> set[str]:
@@ -156,23 +152,19 @@ def _written(value: MessageField) -> set[str]:
         return names
     for writer in value.subject.schemas.values():
         if writer.schema_type == value.subject.latest.schema_type:
-            try:
+            with suppress(*UNREADABLE_SCHEMA):
                 names |= format_of(writer).written(writer, value.subject.latest, value.message)
-            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
-                continue
     return names
 
 
 def _versions(key: MessageField) -> Iterator[list[NestedField]]:
     """Yield the fields of each version of the key that can become a table, by its own names."""
     assert key.subject is not None  # noqa: S101  see the caller
+    where = f"subject {key.subject.name}"
     for writer in key.subject.schemas.values():
         if writer.schema_type == key.subject.latest.schema_type:
-            try:
-                where = f"subject {key.subject.name}"
+            with suppress(*UNREADABLE_SCHEMA):
                 yield format_of(writer).fields(where, writer, itertools.count(1), key.message)
-            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
-                continue
 
 
 def _paths(fields: Sequence[NestedField], path: str = "") -> Iterator[str]:

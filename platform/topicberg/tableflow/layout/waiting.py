@@ -1,7 +1,8 @@
 """Changes of a spec that a saved file does not apply, and what to do about each.
 
-They cannot be undone, such as more partitions of a topic, or need a new table. The engine,
-`topicberg topics validate` and `topicberg tableflow status` report them.
+They cannot be undone, such as more partitions of a topic, or need a new table, as changes of the
+columns that identify rows do. The engine, `topicberg topics validate` and `topicberg tableflow
+status` report them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,7 @@ from pyiceberg.types import MapType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats.metadata import (
-    HEADERS,
-    OFFSET,
-    PARTITION,
-    RAW_KEY,
-    SOURCE_POSITION,
-    SOURCE_TIMESTAMP,
-)
+from topicberg.formats import metadata
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import list_topics
 from topicberg.kafka.topics import partition_drift
@@ -36,29 +30,41 @@ from topicberg.topics import TopicSpec
 from topicberg.topics.spec import partition_field_text
 
 IDENTITY_COLUMNS = "topicberg.identity-columns"
-"""Property of a table: the field id of each column that identifies rows, and of those in it."""
+"""Property of a table: the field id of each column that identifies rows, and of those in it. If
+someone drops or renames such a column, the engine would add one of its name with another id, in
+which the rows of before have no value: upserts, deletes and erasures would not find them."""
 _IDS = TypeAdapter(dict[str, StrictInt])
+WRITE_MODE = "topicberg.write-mode"
+VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
+"""Properties of a table: the formats in the spec when it was created."""
+KEY_FRAMING = "topicberg.key-framing"
+"""Property of a table: see :func:`key_framing`."""
+EVENT_TIME_RULE = "topicberg.event-time"
+"""Property of a table: the field and the format of event times that are read from a field."""
+_THREADS = 8
 
 
 def identity_columns(spec: TopicSpec, layout: Layout) -> list[str]:
     """Return the columns by which the rows of a key are found."""
     keys = [field.name for field in layout.key.fields()]
     if spec.write_mode == "upsert" and spec.changelog is not None:
-        names = (PARTITION, OFFSET, SOURCE_TIMESTAMP, SOURCE_POSITION)
+        names = (
+            metadata.PARTITION,
+            metadata.OFFSET,
+            metadata.SOURCE_TIMESTAMP,
+            metadata.SOURCE_POSITION,
+        )
         return [*keys, *map(spec.metadata_column, names)]
     value = {field.name for field in layout.value.fields()}
     keys = [name for name in keys if name not in value]
     if spec.write_mode == "append":
         return keys
-    metadata = map(spec.metadata_column, (RAW_KEY, PARTITION, OFFSET, "timestamp"))
-    return [*(keys if layout.key.subject else ()), *metadata]
+    of_kafka = (metadata.RAW_KEY, metadata.PARTITION, metadata.OFFSET, "timestamp")
+    return [*(keys if layout.key.subject else ()), *map(spec.metadata_column, of_kafka)]
 
 
 def note_identity(table: Table, columns: Sequence[str]) -> None:
-    """Note the field ids of the columns that identify rows; those that are noted stay.
-
-    :param columns: see :func:`identity_columns`
-    """
+    """Note the field ids of the :func:`identity_columns`; those that are noted stay."""
     before = _noted(table)
     kept = {name: field_id for name, field_id in before.items() if _is_in(name, columns)}
     fields = Schema(*(field for field in table.schema().fields if field.name in columns))
@@ -71,10 +77,7 @@ def note_identity(table: Table, columns: Sequence[str]) -> None:
 def changed_identity(
     table: Table, columns: Collection[str] | None = None
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the noted columns that were dropped or renamed, and the new name; None: dropped.
-
-    :param columns: those that still identify rows; None: all
-    """
+    """Yield the noted of these columns that were dropped (None) or renamed, and the new name."""
     for name, field_id in _noted(table).items():
         new_name = table.schema().find_column_name(field_id)
         if new_name != name and (columns is None or _is_in(name, columns)):
@@ -93,23 +96,9 @@ def _noted(table: Table) -> dict[str, int]:
         return {}
 
 
-WRITE_MODE = "topicberg.write-mode"
-VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
-"""Properties of a table: the formats in the spec when it was created."""
-KEY_FRAMING = "topicberg.key-framing"
-"""Property of a table: see :func:`key_framing`."""
-EVENT_TIME_RULE = "topicberg.event-time"
-"""Property of a table: the field and the format of event times that are read from a field."""
-_THREADS = 8
-
-
 @dataclass(frozen=True)
 class WaitingChange:
-    """A change of a topic's spec that is not applied.
-
-    :param what: as a sentence without its full stop
-    :param remediation: how to apply it, or what the spec has to say
-    """
+    """A change of a spec that is not applied, and how to apply it; ``what`` has no full stop."""
 
     topic: str
     what: str
@@ -125,10 +114,8 @@ def start_again(topic: str) -> str:
 
 
 def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None = None) -> None:
-    """Check that the engine can go on with a table.
+    """Check that the engine can go on with a table; ``identity``: see :func:`check_identity`.
 
-    :param identity: the columns that identify rows, see :func:`.identity_columns`; None: those of
-        the last batch
     :raises TableflowError: the table is not one of this spec
     """
     table_value = table.properties.get(WRITE_MODE, "append")
@@ -154,10 +141,10 @@ def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None 
             "event times that were read otherwise",
         )
     check_identity(table, spec, identity)
-    if spec.metadata_column(PARTITION) not in table.schema().column_names:
+    if (name := spec.metadata_column(metadata.PARTITION)) not in table.schema().column_names:
         raise TableflowError(
-            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
-            "spec has another tableflow.metadata_column_naming_scheme than the table",
+            f"topic {spec.name}: its table has no column {name}: the spec has another "
+            "tableflow.metadata_column_naming_scheme than the table",
             hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
         )
 
@@ -199,11 +186,12 @@ def formats(spec: TopicSpec) -> dict[str, str]:
 
 def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
     """Yield what the spec says otherwise than the table is, and the engine does not change."""
-    partitioning, wanted = [], list(spec.table.partitioning)
-    for partition_field in table.spec().fields:
-        column = table.schema().find_column_name(partition_field.source_id) or ""
-        if not isinstance(partition_field.transform, VoidTransform):  # dropped by another tool
-            partitioning.append(partition_field_text(str(partition_field.transform), column))
+    wanted, column_of = list(spec.table.partitioning), table.schema().find_column_name
+    partitioning = [
+        partition_field_text(str(field.transform), column_of(field.source_id) or "")
+        for field in table.spec().fields
+        if not isinstance(field.transform, VoidTransform)  # dropped by another tool
+    ]
     if sorted(partitioning) != sorted(wanted):  # the order of fields moves no row
         yield WaitingChange(
             spec.name,
@@ -220,7 +208,7 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
                 "the change keep what they have",
                 f"set `{field}: {before}`, or {start_again(spec.name)}",
             )
-    name = spec.metadata_column(HEADERS)
+    name = spec.metadata_column(metadata.HEADERS)
     if name in table.schema().column_names:
         kind = "map" if isinstance(table.schema().find_type(name), MapType) else "list"
         if kind != spec.table.headers:

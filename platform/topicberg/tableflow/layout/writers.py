@@ -33,7 +33,13 @@ from topicberg.formats.subjects import (
     SchemaType,
     Subject,
 )
-from topicberg.tableflow.layout.message_fields import VALUE, MessageField, sameness, twins
+from topicberg.tableflow.layout.message_fields import (
+    UNREADABLE_SCHEMA,
+    VALUE,
+    MessageField,
+    sameness,
+    twins,
+)
 
 logger = logging.getLogger(__name__)
 MAX_SCHEMAS = 1_000
@@ -43,10 +49,17 @@ MAX_CHARACTERS = 64 * 1024 * 1024
 MAX_LOOKUPS = 1_000
 """Ids that are looked up for one batch."""
 MISSING_SECONDS = 20.0
+MAX_FOREIGN_WRITERS = 100
+"""The most schemas of other subjects by which the records of one batch are decoded."""
+UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 
 
 class ForeignSchemas:
-    """Schemas of the registry for ids that records name and their subjects do not have."""
+    """Schemas of the registry for ids that records name and their subjects do not have.
+
+    A producer may write any bytes as an id or a GUID, so the cache is bounded. What is missing is
+    looked up again after :data:`MISSING_SECONDS`: it may be registered later.
+    """
 
     def __init__(
         self,
@@ -55,9 +68,7 @@ class ForeignSchemas:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """:param context: of the registry, which has ids of its own"""
-        self._subjects = subjects
-        self._context = context
-        self._now = now
+        self._subjects, self._context, self._now = subjects, context, now
         self.schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
         """The schemas found in the registry, by id."""
         self._missing: OrderedDict[int | UUID, tuple[str, float]] = OrderedDict()
@@ -79,9 +90,8 @@ class ForeignSchemas:
         self._lookups = 0
 
     def look_up(self, named: Iterable[int | UUID]) -> bool:
-        """Look up schemas in the registry; return whether one was found that was not known.
+        """Look up ids and GUIDs in the registry; return whether a schema was found.
 
-        :param named: ids and GUIDs
         :raises TopicbergError: the registry does not answer
         """
         missing, guids = self.missing, self.guids
@@ -137,13 +147,6 @@ class ForeignSchemas:
         return schema is not None
 
 
-MAX_FOREIGN_WRITERS = 100
-"""The most schemas of other subjects by which the records of one batch are decoded."""
-UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
-UNREADABLE_SCHEMA = (TableflowError, ValueError, KeyError, TypeError, RecursionError)
-"""What the functions of a format raise at a schema that cannot be used."""
-
-
 @dataclass(frozen=True)
 class Writers:
     """The schemas by which the key, or the value, of a topic's records is decoded."""
@@ -168,10 +171,7 @@ class Writers:
         return ResolvedSchema(writer, self.subject.latest, self.fields, self.half.message)
 
     def refuse(self, number: int, error: Exception) -> None:
-        """Note why records of a schema are not decoded.
-
-        :raises Exception: it is the latest one: no record can be decoded
-        """
+        """Note why records of a schema are not decoded; raise the error of the latest one."""
         if number == self.subject.latest.schema_id:
             raise error
         self.refused[number] = f"which does not fit the table: {why(error)}"
@@ -180,11 +180,7 @@ class Writers:
 def check_names(
     writer: RegisteredSchema, filled: frozenset[str], fields: Sequence[NestedField]
 ) -> None:
-    """Refuse a schema with a field that would be lost; Protobuf's fields are matched by number.
-
-    :param filled: the columns that the schema has a field for
-    :raises TableflowError: a field would be one column with an existing one
-    """
+    """Refuse a schema with a filled field that would be lost; Protobuf's are matched by number."""
     if writer.schema_type == "PROTOBUF":
         return
     own = [column for column in _natural(writer) if column.name in filled]
@@ -261,10 +257,7 @@ def why(error: Exception) -> str:
 
 
 def message_decoder(writers: Writers) -> MessageDecoder:
-    """Return how keys or values are decoded; of schemas that the registry lacks, it knows nothing.
-
-    :raises TableflowError: the latest schema does not fit the table
-    """
+    """Return how keys or values are decoded; TableflowError: the latest schema does not fit."""
     half, latest = writers.half, writers.subject.latest
     for number, writer in candidates(writers):
         try:
@@ -313,10 +306,7 @@ def _programs(
 
 
 class UnknownSchemaError(MalformedError):
-    """A record names a schema that was not looked up yet.
-
-    ``schema_id``: its id, or its GUID in hex; see :func:`named_schemas`.
-    """
+    """A record names a schema, by id or GUID (:func:`named_schemas`), not looked up yet."""
 
     def __init__(self, what: str, schema: int | UUID) -> None:
         super().__init__(f"{what}, {UNKNOWN}")
@@ -333,7 +323,6 @@ def resolved(
     """Return by which schema a key or a value is decoded, and its payload.
 
     :param record: a reason: it names no schema
-    :param guids: the ids of known GUIDs
     :param refused: why the records of other writers are not decoded
     :raises MalformedError: it is not decoded
     :raises UnknownSchemaError: its schema was not looked up yet
@@ -375,18 +364,14 @@ class MessageDecoder:
     """How records name their schemas."""
 
     def without(self, missing: Mapping[int | UUID, str]) -> MessageDecoder:
-        """Return the same for a registry that lacks some schemas.
-
-        :param missing: why, by their ids and GUIDs
-        """
+        """Return the same for a registry that lacks some schemas, given why."""
         return replace(self, refused={**missing, **self.refused}) if missing else self
 
     def decode(self, raw: bytes, header: bytes | None) -> Mapping[str, Any]:
         """Return the stored values of one record, by the reference decoder of its format.
 
         :param header: what a header says of the schema
-        :raises MalformedError: the record is malformed
-        :raises UnknownSchemaError: its schema was not looked up yet
+        :raises MalformedError: the record is malformed, or (its subclass) names an unknown schema
         """
         return self._decode(self.framing.framed(raw, header))
 

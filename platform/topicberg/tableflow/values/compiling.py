@@ -11,10 +11,7 @@ _lock = threading.Lock()
 
 
 def compile_all() -> None:
-    """Compile what executes programs, or load it from disk: about 15 s, or half a second.
-
-    :raises Exception: it cannot be compiled
-    """
+    """Compile what executes programs, or load it from disk: about 15 s, or half a second."""
     from topicberg.formats.check import check
     from topicberg.formats.columnar.framing import compile_framing
     from topicberg.kafka.librdkafka import compile_gather
@@ -37,10 +34,7 @@ def _failure() -> str | None:
 
 
 def wait_ready() -> None:
-    """Compile the code, or wait until another thread has.
-
-    :raises TopicbergError: the code cannot be compiled
-    """
+    """Compile the code, or wait until another thread has; TopicbergError: it cannot be."""
     with _lock:
         if (failure := _failure()) is not None:
             raise TopicbergError(f"the decoder cannot be compiled: {failure}")

@@ -48,12 +48,7 @@ def _round(a, b, c, d):  # type: ignore[no-untyped-def]
 
 @compiled
 def _hashes(data, offsets, first, count, secret, hashed):  # type: ignore[no-untyped-def]
-    """Fill ``hashed`` with the hashes of ``count`` values.
-
-    :param data: address of the values' bytes
-    :param offsets: where each value begins
-    :param secret: two words
-    """
+    """Fill ``hashed``, given the address and the begins of values, and two words."""
     k0, k1 = secret[0], secret[1]
     for number in range(count):
         address = data + np.int64(offsets[first + number])
@@ -90,11 +85,7 @@ def _hashes(data, offsets, first, count, secret, hashed):  # type: ignore[no-unt
 
 
 def hashes(values: Any, secret: bytes) -> NDArray[np.uint64]:
-    """Return the hash of each value.
-
-    :param values: an Arrow array of ``binary`` without nulls
-    :param secret: 16 bytes
-    """
+    """Return the hash of each value of a ``binary`` array without nulls; 16 secret bytes key it."""
     hashed = np.empty(len(values), np.uint64)
     if len(values):
         _, offsets, data = values.buffers()
@@ -123,12 +114,10 @@ def ordered(high, low):  # type: ignore[no-untyped-def]
 
     They are put into buckets of a few, by their first bits, and moved within them.
     """
-    count = len(high)
-    bits = 1
+    count, bits = len(high), 1
     while count >> bits > _BUCKET_KEYS:
         bits += 1
-    shift = np.uint64(64 - bits)
-    ends = np.zeros((1 << bits) + 1, np.int64)
+    shift, ends = np.uint64(64 - bits), np.zeros((1 << bits) + 1, np.int64)
     for number in range(count):
         ends[(high[number] >> shift) + np.uint64(1)] += 1
     ends = np.cumsum(ends)
@@ -164,10 +153,7 @@ def fill(bits, block, high, low):  # type: ignore[no-untyped-def]
 
 @compiled
 def passing(bits, block, high, low):  # type: ignore[no-untyped-def]
-    """Return the places of the keys whose bits are set. No branch: they cannot be predicted.
-
-    :param bits: see :func:`fill`
-    """
+    """Return the places of the keys whose bits are set. No branch: they cannot be predicted."""
     places = np.empty(len(high), np.int64)
     count: Any = 0
     for number in range(len(high)):

@@ -44,7 +44,7 @@ class KeyShape:
 def key_text(columns: Sequence[Any], shapes: Sequence[KeyShape] | None = None) -> Any:
     """Return one binary value for each row: equal if and only if the keys are.
 
-    :param columns: Arrow arrays, one for each field of the newest key schema, in its order
+    :param columns: Arrow arrays of the fields of the newest key schema, in its order
     :param shapes: of the fields; None: none of them is nested
     """
     shapes = shapes or (KeyShape(),) * len(columns)
@@ -72,8 +72,7 @@ def _text(values: Any, shape: KeyShape) -> Any:
     if pa.types.is_map(kind):
         pairs = zip((values.keys, values.items), shape.parts, strict=True)
         inner = (_sized(_text(part, part_shape)) for part, (_, part_shape) in pairs)
-        entries = pc.binary_join_element_wise(*inner, b",")
-        return _list_text(values, entries, is_map=True)
+        return _list_text(values, pc.binary_join_element_wise(*inner, b","), is_map=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         ((_, element),) = shape.parts
         return _list_text(values, _sized(_text(values.values, element)), is_map=False)

@@ -79,6 +79,5 @@ def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets
     # Integers: a float would be off by one beyond 2**53.
     end = {p: start[p] + (latest[p] - start[p]) * max_records // backlog for p in latest}
     if end == start:  # the limit is below the number of partitions: still make progress
-        first = next(p for p in latest if latest[p] > start[p])
-        end[first] += 1
+        end[next(p for p in latest if latest[p] > start[p])] += 1
     return end

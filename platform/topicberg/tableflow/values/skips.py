@@ -87,15 +87,11 @@ def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
 
 def _noted(table: Table, prefix: str) -> dict[str, Skip]:
     """Return the skips by the names of their properties, which begin with a prefix."""
-    properties = table.properties.items()
-    return {key: _parsed(text) for key, text in properties if key.startswith(prefix)}
+    return {key: _parsed(text) for key, text in table.properties.items() if key.startswith(prefix)}
 
 
 def note_failing(table: Table, place: PartitionOffset, reason: str, end: int | None = None) -> None:
-    """Record in the table that a record fails by itself.
-
-    :param end: the offset after its batch, if the client cannot read that
-    """
+    """Record that a record fails; ``end``: after its batch, if the client cannot read that."""
     skip = _skip(place, "the engine", reason, end)
     with table.transaction() as transaction:
         transaction.set_properties({f"{FAILING}{place[0]}.{place[1]}": skip.model_dump_json()})
@@ -119,7 +115,7 @@ def request(
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
         unreadable = _of_place(failing(table), place)
-        return [_skip(place, current_user(), reason, unreadable and unreadable.end)]
+        return [_skip(place, current_user(), reason, unreadable.end if unreadable else None)]
 
     return _request(table, wanted, f"topic {topic}", "run the command again; nothing was changed")
 
@@ -139,18 +135,12 @@ def adopt(table: Table, other: Table) -> None:
 
 
 def _request(table: Table, wanted: Callable[[], list[Skip]], name: str, hint: str) -> bool:
-    """Commit requests to skip records; return False if there are none.
-
-    :param wanted: returns them for the table as it is
-    """
+    """Commit the requests that ``wanted`` returns for the table as it is; return False if none."""
 
     def attempt() -> bool:
         table.refresh()
         if skips := wanted():
-            notes = {
-                f"{SKIP_PREFIX}{skip.partition}.{skip.offset}": skip.model_dump_json()
-                for skip in skips
-            }
+            notes = {f"{SKIP_PREFIX}{s.partition}.{s.offset}": s.model_dump_json() for s in skips}
             SnapshotChange(table, Operation.APPEND, properties=notes).commit(notes)
         return bool(skips)
 
@@ -190,8 +180,7 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Of
 
 
 def _of_place(skips: Iterable[Skip], place: PartitionOffset) -> Skip | None:
-    partition, offset = place
-    return next((s for s in skips if s.partition == partition and offset in s.records), None)
+    return next((s for s in skips if s.partition == place[0] and place[1] in s.records), None)
 
 
 def _skip(place: PartitionOffset, by: str, reason: str, end: int | None) -> Skip:
