@@ -121,7 +121,7 @@ class _TableFiles:
                 _upsert(plan, columns, chunk.has_value, self.writer, self._keys)
 
     def written(self, count: int, last: LastRecords) -> WrittenBatch:
-        keys = self._keys and self._keys.all()
+        keys = None if self._keys is None else self._keys.all()
         return WrittenBatch(self.writer.files, count, self.rejections, keys, self._changes, last)
 
 
