@@ -29,10 +29,10 @@ from topicberg.errors import TableflowError
 from topicberg.formats.metadata import METADATA_TYPES
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import table_schema
 from topicberg.tableflow.layout.meanings import Noted, property_of
 from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField, raw_columns
+from topicberg.tableflow.layout.writers import ForeignSchemas
 from topicberg.tableflow.service.topic_table import message_decoders
 from topicberg.topics import TopicSpec
 

@@ -31,10 +31,10 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.tableflow.decode.columns import absent_columns, buffers_of, chunks
 from topicberg.tableflow.decode.raw_keys import RawKeys
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import table_schema
 from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
 from topicberg.tableflow.layout.upsert_key import IDENTITY, UpsertKey
+from topicberg.tableflow.layout.writers import ForeignSchemas
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.upsert.key_hashing import key_texts
 from topicberg.tableflow.values.key_values import key_text

@@ -23,12 +23,12 @@ from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import find_records
 from topicberg.kafka.records import Records
 from topicberg.tableflow.batch import sizing
-from topicberg.tableflow.decode import reading, spark_turn
+from topicberg.tableflow.decode import reading, sessions
 from topicberg.tableflow.decode.columns import MAX_ROWS
 from topicberg.tableflow.decode.plan import CONSUMER
 from topicberg.tableflow.service import engine
 from topicberg.tableflow.service.engine import run_once
-from topicberg.tableflow.upsert import key_store
+from topicberg.tableflow.upsert import keys as upsert_keys
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.commit import committed
 
@@ -175,7 +175,7 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
     produce(topic, values, 10)
     monkeypatch.setattr("topicberg.tableflow.service.engine.small", lambda _: 100)
-    monkeypatch.setattr(spark_turn, "FILE_RECORDS", 500)
+    monkeypatch.setattr(sessions, "FILE_RECORDS", 500)
     topic.ingest()
     assert reader(topic) == "spark"
     found = in_order(topic)
@@ -249,7 +249,7 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     topic = make_topic(KEPT, write_mode="upsert")
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(3)
-    monkeypatch.setattr(spark_turn, "FILE_RECORDS", 100)
+    monkeypatch.setattr(sessions, "FILE_RECORDS", 100)
     monkeypatch.setattr(engine, "small", lambda _: 10 if by == "spark" else 10_000)
     for first in (0, 600):
         producer = Producer(topic.endpoints.kafka_config())
@@ -269,7 +269,7 @@ def test_key_files_are_shared_once_no_records_wait(
 ) -> None:
     topic = make_topic(KEPT, write_mode="upsert", partitions=1)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
-    monkeypatch.setattr(key_store, "SHARED_ROWS", 1)
+    monkeypatch.setattr(upsert_keys, "SHARED_ROWS", 1)
     monkeypatch.setattr(sizing, "MAX_RECORDS", {"append": 10, "upsert": 10})
     producer, rng = Producer(topic.endpoints.kafka_config()), random.Random(4)
     for number in range(30):

@@ -21,7 +21,7 @@ from kafka_topics import ORDER, Topic, avro
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
-from topicberg.tableflow.layout.foreign import MISSING_SECONDS
+from topicberg.tableflow.layout.writers import MISSING_SECONDS
 from topicberg.tableflow.service.engine import Ingestor
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.iceberg.summaries import KEY_DEFINITION, summary
 from topicberg.tableflow.table.reread import reread
-from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.upsert.keys import key_folder
 
 pytestmark = pytest.mark.integration

@@ -14,10 +14,10 @@ from topicberg.formats.registry import SchemaReaders
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.tableflow.decode.columns import buffers_of, chunks
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import event_time
 from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, raw_columns
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
+from topicberg.tableflow.layout.writers import ForeignSchemas
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.service.topic_table import message_decoders
 from topicberg.topics import TopicSpec

@@ -21,10 +21,11 @@ from pyiceberg.table import Table
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.commits import commit_update, move_main
-from topicberg.tableflow.changelog import fold_state, folded_files, old_values
+from topicberg.tableflow.changelog import fold_state, old_values
 from topicberg.tableflow.changelog.change_batch import newest_by_partition
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
-from topicberg.tableflow.decode import spark_turn
+from topicberg.tableflow.decode import sessions
+from topicberg.tableflow.table import batch_commit
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))
@@ -83,7 +84,7 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
     rng = random.Random(seed)
     source = random_source(rng, seed)
     topic = changed_topic(tmp_path, monkeypatch)
-    for module in (spark_turn, folded_files):  # several tasks read and write a batch
+    for module in (sessions, batch_commit):  # several tasks read and write a batch
         monkeypatch.setattr(module, "FILE_RECORDS", rng.choice([3, 20, 500_000]))
     connector = Connector(topic)
     ingestor = topic.ingestor()

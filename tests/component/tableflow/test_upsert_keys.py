@@ -47,7 +47,8 @@ from topicberg.iceberg.position_deletes import (
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow.table.table import drop
-from topicberg.tableflow.upsert import key_hashing, key_store
+from topicberg.tableflow.upsert import key_hashing
+from topicberg.tableflow.upsert import keys as upsert_keys
 from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, merged
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.keys import KeyIndex
@@ -330,7 +331,7 @@ def test_key_files_of_deleted_data_files_are_deleted(
         one.batch({(b"%d" % value, 0): value})
     one.batch({(b"0", 0): 9})
     one.compaction()
-    clock.now += key_store._UNUSED_SECONDS + 60
+    clock.now += upsert_keys._UNUSED_SECONDS + 60
     one.restart()
     one.batch({(b"1", 0): 9})
     assert len(list(one.folder.rglob("*.keys"))) == 1
@@ -504,7 +505,7 @@ def test_a_commit_in_between_is_a_conflict(catalog: Any, tmp_path: Path) -> None
 
 @pytest.fixture
 def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_store, "SHARED_ROWS", 1)
+    monkeypatch.setattr(upsert_keys, "SHARED_ROWS", 1)
 
 
 def shared_files(one: Upserted) -> set[str]:
@@ -598,7 +599,7 @@ def test_key_files_of_replaced_data_files_are_not_shared(
 ) -> None:
     one = make(catalog, tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(key_store.KeyStore, "share", lambda *_: None)
+        patched.setattr(upsert_keys.KeyStore, "share", lambda *_: None)
         for value in range(3):
             one.batch({(b"%d" % value, 0): value})
         one.batch({(b"none", 0): None})

@@ -23,7 +23,7 @@ from topicberg.errors import (
     UnreachableError,
 )
 from topicberg.formats.glue import FIRST_OTHER, FRESH_SECONDS, GlueReader
-from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.writers import ForeignSchemas
 
 
 @pytest.fixture(scope="module")

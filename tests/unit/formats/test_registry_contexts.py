@@ -13,9 +13,8 @@ from confluent_registry import Registry, running
 from topicberg.errors import TableflowError
 from topicberg.formats.registry import SchemaReaders, SubjectReader, context_of, in_context
 from topicberg.formats.subjects import SchemaReader
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import foreign_schemas
-from topicberg.tableflow.layout.writers import named_schemas
+from topicberg.tableflow.layout.writers import ForeignSchemas, named_schemas
 from topicberg.topics import TopicSpec
 
 EU = ":.eu:orders-value"

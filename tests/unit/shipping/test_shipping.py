@@ -31,7 +31,7 @@ for name in [name for name in sys.modules if name.split(".")[0] in missing]:
 for name in [name for name in sys.modules if name.split(".")[0] == "topicberg"]:
     del sys.modules[name]
 sys.meta_path.insert(0, Worker)
-import topicberg.tableflow.decode.tasks
+import topicberg.tableflow.decode.processes
 from topicberg.tableflow.values.compiling import wait_ready
 
 wait_ready()

@@ -20,12 +20,12 @@ from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.tableflow.erasure.key import Key
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
-from topicberg.tableflow.layout.identity_columns import (
+from topicberg.tableflow.layout.waiting import (
     IDENTITY_COLUMNS,
     changed_identity,
+    check_table,
     note_identity,
 )
-from topicberg.tableflow.layout.waiting import check_table
 from topicberg.tableflow.service.ingestion import Ingestion
 
 ITEM = {

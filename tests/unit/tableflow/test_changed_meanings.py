@@ -38,10 +38,10 @@ from topicberg.formats.meanings import (
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.layout import table_schema
 from topicberg.tableflow.layout.meanings import MEANINGS, columns_of, followed, noted
 from topicberg.tableflow.layout.message_fields import Layout, MessageField
+from topicberg.tableflow.layout.writers import ForeignSchemas
 from topicberg.tableflow.service.topic_table import message_decoders
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec

@@ -18,14 +18,7 @@ from topicberg.formats import protobuf
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.tableflow.layout.upsert_key import key_shape
 from topicberg.tableflow.upsert import key_hashing
-from topicberg.tableflow.upsert.key_files import (
-    HeldKeys,
-    Keys,
-    in_order,
-    merged,
-    newest_of_partitions,
-    with_partition,
-)
+from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, in_order, merged, with_partition
 from topicberg.tableflow.values.key_values import KeyShape, key_text
 
 texts = st.none() | st.text(max_size=6)
@@ -211,7 +204,7 @@ def test_newest_record_of_all_partitions_is_found(records: list[tuple[int, int, 
     keys = hashed(records)
     times = np.array([time for _, _, time in records], np.int64)
     ordered = in_order(keys.high, keys.low)
-    found = ordered.position[newest_of_partitions(ordered, times)].tolist()
+    found = ordered.position[ordered.is_newest(times)].tolist()
     last = {(key, p): (time, p, at) for at, (key, p, time) in enumerate(records)}
     expected = {
         key: max(order for (one, _), order in last.items() if one == key) for key, _ in last

@@ -14,7 +14,7 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import END_OFFSETS, TOPIC_ID
 from topicberg.kafka.offsets import Offsets, dump_offsets
 from topicberg.kafka.topics import TopicLog
-from topicberg.tableflow.batch.batch_start import adopt_start, first_offsets
+from topicberg.tableflow.batch.batch_plan import adopt_start, first_offsets
 from topicberg.tableflow.values.commit import Committed
 
 

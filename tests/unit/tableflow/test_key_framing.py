@@ -13,10 +13,10 @@ from pyiceberg.types import LongType, NestedField
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
-from topicberg.tableflow.layout import foreign as foreign_module
-from topicberg.tableflow.layout.foreign import MAX_LOOKUPS, ForeignSchemas
+from topicberg.tableflow.layout import writers
 from topicberg.tableflow.layout.message_fields import KEY, MessageField
 from topicberg.tableflow.layout.upsert_key import UpsertKey
+from topicberg.tableflow.layout.writers import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.values.key_values import KeyShape
 
 TEXT = json.dumps({"type": "record", "name": "k", "fields": [{"name": "k", "type": "long"}]})
@@ -82,7 +82,7 @@ def test_key_framing_more_unknown_schemas_than_a_batch_may_look_up_finds_the_nex
 def test_key_framing_schema_that_others_displaced_is_looked_up_again(
     monkeypatch: pytest.MonkeyPatch, header: bytes | None
 ) -> None:
-    monkeypatch.setattr(foreign_module, "MAX_SCHEMAS", 1)
+    monkeypatch.setattr(writers, "MAX_SCHEMAS", 1)
     schema = RegisteredSchema(1, "AVRO", TEXT)
     half = MessageField(KEY, Subject("t-key", {1: schema}, schema))
     registry: Any = Registry()

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topicberg.tableflow.upsert.key_files import (
-    BLOCK_BITS,
-    HeldKeys,
-    Keys,
-    in_order,
-    is_last,
-    merged,
-)
-from topicberg.tableflow.values.key_lookup import pairs, passing
+from topicberg.tableflow.upsert.key_files import BLOCK_BITS, HeldKeys, Keys, in_order, merged
+from topicberg.tableflow.values.key_hash import pairs, passing
 
 ALL = np.uint64(2**64 - 1)
 """Bits of the second halves."""
@@ -42,7 +35,7 @@ def test_keys_are_sorted_and_records_of_one_key_keep_their_order(
     assert (found.high == high[found.position]).all()
     assert (found.low == low[found.position]).all()
     last = {key: at for at, key in enumerate(listed)}
-    assert found.position[is_last(found)].tolist() == [last[key] for key in sorted(last)]
+    assert found.position[found.is_last()].tolist() == [last[key] for key in sorted(last)]
 
 
 @pytest.mark.parametrize("size", [100, 3_000, 200_000])

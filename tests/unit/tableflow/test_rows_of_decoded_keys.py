@@ -33,7 +33,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.upsert import keys as module
-from topicberg.tableflow.upsert.key_files import Keys, in_order, newest_of_partitions
+from topicberg.tableflow.upsert.key_files import Keys, in_order
 from topicberg.tableflow.upsert.key_hashing import KeyHasher, hash_keys, times_of
 from topicberg.tableflow.upsert.keys import KeyIndex
 from topicberg.tableflow.values.key_values import KeyShape, key_text
@@ -118,7 +118,7 @@ class Upserted:
         hashed = hash_keys(self.table.metadata.table_uuid, text, partition, are_decoded=True)
         times = times_of(rows.column("$$timestamp"), rows.column("$$raw-key"), self.key)
         keys = in_order(hashed.high, hashed.low)
-        keys = keys.chosen(newest_of_partitions(keys, times))
+        keys = keys.chosen(keys.is_newest(times))
         head = self.table.current_snapshot()
         located: list[FileRows] = []
         stale = np.zeros(len(keys.high), np.bool_)

@@ -48,7 +48,7 @@ def test_decimal_of_another_scale_is_refused(
     """PyIceberg gives the column the new scale, if it has as many digits or more."""
     table = catalog.create_table(("shop", "prices"), of(wrap(DECIMAL)))
     with pytest.raises(TableflowError, match="the scale of a column cannot change"):
-        _evolve(table, SPEC, of(wrap(DecimalType(*new))))
+        _evolve(table, SPEC, of(wrap(DecimalType(*new))), ())
     assert str(table.refresh().schema().find_type("d")) == str(
         catalog.create_table(("shop", "same"), of(wrap(DECIMAL))).schema().find_type("d")
     )
@@ -59,7 +59,7 @@ def test_decimal_of_the_same_scale_only_widens(
     catalog: SqlCatalog, new: tuple[int, int], column: tuple[int, int]
 ) -> None:
     table = catalog.create_table(("shop", "prices"), of(DECIMAL))
-    _evolve(table, SPEC, of(DecimalType(*new)))
+    _evolve(table, SPEC, of(DecimalType(*new)), ())
     assert table.schema().find_type("d") == DecimalType(*column)
 
 
@@ -93,6 +93,6 @@ def test_evolve_hint_names_what_the_topic_allows(
     table = catalog.create_table(("shop", "prices"), of(DECIMAL))
     spec = TopicSpec.model_validate(minimal(**given))
     with pytest.raises(TableflowError) as refused:
-        _evolve(table, spec, of(DecimalType(12, 3)))
+        _evolve(table, spec, of(DecimalType(12, 3)), ())
     assert expected in (refused.value.hint or "")
     assert ("restore-schema" in (refused.value.hint or "")) == (not given)

@@ -25,7 +25,7 @@ from topicberg.tableflow.service.status import (
     status_file,
     write_status,
 )
-from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.upsert.tombstones import Missed
 from topicberg.tableflow.values.skips import Skip
 from topicberg.topics import load_topic, requests

@@ -59,11 +59,9 @@ class BatchSize:
     def of(cls, most: int, max_bytes: int, learnt: str | None = None) -> BatchSize:
         """:param learnt: what :meth:`dump` returned for the newest batch"""
         size = cls(most, max_bytes, most)
-        if learnt is None:
-            return size
         try:
-            known = Learnt.model_validate_json(learnt)
-        except ValidationError:  # of another version
+            known = Learnt.model_validate_json(learnt or "")
+        except ValidationError:  # there is none, or of another version
             return size
         return replace(size, limit=max(1, min(known.limit, most)), ratio=known.ratio)
 
@@ -77,8 +75,7 @@ class BatchSize:
 
         :param sizes: sizes of records at evenly spaced offsets of a range, from first to last
         :param offsets: the number of offsets in that range
-        :param is_compressed: whether the batch is only written to files; else a part of it is held
-            in memory as it is
+        :param is_compressed: False: a part of the batch is held in memory as it is
         """
         if len(sizes) < 2:
             return min(self.limit, offsets), None
@@ -134,10 +131,7 @@ class BatchLimits:
         self._ends = {}
 
     def learn(self, learnt: str | None) -> None:
-        """Start from what the engine before this one learnt; only the first call does.
-
-        :param learnt: see :meth:`.BatchSize.dump`
-        """
+        """Start from what :meth:`.BatchSize.dump` returned before; only the first call does."""
         if not self._has_learnt:
             self.size = BatchSize.of(self.size.most, self.size.max_bytes, learnt)
             self._has_learnt = True
@@ -149,20 +143,14 @@ class BatchLimits:
     def next_batch(
         self, offsets: Offsets, log: TopicLog, skip: set[PartitionOffset], part: BatchPart | None
     ) -> tuple[Batch, float | None]:
-        """Return the next batch, and the average size of its records in Kafka, if known.
-
-        :param offsets: the first ones that the table lacks
-        :param skip: records to leave out
-        :param part: the only one to read; None: all that the limits allow
-        """
+        """Return the next batch, or its part, without ``skip``, and the size of its records."""
         beginning, cut = log.beginning, self._ends
         start = {p: offsets.get(p, beginning[p]) for p in log.end}
         latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in log.end.items()}
         if part is not None:
-            first = {**start, **part[0]}
-            first = {p: min(first[p], latest[p]) for p in latest}
-            ends = {p: min(e, latest[p]) for p, e in part[1].items()}
-            return plan_batch(first, beginning, {**first, **ends}, sys.maxsize, skip), None
+            first = {p: min(part[0].get(p, start[p]), latest[p]) for p in latest}
+            ends = first | {p: min(e, latest[p]) for p, e in part[1].items()}
+            return plan_batch(first, beginning, ends, sys.maxsize, skip), None
         batch = plan_batch(offsets, beginning, latest, self.size.limit, skip)
         if batch.records <= SAMPLED_RECORDS:
             return batch, None

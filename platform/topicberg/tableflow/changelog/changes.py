@@ -57,6 +57,7 @@ _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType,
 """Types of columns that can hold a whole number: text is that of a JSON value."""
 _DIGITS = 20
 """Of a number in a position."""
+_ZERO = "0" * _DIGITS
 _BEYOND = 2**63
 """No whole number of 64 bits is so large."""
 _FILE_DIGITS = 6
@@ -65,9 +66,7 @@ _FILE_DIGITS = 6
 
 def key_names(layout: Layout) -> list[str]:
     """Return the columns of the primary key; none: the keys have no schema."""
-    if layout.key.subject is None:
-        return []
-    return [field.name for field in layout.key.fields()]
+    return [field.name for field in layout.key.fields()] if layout.key.subject else []
 
 
 def key_columns(keys: Sequence[str]) -> list[str]:
@@ -76,9 +75,8 @@ def key_columns(keys: Sequence[str]) -> list[str]:
 
 
 def envelope(layout: Layout, rows: Sequence[T.NestedField]) -> list[T.NestedField]:
-    """Return the parts of the envelope that are decoded, as columns.
+    """Return the decoded parts of the envelope as columns, given those of the rows.
 
-    :param rows: the table's columns without the metadata columns
     :raises TableflowError: a field of the source has another type than Debezium gives it
     """
     ids = itertools.count(1_000_000)
@@ -88,11 +86,9 @@ def envelope(layout: Layout, rows: Sequence[T.NestedField]) -> list[T.NestedFiel
         written = {field.name for version in versions for field in version}
         # No change has the others, whose default new rows have.
         own = [field for field in own if field.write_default is None or field.name in written]
-    columns = []
+    columns = [field for field in own if field.name in (BEFORE, AFTER)]
     if layout.value.changes == "rows":
-        columns.append(_optional(ids, AFTER, T.StructType(*own)))
-    else:
-        columns += [field for field in own if field.name in (BEFORE, AFTER)]
+        columns = [_optional(ids, AFTER, T.StructType(*own))]
     source = layout.value.source_fields()
     parts = [_optional(ids, name, source[name]) for name in _SOURCE_FIELDS if name in source]
     for part in parts:
@@ -109,8 +105,10 @@ def envelope(layout: Layout, rows: Sequence[T.NestedField]) -> list[T.NestedFiel
             "change of a row is the newest one is not known",
             hint="set `write_mode: append`, or let the connector write the time",
         )
-    columns.append(_optional(ids, SOURCE, T.StructType(*parts)))
-    columns.append(_optional(ids, OPERATION, T.StringType()))
+    columns += (
+        _optional(ids, SOURCE, T.StructType(*parts)),
+        _optional(ids, OPERATION, T.StringType()),
+    )
     # Without a schema, JSON does not show the type of a transaction that is null.
     if isinstance(layout.value.envelope().get(TRANSACTION), T.StructType):
         transaction = T.StructType(_optional(ids, "id", T.StringType()))
@@ -150,8 +148,7 @@ class ChangePlan:
         is_folded: bool,
     ) -> ChangePlan:
         """Return what becomes of the changes of a layout; the arguments are those of the class."""
-        parts = {part.name: part.field_type for part in envelope(layout, rows)}
-        source = parts[SOURCE]
+        source = {part.name: part.field_type for part in envelope(layout, rows)}[SOURCE]
         assert isinstance(source, T.StructType)  # noqa: S101  see envelope()
         types = {part.name: part.field_type for part in source.fields}
         return cls(is_folded, tuple(rows), tuple(key_names(layout)), types, columns, placeholder)
@@ -183,28 +180,20 @@ def read_envelopes(
     has_value: NDArray[np.bool_],
     key_sizes: NDArray[np.int64],
 ) -> Envelopes:
-    """Return the changes of decoded records.
-
-    :param keys: the columns of the key
-    :param values: the parts of the envelope
-    :param key_sizes: bytes of each key, -1: there is none
-    """
+    """Return the changes of records with decoded keys, envelopes and sizes of keys (-1: no key)."""
     count = len(has_value)
     nothing = pa.nulls(count)
     op = values.get(OPERATION, nothing.cast(pa.string()))
     source = _members(values.get(SOURCE))
     micros, out_of_range = _micros(source, count)
     position, without_position = _position(source, plan.source, count)
-    facts = {"op": op, "m": micros, "p": position}
-    columns = dict(keys)
-    after = values.get(AFTER)
+    columns, after = dict(keys), values.get(AFTER)
     if plan.is_folded:
         for name, column in _members(after).items():
             columns[name] = pc.coalesce(columns[name], column) if name in columns else column
     else:
         columns |= {name: values[name] for name in (BEFORE, AFTER) if name in values}
-    missing = np.zeros((len(plan.toast), count), np.bool_)
-    inside = _members(after)
+    missing, inside = np.zeros((len(plan.toast), count), np.bool_), _members(after)
     for place, toast_column in enumerate(plan.toast):
         if toast_column.name in inside:
             missing[place] = is_placeholder(
@@ -222,21 +211,24 @@ def read_envelopes(
     }
     columns |= {column: of_change[name] for name, column in plan.columns.items()}
     has_after = np.zeros(count, np.bool_) if after is None else flags(after.is_valid())
-    wrong = _wrong(plan, op, has_value, has_after, key_sizes)
-    for number in np.flatnonzero(out_of_range):
-        wrong.setdefault(
-            int(number), "field source (struct): its time is not in the years 1 to 9999"
-        )
-    for number in np.flatnonzero(without_position):
-        wrong.setdefault(int(number), "field source (struct): lsn is not a number of 64 bits")
-    return Envelopes(columns, facts, missing, wrong)
+    wrong = dict.fromkeys(
+        _numbers(without_position), "field source (struct): lsn is not a number of 64 bits"
+    )
+    wrong |= dict.fromkeys(
+        _numbers(out_of_range), "field source (struct): its time is not in the years 1 to 9999"
+    )
+    wrong |= _wrong(plan, op, has_value, has_after, key_sizes)
+    return Envelopes(columns, {"op": op, "m": micros, "p": position}, missing, wrong)
 
 
 def _members(struct: pa.Array | None) -> dict[str, pa.Array]:
     """Return the fields of a struct, null where the struct is."""
-    if struct is None:
-        return {}
-    return dict(zip((one.name for one in struct.type), struct.flatten(), strict=True))
+    members = () if struct is None else zip(struct.type, struct.flatten(), strict=True)
+    return {field.name: column for field, column in members}
+
+
+def _numbers(mask: NDArray[np.bool_]) -> list[int]:
+    return [*map(int, np.flatnonzero(mask))]
 
 
 def _wrong(
@@ -246,36 +238,34 @@ def _wrong(
     has_after: NDArray[np.bool_],
     key_sizes: NDArray[np.int64],
 ) -> dict[int, str]:
+    """Return why some records are no changes; of several reasons, the one that is set last."""
     reasons: dict[int, str] = {}
-    known = flags(pc.is_in(op, pa.array([*OPERATIONS, MESSAGE])))
-    listed = ", ".join(OPERATIONS)
-    for number in np.flatnonzero(has_value & ~known):
-        given = op[int(number)].as_py()
-        value = "null" if given is None else shown(given)
-        reasons[int(number)] = f"field op (string): value {value} is none of {listed}"
-    if not plan.is_folded:
-        return reasons
-    live = has_value & flags(pc.is_in(op, pa.array(LIVE)))
-    for number in np.flatnonzero(live & ~has_after):
-        reasons.setdefault(int(number), "field after (struct): value null, but the row was written")
-    needs_key = live | (has_value & flags(pc.equal(op, "d")))
-    for number in np.flatnonzero(needs_key & (key_sizes < 0)):
-        reasons.setdefault(
-            int(number), "the record has no key to upsert by: the source's table has no primary key"
+    if plan.is_folded:
+        live = has_value & flags(pc.is_in(op, pa.array(LIVE)))
+        needs_key = live | (has_value & flags(pc.equal(op, "d")))
+        reasons = {
+            number: f"the key has {key_sizes[number]} bytes, the limit of keys to upsert by is "
+            f"{MAX_KEY_BYTES}"
+            for number in _numbers(key_sizes > MAX_KEY_BYTES)
+        }
+        reasons |= dict.fromkeys(
+            _numbers(needs_key & (key_sizes < 0)),
+            "the record has no key to upsert by: the source's table has no primary key",
         )
-    for number in np.flatnonzero(key_sizes > MAX_KEY_BYTES):
-        reasons.setdefault(
-            int(number),
-            f"the key has {key_sizes[number]} bytes, the limit of keys to upsert by is "
-            f"{MAX_KEY_BYTES}",
+        reasons |= dict.fromkeys(
+            _numbers(live & ~has_after), "field after (struct): value null, but the row was written"
         )
-    return reasons
+    return reasons | {
+        number: f"field op (string): value {'null' if given is None else shown(given)} is none of "
+        + ", ".join(OPERATIONS)
+        for number in _numbers(has_value & ~flags(pc.is_in(op, pa.array([*OPERATIONS, MESSAGE]))))
+        for given in [op[number].as_py()]
+    }
 
 
 def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Return the time of each change in the source, and which of them no timestamp can have."""
-    micros = pa.nulls(count, pa.int64())
-    wrong = np.zeros(count, np.bool_)
+    micros, wrong = pa.nulls(count, pa.int64()), np.zeros(count, np.bool_)
     for name, factor in (("ts_us", 1), ("ts_ms", 1_000), ("ts_ns", 1)):
         if name in source:
             given, is_no_number = _whole(source[name])
@@ -326,15 +316,12 @@ def _integer(value: Any) -> int | None:
 def _position(
     source: Mapping[str, Any], kinds: Mapping[str, T.IcebergType], count: int
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Return a number or text that grows along the source's log, and which places have a wrong one.
-
-    Null: the connector has none.
-    """
+    """Return what grows along the source's log, or null, and which places have a wrong one."""
     none, nothing = np.zeros(count, np.bool_), pa.nulls(count)
 
-    def padded(name: str) -> pa.Array:
-        number = source[name].cast(pa.string()) if name in source else pa.nulls(count, pa.string())
-        return pc.utf8_lpad(pc.fill_null(number, "0"), _DIGITS, "0")
+    def padded(name: str, default: str | None = None) -> pa.Array:
+        number = pc.utf8_lpad(source.get(name, nothing).cast(pa.string()), _DIGITS, "0")
+        return number if default is None else pc.fill_null(number, default)
 
     def joined(*parts: pa.Array) -> pa.Array:
         return pc.binary_join_element_wise(*parts, ":")
@@ -342,18 +329,12 @@ def _position(
     if "lsn" in kinds:  # PostgreSQL
         return _whole(source["lsn"]) if "lsn" in source else (pa.nulls(count, pa.int64()), none)
     if {"file", "pos"} <= source.keys():  # MySQL: mysql-bin.000003, 154, and the row of the event
-        return joined(_log_files(source["file"]), padded("pos"), padded("row")), none
+        return joined(_log_files(source["file"]), padded("pos", _ZERO), padded("row", _ZERO)), none
     if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server, Db2, Informix
-        commit, change = (
-            pc.utf8_lpad(source[name].cast(pa.string()), _DIGITS, "0")
-            for name in ("commit_lsn", "change_lsn")
-        )
         # A snapshot reads all changes of a commit, and has no position of one.
-        return joined(commit, pc.fill_null(change, "~"), padded("event_serial_no")), none
+        in_commit = padded("change_lsn", "~"), padded("event_serial_no", _ZERO)
+        return joined(padded("commit_lsn"), *in_commit), none
     if "scn" in source:  # Oracle: changes are in the order of their transactions' commits
-        scn, commit = (
-            pc.utf8_lpad(source.get(name, nothing).cast(pa.string()), _DIGITS, "0")
-            for name in ("scn", "commit_scn")
-        )
+        scn, commit = padded("scn"), padded("commit_scn")
         return joined(pc.max_element_wise(scn, commit), pc.coalesce(scn, commit)), none
     return pa.nulls(count, pa.string()), none

@@ -40,8 +40,7 @@ def precedes(change: Order, other: Order) -> bool:
     A snapshot reads rows as they were at its position, but with the time of the reading: changes
     after this position may have earlier times.
     """
-    are_comparable = bool(change[2]) == bool(other[2])
-    return change < other or (are_comparable and change[1:] < other[1:])
+    return change < other or (bool(change[2]) == bool(other[2]) and change[1:] < other[1:])
 
 
 def is_repetition(change: Order, newest: Order) -> bool:
@@ -50,12 +49,9 @@ def is_repetition(change: Order, newest: Order) -> bool:
 
 
 def is_comparable(position: Any, other: Any) -> bool:
-    """Return whether two positions are of one log, which orders them.
-
-    The logs of two MySQL servers have files of different names.
-    """
+    """Return whether one log orders two positions: each MySQL server has names of its own."""
     if isinstance(position, str) and isinstance(other, str):
-        return _log_of(position) == _log_of(other)
+        return position.rpartition(".")[0] == other.rpartition(".")[0]
     return isinstance(position, int) and isinstance(other, int)
 
 
@@ -68,16 +64,8 @@ def is_read_before(position: Any, other: Any) -> bool:
     if not is_comparable(position, other):
         return False
     if isinstance(position, str):
-        return bool(_transaction_of(position) < _transaction_of(other))
+        position, other = (text.rpartition(":")[0] or text for text in (position, other))
     return bool(position < other)
-
-
-def _log_of(position: str) -> str:
-    return position.rpartition(".")[0]
-
-
-def _transaction_of(position: str) -> str:
-    return position.rpartition(":")[0] or position
 
 
 class _Change(BaseModel):
@@ -189,28 +177,22 @@ class FoldState(BaseModel):
 
     @classmethod
     def of(cls, table: Table, head: Snapshot | None) -> FoldState:
-        """Return what is known at the head of a table.
-
-        :raises TableflowError: the table was rolled back to a state whose offsets are not known
-        """
+        """Return what is known at the head of a table, or raise TableflowError after a rollback."""
         newest, latest = checkpoint(table, head), cls.load(table.properties)
         if newest is None:
             return cls()
         properties = summary(newest)
-        ends = parse_offsets(properties[END_OFFSETS])
-        if latest.offsets == ends:
+        if latest.offsets == parse_offsets(properties[END_OFFSETS]):
             return latest
         if STATE in properties:
             return cls.load(properties).model_copy(update={"deletes": latest.deletes})
         return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
 
     def _rolled_back(self, line: Set[int]) -> FoldState:
-        """Return what of a state is still right at an earlier batch.
+        """Return what of a state is still right at an earlier batch, of these snapshots.
 
         Truncates and deletions of keys are read again, and so is what they delete. A change that
         was left out may be applied now, and until then its row counts as outdated.
-
-        :param line: the snapshots of the head's ancestry
         """
         moves = [move for move in self.moves if move.snapshot in line]
         reverted = {key: row for key, row in self.reverted.items() if row.snapshot in line}
@@ -241,8 +223,7 @@ class LostChanges:
 
     def __init__(self, lost: Sequence[Lost]) -> None:
         self._known = list(lost)
-        self._of_key: dict[str, Lost] = {}
-        self._of_any: dict[int, int] = {}
+        self._of_key, self._of_any = dict[str, Lost](), dict[int, int]()
         for change in lost:
             if change.key is not None:
                 newest = self._of_key.setdefault(change.key, change)
@@ -258,26 +239,24 @@ class LostChanges:
     def is_after(self, key: str | None, partition: int, offset: int) -> bool:
         """Return whether a change of a key was left out after a record of the key."""
         one = self._of_key.get(key or "")
-        if one is not None and (one.partition != partition or one.offset > offset):
-            return True
-        return self._of_any.get(partition, -1) > offset
+        is_of_key = one is not None and (one.partition != partition or one.offset > offset)
+        return is_of_key or self._of_any.get(partition, -1) > offset
 
     def after(self, more: Sequence[Lost]) -> list[Lost]:
         """Return what is known after a batch, whose changes ``more`` were left out."""
         both = LostChanges([*self._known, *more])
         newest = list(both._of_key.values())
         for one in newest[:-_MAX_LOST]:
-            reach = max(one.offset, both._of_any.get(one.partition, -1))
-            both._of_any[one.partition] = reach
+            both._of_any[one.partition] = max(one.offset, both._of_any.get(one.partition, -1))
         others = [Lost(partition=p, offset=at) for p, at in sorted(both._of_any.items())]
         return [*newest[-_MAX_LOST:], *others]
 
 
 def newest_truncates(truncates: Iterable[Deletion]) -> list[Deletion]:
     """Return the newest truncate of each partition."""
-    found: dict[int, Deletion] = {}
-    for each in truncates:
-        held = found.setdefault(each.partition, each)
-        if each.order is not None and (held.order is None or each.order > held.order):
-            found[each.partition] = each
-    return list(found.values())
+    newest: dict[int, Deletion] = {}
+    for truncate in truncates:
+        known = newest.setdefault(truncate.partition, truncate).order
+        if truncate.order is not None and (known is None or truncate.order > known):
+            newest[truncate.partition] = truncate
+    return list(newest.values())

@@ -11,7 +11,7 @@ several partitions, cost more: see :mod:`topicberg.tableflow.changelog.old_value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +27,13 @@ from topicberg.tableflow.changelog.change_batch import (
     ByKey,
     ChangeBatch,
     Facts,
+    NewRows,
+    as_read,
+    last_changes,
     newest_by_partition,
 )
 from topicberg.tableflow.changelog.changes import FACTS, LIVE, READ
-from topicberg.tableflow.changelog.current_rows import FoldTarget, KeyedRows, OldRows, together
+from topicberg.tableflow.changelog.current_rows import FoldTarget, OldRows, Truncates, together
 from topicberg.tableflow.changelog.fold_state import (
     MAX_DELETES,
     Deletion,
@@ -43,11 +46,8 @@ from topicberg.tableflow.changelog.fold_state import (
     is_repetition,
     order_of,
 )
-from topicberg.tableflow.changelog.folded_files import NewRows
-from topicberg.tableflow.changelog.last_changes import as_read, last_changes
 from topicberg.tableflow.changelog.old_values import BatchCutError, BatchProgress, OldValues
 from topicberg.tableflow.changelog.stale_reads import stale_reads
-from topicberg.tableflow.changelog.truncates import Truncates
 from topicberg.tableflow.upsert.key_files import Keys
 from topicberg.tableflow.values.arrays import flags, whole
 from topicberg.tableflow.values.offsets import end_before
@@ -109,11 +109,10 @@ class Folding:
         """Return what the batch changes.
 
         :raises BatchCutError: only an earlier part of the batch can be applied now
-        :raises WaitingError: nothing can be applied now
+        :raises LaterRecordsError: nothing can be applied now
         :raises TableflowError: the changes have no order
         """
-        refused: dict[PartitionOffset, str] = {}
-        repeated: frozenset[PartitionOffset] = frozenset()
+        refused, repeated = dict[PartitionOffset, str](), frozenset[PartitionOffset]()
         while True:
             folded = self._fold(refused, repeated)
             if not folded.refused and not folded.repeated:
@@ -128,14 +127,16 @@ class Folding:
         facts = self.changes.facts
         stays = ~facts.at({*refused, *repeated}) & ~self.reads.is_ignored
         no_order = facts.has("op") & ~facts.has("m", "p") & stays
-        given = self.target, self.progress.batch, self.state.truncates
-        truncates = Truncates.of(*given, facts, stays & facts.is_op("t"))
+        truncates = Truncates.of(
+            self.target, self.progress.batch, self.state.truncates, facts, stays & facts.is_op("t")
+        )
         is_tombstone = ~facts.has("op") & facts.has_key
         wanted = stays & (is_tombstone | facts.is_live | facts.is_op("d"))
         if truncates:
             truncates.check_order(int(np.count_nonzero(no_order)))
             wanted &= is_tombstone | ~truncates.precede(facts)
-        missing = self._missing(stays & facts.is_live)
+        counts = np.atleast_1d((facts.missing & stays & facts.is_live).any(axis=1))
+        missing = sorted(name for name, one in zip(self.target.toast, counts, strict=True) if one)
         has_moves = bool((stays & facts.has("new_key", "old_key")).any())
         changes = self.changes.chosen(wanted)
         if self.progress.may_move and (missing or has_moves):
@@ -149,32 +150,20 @@ class Folding:
         moves = self._moves(changes, by_key) if has_moves and self.target.toast else None
         return self._applied(changes, by_key, missing, truncates, moves, lost)
 
-    def _missing(self, counts: NDArray[np.bool_]) -> list[str]:
-        """Return the columns of which some changes lack values."""
-        lacks = np.atleast_1d((self.changes.facts.missing & counts).any(axis=1))
-        return sorted(name for name, one in zip(self.target.toast, lacks, strict=True) if one)
-
     def _moves(self, changes: ChangeBatch, by_key: ByKey) -> Moves:
         """Return the halves of changes of the primary key.
 
         A deletion whose insertion is not in the batch must find the row in the table, for the
-        insertion may need it: so no change of the row comes before it in the batch.
-
-        :raises BatchCutError: one does
+        insertion may need it: so no change of the row comes before it (else BatchCutError).
         """
         facts = by_key.facts
         # A tombstone has the headers of its deletion.
         places = np.flatnonzero(facts.has("new_key", "old_key") & facts.has("op"))
         before = by_key.count(facts.is_live) - facts.is_live
-        columns = (facts.values(name, places) for name in ("op", "m", "p"))
-        rows = list(zip(*columns, strict=True))
+        rows = list(zip(*(facts.values(name, places) for name in ("op", "m", "p")), strict=True))
         inserted = {(m, p) for op, m, p in rows if op in LIVE}
-        alone = [
-            place
-            for place, (op, m, p) in zip(places, rows, strict=True)
-            if op == "d" and (m, p) not in inserted
-        ]
-        numbers = np.array(alone, np.intp)
+        is_alone = [op == "d" and (m, p) not in inserted for op, m, p in rows]
+        numbers = places[np.array(is_alone, np.bool_)]
         _cut_before(facts, numbers[before[numbers] > 0])
         table = facts.table([*PLACES, *FACTS], numbers)
         keys = self._with_keys(table, changes, by_key.order[numbers])
@@ -185,17 +174,14 @@ class Folding:
 
         The insertion took values from the row of an old key. It is repeated too, and by then only
         a snapshot has them.
-
-        :raises BatchCutError: there is such a change
         """
         facts = by_key.facts
         takes = by_key.is_insertion & facts.has("old_key") & facts.missing.any(axis=0)
         last = by_key.newest(takes, by_key.starts)
         places = np.flatnonzero(facts.has("op") & ~facts.is_op(READ) & (last >= 0))
-        orders = zip(_orders(facts, places), _orders(facts, last[places]), strict=True)
         is_repeated = [
             own is not None and other is not None and is_repetition(own, other)
-            for own, other in orders
+            for own, other in zip(_orders(facts, places), _orders(facts, last[places]), strict=True)
         ]
         _cut_before(facts, places[np.array(is_repeated, np.bool_)])
 
@@ -204,36 +190,25 @@ class Folding:
     ) -> pa.Table:
         """Return a table of some changes, given by their numbers, with their keys."""
         keys = changes.rows.select(list(self.target.keys)).take(pa.array(numbers))
-        for key, name in zip(self.target.keys, self.target.key_columns, strict=True):
-            table = table.append_column(name, keys.column(key))
-        return table
+        names = [*table.column_names, *self.target.key_columns]
+        return pa.table([*table.columns, *keys.columns], names=names)
 
     def _lost(self, refused: Mapping[PartitionOffset, str]) -> list[Lost]:
         """Return the batch's changes that are left out; a record without a key is not a change."""
-        tables = [self.lost_records]
+        lost, facts = self.lost_records, self.changes.facts
         if refused:
-            facts = self.changes.facts
             places = np.flatnonzero(facts.at(refused) & facts.has_key)
-            table = self._with_keys(
-                facts.table(["partition", "offset"], places), self.changes, places
-            )
-            tables.append(table.cast(self.lost_records.schema))
-        lost = pa.concat_tables(tables)
+            table = facts.table(["partition", "offset"], places)
+            table = self._with_keys(table, self.changes, places).cast(lost.schema)
+            lost = pa.concat_tables([lost, table])
         hashes = self.target.hashed(lost.select(self.target.key_columns))
-        pairs = zip(
-            *(lost.column(name).to_pylist() for name in ("partition", "offset")), strict=True
-        )
-        return [
-            Lost(partition=p, offset=offset, key=hashes.get(n))
-            for n, (p, offset) in enumerate(pairs)
-        ]
+        rows = lost.select(["partition", "offset"]).to_pylist()
+        return [Lost(**row, key=hashes.get(number)) for number, row in enumerate(rows)]
 
     def _cut_after_lost(self, changes: ChangeBatch, lost: Sequence[Lost]) -> None:
         """End the batch after a change that is left out, if a later one needs values of its row.
 
         So all values that the changes of a batch take from each other are the newest.
-
-        :raises BatchCutError: there is such a change
         """
         facts = changes.facts
         places = np.flatnonzero(facts.is_live & facts.missing.any(axis=0))
@@ -245,15 +220,13 @@ class Folding:
             for key in (hashes.get(number), None):
                 last[partition, key] = max(offset, last.get((partition, key), -1))
         has_moved = bool(facts.has("old_key")[places].any())
-        ends: dict[int, int] = {}
-        for change in lost:
-            after = last.get((change.partition, change.key), -1) > change.offset
-            if after or (
-                has_moved and self.progress.batch.end[change.partition] > change.offset + 1
-            ):
-                end_before(ends, change.partition, change.offset + 1)
-        if ends:
-            raise BatchCutError(ends)
+        batch_end = self.progress.batch.end
+        _cut(
+            (change.partition, change.offset + 1)
+            for change in lost
+            if last.get((change.partition, change.key), -1) > change.offset
+            or (has_moved and batch_end[change.partition] > change.offset + 1)
+        )
 
     def _applied(
         self,
@@ -265,24 +238,16 @@ class Folding:
         lost: Sequence[Lost],
     ) -> Folded:
         ends, places = last_changes(by_key)
-        keys = by_key.hashes.chosen(ends)
-        truncated = truncates.rows()
-        keyed_rows: list[KeyedRows] = []
-        if self.target.head is not None and places.num_rows:
-            index, table = self.target.index, self.target.table
-            keyed_rows = index.keyed_rows(table, self.target.head, keys)
-        toast = self.target.toast if missing else []
-        old_rows = OldRows(self.target, keyed_rows, toast, truncated)
+        keys, truncated, target = by_key.hashes.chosen(ends), truncates.rows(), self.target
+        keyed_rows = target.keyed_rows(keys) if places.num_rows else []
+        old_rows = OldRows(target, keyed_rows, target.toast if missing else [], truncated)
         replaced, stale = old_rows.replaced_by(places)
         deletes, late = self._deletes(places, keys)
         is_live = flags(pc.not_equal(places.column("op"), "d"))
-        if stale or late:
-            is_live &= ~by_key.facts.at({*stale, *late})[ends]
+        is_live &= ~by_key.facts.at({*stale, *late})[ends]
         chosen = as_read(np.flatnonzero(is_live), by_key.order[ends[is_live]], len(changes))
         live = ends[chosen]
-        values = OldValues(
-            self.target, self.progress, self.state, self.lost, old_rows, changes, by_key
-        )
+        values = OldValues(target, self.progress, self.state, self.lost, old_rows, changes, by_key)
         new = NewRows(changes, by_key.order[live], by_key.hashes.chosen(live))
         if missing:
             known = self._with_keys(places.take(pa.array(chosen)), changes, by_key.order[live])
@@ -300,51 +265,35 @@ class Folding:
             lost=self.lost.after(lost),
             reads=self.reads.state,
         )
-        return Folded(
-            rows=new,
-            replaced=together(replaced, truncated),
-            state=state,
-            refused=values.refused,
-            repeated=frozenset(values.repeated),
-        )
+        all_replaced = together(replaced, truncated)
+        return Folded(new, all_replaced, state, values.refused, frozenset(values.repeated))
 
     def _known_moves(self, moves: Moves, values: OldValues, lost: Sequence[Lost]) -> list[Move]:
-        """Return the deletions whose insertions are still to come.
-
-        :raises BatchCutError: changes in other partitions have to come first
-        """
+        """Return the deletions whose insertions are still to come, or raise BatchCutError."""
         if self.progress.may_move:
             values.check_moves(moves.alone, moves.keys)
         pending_moves = {
-            (each.micros, each.position, each.key): each
-            for each in self.state.moves
-            if (each.micros, each.position) not in moves.inserted
+            (move.micros, move.position, move.key): move
+            for move in self.state.moves
+            if (move.micros, move.position) not in moves.inserted
         }
         snapshot = self.target.head.snapshot_id if self.target.head else None
         hashes = self.target.hashed(moves.alone.select(self.target.key_columns))
         rows = values.rows.matches(moves.keys).tolist()
-        columns = (
-            moves.alone.column(name).to_pylist() for name in ("partition", "offset", "m", "p")
-        )
-        for number, (partition, offset, m, p) in enumerate(zip(*columns, strict=True)):
+        columns = moves.alone.select(["partition", "offset", "m", "p"]).to_pydict().values()
+        for number, (*at, m, p) in enumerate(zip(*columns, strict=True)):
             if (m is not None or p is not None) and (key := hashes.get(number)):
-                lacks = False
-                if rows[number] >= 0:
-                    before = [change for change in lost if change.is_before(partition, offset)]
-                    place = values.rows.place(rows[number])
-                    lacks = any(
-                        lost_changes.is_after(key, *place)
-                        for lost_changes in (self.lost, LostChanges(before))
-                    )
+                before = LostChanges([change for change in lost if change.is_before(*at)])
+                lacks = rows[number] >= 0 and any(
+                    lost_changes.is_after(key, *values.rows.place(rows[number]))
+                    for lost_changes in (self.lost, before)
+                )
                 move = Move(micros=m, position=p, key=key, snapshot=snapshot, lacks=lacks)
                 pending_moves.setdefault((m, p, key), move)
         return list(pending_moves.values())[-_MAX_MOVES:]
 
     def _reverted(self, places: pa.Table, keys: Keys, old: OldRows) -> dict[str, Move]:
-        """Return the rows that repetitions of earlier changes replaced, and that are not back.
-
-        :param places: of the last change of each key
-        """
+        """Return the rows that repetitions of earlier changes replaced, and that are not back."""
         reverted = dict(self.state.reverted)
         known = np.array([int(key[:16], 16) for key in reverted], np.uint64)
         for which in map(int, np.flatnonzero(np.isin(keys.high, known))):
@@ -371,18 +320,14 @@ class Folding:
         return dict(list(reverted.items())[-_MAX_MOVES:])
 
     def _reached(self, places: pa.Table) -> dict[int, tuple[int | None, int | str | None]]:
-        """Return time and position of the newest change by partition.
-
-        Rows that a snapshot read do not count: their time is that of the reading.
-        """
+        """Return time and position of the newest change by partition, but those of read rows."""
         reached = dict(self.state.reached)
         counts = pc.not_equal(places.column("op"), READ)
         newest = newest_by_partition(places.filter(counts).select(["partition", "m", "p"]))
-        for row in newest.to_pylist():
-            order, earlier = (row["m"], row["p"]), reached.get(row["partition"], (None, None))
-            own, other = order_of(*order), order_of(*earlier)
+        for partition, *order in zip(*newest.to_pydict().values(), strict=True):
+            own, other = order_of(*order), order_of(*reached.get(partition, (None, None)))
             if own is not None and (other is None or own > other):
-                reached[row["partition"]] = order
+                reached[partition] = order[0], order[1]
         return reached
 
     def _deletes(
@@ -397,36 +342,33 @@ class Folding:
         newest = newest[pc.sort_indices(places.take(pa.array(newest)), ages).to_numpy()]
         self._forget(places.column("p").take(pa.array(newest[:-most])).to_pylist())
         held_high = np.array([int(key[:16], 16) for key in deletes], np.uint64)
-        known = np.flatnonzero(np.isin(keys.high, held_high))
-        newest = newest[-most:]
+        known, newest = np.flatnonzero(np.isin(keys.high, held_high)), newest[-most:]
         chosen = np.append(np.setdiff1d(known, newest), newest)
         for which, row in zip(chosen, places.take(pa.array(chosen)).to_pylist(), strict=True):
             key = keys.text(which)
             order, deletion = order_of(row["m"], row["p"]), deletes.get(key)
-            is_elsewhere = deletion is not None and deletion.partition != row["partition"]
-            deletion_order = deletion.order if deletion is not None else None
-            if is_elsewhere and (
-                order is None or (deletion_order is not None and order < deletion_order)
+            if (
+                deletion is not None
+                and deletion.partition != row["partition"]
+                and (order is None or (deletion.order is not None and order < deletion.order))
             ):
                 late.append((row["partition"], row["offset"]))
                 continue
             deletes.pop(key, None)
-            if row["op"] == "d" and order is not None:
-                deletes[key] = Deletion(
-                    partition=row["partition"], micros=row["m"], position=row["p"]
-                )
-            elif row["op"] == "d" and deletion is not None:
-                deletes[key] = deletion  # a tombstone after the deletion
+            if order is not None:
+                at = {"micros": row["m"], "position": row["p"]}
+                deletion = Deletion(partition=row["partition"], **at)
+            if row["op"] == "d" and deletion is not None:
+                deletes[key] = deletion  # without an order, a tombstone after the deletion
         kept = list(deletes.items())
         self._forget([deletion.position for _, deletion in kept[:-most]])
         return dict(kept[-most:]), late
 
     def _forget(self, positions: Sequence[Any]) -> None:
         """Note the positions of deletions that are not known any more."""
-        state = self.reads.state
         for position in positions:
-            if position is not None and not is_read_before(position, state.forgotten):
-                state.forgotten = position
+            if position is not None and not is_read_before(position, self.reads.state.forgotten):
+                self.reads.state.forgotten = position
 
     def _resolved(
         self,
@@ -440,8 +382,7 @@ class Folding:
         """Return the rows with values of changes before them in the batch, and of older rows.
 
         :param wanted: the numbers of the keys whose rows exist after the batch
-        :param live: the last changes of these keys
-        :param places: of these changes
+        :param live: the last changes of these keys, and ``places`` what is known of them
         """
         facts, starts = by_key.facts, by_key.life_starts
         origins: dict[str, NDArray[np.intp]] = {}
@@ -470,23 +411,27 @@ class Folding:
             "life": pa.array(by_key.lives[live[lacking]]),
             "origin": origin,
         }
-        needs = places.take(pa.array(lacking))
-        for name, column in more.items():
-            needs = needs.append_column(name, column)
+        taken = places.take(pa.array(lacking))
+        names = [*taken.column_names, *more]
+        needs = pa.table([*taken.columns, *more.values()], names=names)
         numbers, fills = old.fills(needs, wanted[lacking])
         return replace(new, fills=fills, filled=lacking[numbers])
 
 
 def _cut_before(facts: Facts, places: NDArray[np.intp]) -> None:
     """:raises BatchCutError: there are changes, before which the batch has to end"""
+    _cut(zip(facts.partition[places].tolist(), facts.offset[places].tolist(), strict=True))
+
+
+def _cut(offsets: Iterable[PartitionOffset]) -> None:
+    """:raises BatchCutError: there are offsets at which the batch has to end"""
     ends: dict[int, int] = {}
-    for partition, offset in zip(facts.partition[places], facts.offset[places], strict=True):
-        end_before(ends, int(partition), int(offset))
+    for partition, offset in offsets:
+        end_before(ends, partition, offset)
     if ends:
         raise BatchCutError(ends)
 
 
 def _orders(facts: Facts, places: NDArray[np.intp]) -> list[Order | None]:
     """Return what orders some changes of different partitions."""
-    pairs = zip(facts.values("m", places), facts.values("p", places), strict=True)
-    return [order_of(micros, position) for micros, position in pairs]
+    return [*map(order_of, *(facts.values(name, places) for name in ("m", "p")))]

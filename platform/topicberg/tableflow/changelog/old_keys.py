@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.types import IcebergType, LongType, NestedField, StructType, TimestamptzType
 
 from topicberg.errors import TableflowError
+from topicberg.formats.avro.schema import Type, parse_record
 from topicberg.formats.connect import with_connect_types
+from topicberg.formats.json import record
+from topicberg.formats.json.columns import LOGICAL_KINDS, Node, read_node
+from topicberg.formats.json.connect import json_schema
+from topicberg.formats.json.conversions import with_conversions
+from topicberg.formats.json.plan import fit, scalar_node
 from topicberg.formats.json.syntax import parsed as parse
 from topicberg.formats.json.syntax import rendered
 from topicberg.formats.limits import UNREADABLE
@@ -28,10 +34,6 @@ from topicberg.formats.meanings import meaning_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.tableflow.layout.message_fields import MessageField
-
-if TYPE_CHECKING:
-    from topicberg.formats.avro.schema import Type
-    from topicberg.formats.json.columns import Node
 
 _EXACT = Context(prec=100)
 
@@ -60,8 +62,8 @@ class OldKeys:
             except (TableflowError, *UNREADABLE, RecursionError):
                 continue  # keys of this version are malformed
             for name, node in version.items():
-                is_new = name not in nodes
-                nodes[name] = node if is_new or _is_alike(nodes[name], node) else None
+                known = nodes.setdefault(name, node)
+                nodes[name] = node if known and _plain(known) == _plain(node) else None
         return cls(fields, types, nodes)
 
     def read(self, text: str) -> tuple[Any, ...] | None:
@@ -72,39 +74,28 @@ class OldKeys:
             if parsed.keys() == {"schema", "payload"}:  # by a JsonConverter of headers
                 nodes = _own_nodes(parsed["schema"], self.fields) or nodes
                 parsed = parsed["payload"]
-            return self._read({field.name: parsed[field.name] for field in self.fields}, nodes)
+            values = {field.name: parsed[field.name] for field in self.fields}
+            known = {name: node for name in values if (node := nodes.get(name)) is not None}
+            if None in values.values() or len(known) < len(values):
+                return None
+            struct = Node("struct", known)
+            plan = fit("the old key in a header", struct, struct, StructType(*self.fields))
+            row = record.decoder(plan, None)(rendered(values).encode())
+            return tuple(
+                _python_value(row[field.name], kind)
+                for field, kind in zip(self.fields, self.types, strict=True)
+            )
         except (*UNREADABLE, RecursionError, pa.ArrowException, MalformedError, TableflowError):
             return None
-
-    def _read(
-        self, values: dict[str, Any], nodes: Mapping[str, Node | None]
-    ) -> tuple[Any, ...] | None:
-        """:raises TableflowError: the types are not those of the columns"""
-        from topicberg.formats.json import record
-        from topicberg.formats.json.columns import Node
-        from topicberg.formats.json.plan import fit
-
-        known = {name: node for name, node in nodes.items() if node is not None}
-        if any(value is None for value in values.values()) or not values.keys() <= known.keys():
-            return None
-        struct = Node("struct", {name: known[name] for name in values})
-        plan = fit("the old key in a header", struct, struct, StructType(*self.fields))
-        row = record.decoder(plan, None)(rendered(values).encode())
-        return tuple(
-            _python_value(row[field.name], kind)
-            for field, kind in zip(self.fields, self.types, strict=True)
-        )
 
 
 def _python_value(stored: Any, kind: pa.DataType) -> Any:
     """Return a decoder's value of a column, as Arrow has values of the column's type in Python."""
     if pa.types.is_decimal(kind):
-        value = _EXACT.scaleb(Decimal(stored), -kind.scale)
-        return pa.scalar(value, kind).as_py()
-    if pa.types.is_date32(kind):
-        return pa.scalar(stored, pa.int32()).cast(kind).as_py()
-    if pa.types.is_timestamp(kind):
-        return pa.scalar(stored, pa.int64()).cast(kind).as_py()
+        return pa.scalar(_EXACT.scaleb(Decimal(stored), -kind.scale), kind).as_py()
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        number = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+        return pa.scalar(stored, number).cast(kind).as_py()
     return pa.scalar(stored, kind).as_py()
 
 
@@ -113,12 +104,8 @@ def _own_nodes(schema: Any, fields: Sequence[NestedField]) -> dict[str, Node] | 
 
     :raises TableflowError: its times are in another unit than the columns
     """
-    from topicberg.formats.json.connect import json_schema
-    from topicberg.formats.json.plan import fit
-
     try:
-        registered = RegisteredSchema(0, "JSON", json_schema(schema))
-        nodes = _nodes(with_connect_types(registered), fields)
+        nodes = _nodes(with_connect_types(RegisteredSchema(0, "JSON", json_schema(schema))), fields)
         for field in fields:
             plain = replace(nodes[field.name], unit=None)
             fit("the old key in a header", plain, plain, field.field_type)
@@ -134,35 +121,23 @@ def _own_nodes(schema: Any, fields: Sequence[NestedField]) -> dict[str, Node] | 
 
 
 def _nodes(schema: RegisteredSchema, fields: Sequence[NestedField]) -> dict[str, Node]:
-    """Return the types of a key's values in JSON.
-
-    :raises TableflowError: the schema cannot be read
-    """
-    from topicberg.formats.json.columns import read_node
-    from topicberg.formats.json.conversions import with_conversions
-    from topicberg.formats.json.plan import scalar_node
-
+    """Return the types of a key's values in JSON; TableflowError: its schema cannot be read."""
     match schema.schema_type:
         case "JSON":
             node = read_node(f"schema {schema.schema_id}", schema)
             return with_conversions(node, schema.options.conversions).children
         case "AVRO":
-            from topicberg.formats.avro.schema import parse_record
-
             parsed = parse_record(f"schema {schema.schema_id}", schema)
             types = {field.name: field.type for field in parsed.fields}
             columns = {field.name: field.field_type for field in fields if field.name in types}
-            avro = {name: _avro_node(types[name], kind) for name, kind in columns.items()}
-            return {name: node for name, node in avro.items() if node is not None}
-    by_column = {field.name: scalar_node(field.field_type) for field in fields}
-    return {name: node for name, node in by_column.items() if node is not None}
+            nodes = {name: _avro_node(types[name], kind) for name, kind in columns.items()}
+        case _:
+            nodes = {field.name: scalar_node(field.field_type) for field in fields}
+    return {name: node for name, node in nodes.items() if node is not None}
 
 
 def _avro_node(kind: Type, column: IcebergType) -> Node | None:
     """Return the type of an Avro value in JSON; None: no connector has it in a key."""
-    from topicberg.formats.json.columns import LOGICAL_KINDS, Node
-    from topicberg.formats.json.plan import scalar_node
-
     if len(kind.members) != 1:
         return None
     (member,) = kind.members
@@ -177,13 +152,6 @@ def _avro_node(kind: Type, column: IcebergType) -> Node | None:
     return node and replace(node, unit=member.unit)
 
 
-def _is_alike(node: Node | None, other: Node) -> bool:
-    """Return whether a value in JSON means the same in both types."""
-    return node is not None and _plain(node) == _plain(other)
-
-
 def _plain(node: Node) -> Node:
-    from topicberg.formats.json.columns import Node
-
-    whole = "long" if node.kind == "int" else node.kind
-    return Node(whole, scale=node.scale, unit=node.unit)
+    """Return a type without what does not change the meaning of a value in JSON."""
+    return Node("long" if node.kind == "int" else node.kind, scale=node.scale, unit=node.unit)

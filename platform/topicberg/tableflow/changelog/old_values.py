@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,7 @@ class BatchProgress:
         """Note the newest change of each partition, without rows that a snapshot read."""
         self._facts = facts
         for partition in map(int, np.unique(facts.partition)):
-            at = _extreme(facts, facts.partition == partition, pc.max)
-            if at is not None:
+            if (at := _extreme(facts, facts.partition == partition, pc.max)) is not None:
                 self.passed[partition] = at
 
     def end_at(self, ends: Mapping[int, int]) -> None:
@@ -83,22 +83,18 @@ class BatchProgress:
             return
         for partition, end in ends.items():
             behind = (facts.partition == partition) & (facts.offset >= end)
-            at = _extreme(facts, behind, pc.min)
-            if at is not None:
+            if (at := _extreme(facts, behind, pc.min)) is not None:
                 self.unread[partition] = min(at, self.unread.get(partition, at))
 
     def has_read(self, partition: int, order: Order | None) -> bool:
         """Return whether a change of a partition shows that all before an order are read."""
-        newest, next_one = self.passed.get(partition), self.unread.get(partition)
-        return order is not None and any(
-            at is not None and at >= order for at in (newest, next_one)
-        )
+        changes = self.passed.get(partition), self.unread.get(partition)
+        return order is not None and any(at is not None and at >= order for at in changes)
 
 
 def _extreme(facts: Facts, chosen: NDArray[np.bool_], choose: Any) -> Order | None:
     """Return the least or the greatest order of changes, without rows that a snapshot read."""
-    counts = chosen & facts.has("op") & ~facts.is_op(READ)
-    own = facts.table(["m", "p"], np.flatnonzero(counts))
+    own = facts.table(["m", "p"], np.flatnonzero(chosen & facts.has("op") & ~facts.is_op(READ)))
     micros = choose(own.column("m")).as_py()
     if micros is not None:
         own = own.filter(pc.equal(own.column("m"), micros))
@@ -129,10 +125,7 @@ class OldValues:
         """The changes for which there is no value any more."""
 
     def fills(self, needs: pa.Table, keys: NDArray[np.intp]) -> tuple[NDArray[np.intp], pa.Table]:
-        """Return a value for each missing column of the changes that have one, and their numbers.
-
-        :param keys: the numbers of their keys
-        """
+        """Return a value for each missing column of the changes that have one, and their places."""
         target, old = self.target, self.rows
         matches = old.matches(keys)
         has_row = matches >= 0
@@ -140,10 +133,9 @@ class OldValues:
         origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
         life = needs.column("life").to_numpy(zero_copy_only=False)
         plain = ~origin & (life == 0) & (matches >= 0)
-        waiting: dict[int, int] = {}
+        waiting, resolved = dict[int, int](), dict[int, dict[str, Any]]()
         if plain.any() and (self.lost or self.progress.may_move):
             plain &= self._usable(needs, matches, plain, waiting)
-        resolved: dict[int, dict[str, Any]] = {}
         for number in map(int, np.flatnonzero(~plain)):
             need = self._need(needs.slice(number, 1).to_pylist()[0])
             place = need["place"]
@@ -219,21 +211,17 @@ class OldValues:
 
     def _is_certain(self, need: Mapping[str, Any]) -> bool:
         """Return whether all changes from before one are read, in all partitions."""
-        batch = self.progress.batch
+        progress = self.progress
         is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
-        for partition, end in batch.end.items():
-            has_passed = self.progress.has_read(partition, need["order"])
-            is_at_end = is_old and end >= self.progress.log_end.get(partition, 0)
-            if partition != need["partition"] and not has_passed and not is_at_end:
-                return False
-        return True
+        return all(
+            partition == need["partition"]
+            or progress.has_read(partition, need["order"])
+            or (is_old and end >= progress.log_end.get(partition, 0))
+            for partition, end in progress.batch.end.items()
+        )
 
     def check_moves(self, alone: pa.Table, keys: NDArray[np.intp]) -> None:
-        """Let deletions by changes of the primary key wait for changes in other partitions.
-
-        :param keys: the numbers of their keys
-        :raises BatchCutError: there are such changes, or may be
-        """
+        """Let deletions of old keys wait for changes in other partitions, by a BatchCutError."""
         waiting: dict[int, int] = {}
         for need, row in zip(
             map(self._need, alone.to_pylist()), self.rows.matches(keys).tolist(), strict=True
@@ -257,10 +245,8 @@ class OldValues:
         }
 
     def _may_wait(self, need: Mapping[str, Any]) -> bool:
-        if self.progress.batch.until({need["partition"]: need["offset"]}).records:
-            return True
-        age = time.time() * 1000 - (need["kafka_ms"] or 0)
-        return bool(age < PATIENCE_MS)
+        earlier = self.progress.batch.until({need["partition"]: need["offset"]})
+        return earlier.records > 0 or time.time() * 1000 - (need["kafka_ms"] or 0) < PATIENCE_MS
 
     def _wait(self, waiting: Mapping[int, int]) -> None:
         if not waiting:
@@ -292,15 +278,10 @@ class OldValues:
         if moved is not None and (reverted := self._reverted(need, moved)) is not None:
             return reverted
         old_key = self.target.old_keys.read(origin["key"])
-        if old_key is None or moved is None:
-            return None
-        return self._before(old_key, moved, need["missing"])
+        return None if old_key is None else self._before(old_key, moved, need["missing"])
 
     def _reverted(self, need: Mapping[str, Any], moved: Order) -> dict[str, Any] | None:
-        """Return the values of a row that the repetition of an earlier change replaced.
-
-        :param moved: the order of the insertion, which is repeated as well
-        """
+        """Return values of a row that a repeated change replaced; ``moved``: of the insertion."""
         if (reverted := self._reverted_row(need["key"])) is None or reverted.lacks:
             return None
         row = self._ordered_row(need["key"], reverted.snapshot)
@@ -309,9 +290,8 @@ class OldValues:
         return {name: row[0][name] for name in need["missing"]}
 
     def _reverted_row(self, key: tuple[Any, ...]) -> Move | None:
-        if not self.state.reverted:
-            return None
-        return self.state.reverted.get(self.target.hash_of(key) or "")
+        reverted = self.state.reverted
+        return reverted.get(self.target.hash_of(key) or "") if reverted else None
 
     def _before(
         self,
@@ -321,7 +301,7 @@ class OldValues:
         *,
         is_moved: bool = False,
     ) -> dict[str, Any] | None:
-        """Return values of a key's row as it was before an order of the source.
+        """Return values of a key's row as it was before an order of the source, or wait.
 
         :param is_moved: the key's own changes, in other partitions; else those of an old key, which
             was deleted at this order
@@ -336,14 +316,13 @@ class OldValues:
         deletion = next((e for e in events if e["op"] == "d" and e["order"] == order), None)
         if not is_moved and deletion is None:
             raise _WaitError
-        left, values = list(names), {}
+        left, values = list(names), dict[str, Any]()
         for event in reversed([e for e in events if e["order"] < order]):
             if event["op"] == "d":
                 return None
             self._check_partition(event["partition"], deletion)
-            for name in [column for column in left if column not in event["missing"]]:
-                values[name] = event["values"][name]
-                left.remove(name)
+            values |= {n: event["values"][n] for n in left if n not in event["missing"]}
+            left = [name for name in left if name in event["missing"]]
             if not left:
                 return values
             if event["op"] in ("c", "r"):
@@ -368,9 +347,8 @@ class OldValues:
         self, key: tuple[Any, ...], first: Order, last: Order
     ) -> dict[str, Any] | None:
         """Return the table's row of a key if its change is between two orders, both included."""
-        if self.target.head is None:
-            return None
-        row = self._ordered_row(key, self.target.head.snapshot_id)
+        head = self.target.head
+        row = self._ordered_row(key, head.snapshot_id if head else None)
         if row is None or row[1] is None or not first <= row[1] <= last:
             return None
         return None if self._lacks(key, row[0]) else row[0]
@@ -384,9 +362,7 @@ class OldValues:
     def _move(self, key: tuple[Any, ...], order: Order) -> Move | None:
         """Return the deletion of an old key, if it was applied before this batch."""
         of_order = [move for move in self.state.moves if move.order == order]
-        if not of_order:
-            return None
-        hashed = self.target.hash_of(key)
+        hashed = self.target.hash_of(key) if of_order else None
         return next((move for move in of_order if move.key == hashed), None)
 
     def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -394,34 +370,23 @@ class OldValues:
             return self.known[key]
         target, by_key = self.target, self.by_key
         hashed = target.hash_of(key)
-        places = np.empty(0, np.intp)
-        if hashed is not None:
-            places = by_key.of_key(int(hashed[:16], 16), int(hashed[16:], 16))
-        facts = by_key.facts.chosen(places)
-        rows = self.changes.rows.select(target.toast).take(pa.array(by_key.order[places]))
-        lacks = facts.missing.T
+        halves = None if hashed is None else (int(hashed[:16], 16), int(hashed[16:], 16))
+        places = np.empty(0, np.intp) if halves is None else by_key.of_key(*halves)
         events = []
         for event, values, lacking in zip(
-            facts.table([*PLACES, *FACTS], np.arange(len(facts))).to_pylist(),
-            rows.to_pylist(),
-            lacks,
+            by_key.facts.table([*PLACES, *FACTS], places).to_pylist(),
+            self.changes.rows.select(target.toast).take(pa.array(by_key.order[places])).to_pylist(),
+            by_key.facts.chosen(places).missing.T.tolist(),
             strict=True,
         ):
             order = order_of(event["m"], event["p"])
             if event["op"] is not None and order is not None:
-                names = [
-                    name
-                    for name, is_missing in zip(target.toast, lacking, strict=True)
-                    if is_missing
-                ]
+                names = [*compress(target.toast, lacking)]
                 events.append(event | {"order": order, "values": values, "missing": names})
+        others = [event["order"] for event in events if event["op"] != READ]
         for read in [event for event in events if event["op"] == READ]:
-            later = [
-                e["order"][0]
-                for e in events
-                if e["op"] != READ and precedes(read["order"], e["order"])
-            ]
             micros, *position = read["order"]
+            later = [other[0] for other in others if precedes(read["order"], other)]
             read["order"] = (min([micros, *later]), *position)
         events.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
         self.known[key] = events
@@ -430,12 +395,7 @@ class OldValues:
     def _row(
         self, key: tuple[Any, ...], order: Order, snapshot_id: int | None, lacks: bool | None = None
     ) -> dict[str, Any] | None:
-        """Return a key's row of a snapshot; None: it has none of before an order, or has expired.
-
-        A row from before a change that was left out does not count either.
-
-        :param lacks: whether there is such a change; None: not known
-        """
+        """Return a key's row of a snapshot, of before an order and not ``lacks`` a lost change."""
         if (ordered := self._ordered_row(key, snapshot_id)) is None:
             return None
         row, row_order = ordered
@@ -449,18 +409,14 @@ class OldValues:
         """Return a key's row of a snapshot, and its order; None: it has none, or has expired."""
         target = self.target
         snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
-        if snapshot is None:
-            return None
         keys = target.index.hasher.hashes(target.of_key(key).columns)
-        rows = target.index.keyed_rows(target.table, snapshot, keys)
+        rows = target.keyed_rows(keys, snapshot) if snapshot is not None else []
         return OldRows(target, rows, target.toast, []).row(0) if rows else None
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""
-        if not self.lost:
-            return False
-        partition, offset = row[self.target.order_columns[0]], row[self.target.offset_column]
-        return self.lost.is_after(self.target.hash_of(key), partition, offset)
+        place = row[self.target.order_columns[0]], row[self.target.offset_column]
+        return bool(self.lost) and self.lost.is_after(self.target.hash_of(key), *place)
 
 
 class _WaitError(Exception):

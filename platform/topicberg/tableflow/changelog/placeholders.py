@@ -37,11 +37,12 @@ def toastable(fields: Iterable[T.NestedField]) -> list[T.NestedField]:
 
 def _is_toastable(kind: T.IcebergType) -> bool:
     match kind:
-        case T.StringType() | T.BinaryType():
-            return True
-        case T.ListType(element_type=element):
-            return isinstance(element, T.PrimitiveType)
-        case T.MapType(key_type=T.StringType(), value_type=T.StringType()):
+        case (
+            T.StringType()
+            | T.BinaryType()
+            | T.ListType(element_type=T.PrimitiveType())
+            | T.MapType(key_type=T.StringType(), value_type=T.StringType())
+        ):
             return True
     return False
 
@@ -50,7 +51,9 @@ def is_placeholder(values: pa.Array, kind: T.IcebergType, placeholder: str) -> N
     """Return which values of a column are the placeholder."""
     match kind:
         case T.StringType():
-            texts = [*_texts(placeholder), *map(rendered, _untyped(placeholder))]
+            texts = _texts(placeholder)
+            others = [{placeholder: placeholder}, *_untyped_lists(placeholder.encode())]
+            texts += map(rendered, [*texts, *others])
             is_same = pc.is_in(values, pa.array(texts, values.type))
         case T.BinaryType():
             is_same = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
@@ -70,17 +73,14 @@ def _texts(placeholder: str) -> list[str]:
     return [placeholder, pair, _base64(placeholder.encode())]
 
 
-def _untyped(placeholder: str) -> list[Any]:
-    """Return the placeholder as the values that JSON has of it."""
-    return [*_texts(placeholder), {placeholder: placeholder}, *_untyped_lists(placeholder.encode())]
-
-
 def _untyped_lists(raw: bytes) -> list[list[Any]]:
+    """Return the placeholder as the lists that JSON has of it."""
     numbers, decimals = _numbers(raw), [_base64(bytes([byte])) for byte in raw]
     return [
         [raw.decode()],
         [_base64(raw)],
-        [_uuid(raw)],
+        # The UUID that Java makes of bytes (``UUID.nameUUIDFromBytes``).
+        [str(uuid.UUID(bytes=hashlib.md5(raw).digest(), version=3))],  # noqa: S324
         numbers,
         [Number(f"{number}.0") for number in numbers],
         [number != 0 for number in numbers],
@@ -93,11 +93,6 @@ def _base64(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-def _uuid(raw: bytes) -> str:
-    """Return the UUID that Java makes of bytes (``UUID.nameUUIDFromBytes``)."""
-    return str(uuid.UUID(bytes=hashlib.md5(raw).digest(), version=3))  # noqa: S324
-
-
 def _numbers(raw: bytes) -> list[int]:
     """Return bytes as Java's, which have a sign."""
     return [byte - 256 if byte > 127 else byte for byte in raw]
@@ -106,12 +101,9 @@ def _numbers(raw: bytes) -> list[int]:
 def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
     """Return which lists or maps are one of some; only those of the same size are compared."""
     sizes = np.diff(values.offsets.to_numpy(zero_copy_only=False))
-    is_there = values.is_valid().to_numpy(zero_copy_only=False)
-    alike = np.flatnonzero(is_there & np.isin(sizes, [len(one) for one in wanted]))
-    found = np.zeros(len(values), np.bool_)
-    if len(alike):
-        given = values.take(pa.array(alike)).to_pylist()
-        found[alike] = [one in wanted for one in given]
+    is_alike = np.isin(sizes, [len(items) for items in wanted]) & flags(values.is_valid())
+    alike, found = np.flatnonzero(is_alike), np.zeros(len(values), np.bool_)
+    found[alike] = [items in wanted for items in values.take(pa.array(alike)).to_pylist()]
     return found
 
 
@@ -140,11 +132,8 @@ def _as_elements(raw: bytes, element: T.IcebergType) -> list[list[Any]]:
         case T.DecimalType(precision=precision, scale=scale):
             values = [Decimal(number).scaleb(-scale) for number in numbers]
             # Else the column cannot have it: such a record is malformed.
-            return (
-                [values]
-                if all(len(value.as_tuple().digits) <= precision for value in values)
-                else []
-            )
+            fits = all(len(value.as_tuple().digits) <= precision for value in values)
+            return [values] if fits else []
         case T.BooleanType():
             return [[number != 0 for number in numbers]]
     return [numbers]

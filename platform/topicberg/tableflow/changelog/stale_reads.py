@@ -61,19 +61,14 @@ class StaleReads:
 def stale_reads(
     target: FoldTarget, state: FoldState, facts: Facts, *, may_move: bool
 ) -> StaleReads:
-    """Return which rows of a batch a snapshot read before newer changes of their keys.
-
-    :param may_move: whether keys have changes in several partitions
-    """
+    """Return which rows of a batch a snapshot read before newer changes of their keys."""
     reads = state.reads.model_copy(deep=True)
-    is_ignored = np.zeros(len(facts), np.bool_)
+    is_ignored, is_suspect = np.zeros((2, len(facts)), np.bool_)
     suspects = _suspects(facts, reads, may_move=may_move)
     if not len(suspects):
         return StaleReads(is_ignored, reads)
-    is_suspect = np.zeros(len(facts), np.bool_)
     is_suspect[suspects] = True
-    keys = np.unique(facts.high[suspects])
-    numbers = np.flatnonzero(np.isin(facts.high, keys) & facts.has_key)
+    numbers = np.flatnonzero(np.isin(facts.high, facts.high[suspects]) & facts.has_key)
     by_key = ByKey.of(facts.chosen(numbers))
     rows = _rows(target, state, by_key)
     truncates = [_At(truncate.micros, truncate.position) for truncate in state.truncates]
@@ -86,13 +81,14 @@ def stale_reads(
             newest = rows.get(int(by_key.key_numbers[place]))
         number = numbers[by_key.order[place]]
         if is_suspect[number]:
-            newer = [
-                other for other in (newest, *truncates) if other and other.is_after_read(order)
-            ]
-            if newer:
+            others = filter(None, (newest, *truncates))
+            if newer := [other for other in others if other.is_after_read(order)]:
                 is_ignored[number] = True
                 reads.ignored += 1
-                _record_outdated(reads, change["partition"], newer)
+                for position in [other.position for other in newer]:
+                    known = reads.outdated.get(change["partition"])
+                    if known is None or is_read_before(known, position):
+                        reads.outdated[change["partition"]] = position
                 continue
             forgotten = newest is None and is_read_before(order.position, reads.forgotten)
             reads.doubtful += forgotten or (newest is not None and newest.may_be_after_read(order))
@@ -111,12 +107,13 @@ def _suspects(facts: Facts, reads: ReadState, *, may_move: bool) -> NDArray[np.i
         own, streamed = np.flatnonzero(inside & is_read), np.flatnonzero(inside & is_streamed)
         # The changes that are the last one before some row.
         used, place = np.unique(np.searchsorted(streamed, own), return_inverse=True)
-        before = _At(*reads.streamed.get(partition, (None, None)))
-        last = [before if n == 0 else _change(facts, streamed[n - 1]) for n in used]
+        last = _changes(facts, streamed[used[used > 0] - 1])
+        if 0 in used:
+            last.insert(0, _At(*reads.streamed.get(partition, (None, None))))
         if any(change != (None, None) for change in last):
             suspects.append(own[_may_be_outdated(facts, own, last, place)])
         if len(streamed):
-            reads.streamed[partition] = _change(facts, streamed[-1])
+            (reads.streamed[partition],) = _changes(facts, streamed[-1:])
     if may_move:  # the newer change may be in another partition
         own = np.flatnonzero(is_read)
         for change in map(_At._make, reads.streamed.values()):
@@ -127,10 +124,7 @@ def _suspects(facts: Facts, reads: ReadState, *, may_move: bool) -> NDArray[np.i
 def _may_be_outdated(
     facts: Facts, numbers: NDArray[np.intp], changes: Sequence[_At], place: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
-    """Return which rows that a snapshot read may be older than the change before each.
-
-    :param place: of this change in ``changes``
-    """
+    """Return which rows may be older than the change before each, at ``place`` in ``changes``."""
     # A snapshot has many rows at few positions.
     positions = whole(facts.table(["p"], numbers).column(0)).dictionary_encode("encode")
     distinct = positions.dictionary.to_pylist()
@@ -140,41 +134,27 @@ def _may_be_outdated(
     compared = [(distinct[n % len(distinct)], changes[n // len(distinct)]) for n in pairs.tolist()]
     is_before = np.array([is_read_before(p, change.position) for p, change in compared], np.bool_)
     is_known = np.array([is_comparable(p, change.position) for p, change in compared], np.bool_)
-    times = np.array(
-        [_NO_TIME if change.micros is None else change.micros for change in changes], np.int64
-    )
+    micros = (change.micros for change in changes)
+    times = np.array([_NO_TIME if time is None else time for time in micros], np.int64)
     own = pc.fill_null(facts.table(["m"], numbers).column(0), -_NO_TIME - 1).to_numpy()
-    may_be: NDArray[np.bool_] = is_before[pair] | (~is_known[pair] & (own < times[place]))
-    return may_be
-
-
-def _change(facts: Facts, number: int) -> _At:
-    return _changes(facts, np.array([number], np.intp))[0]
+    return np.asarray(is_before[pair] | (~is_known[pair] & (own < times[place])), np.bool_)
 
 
 def _changes(facts: Facts, numbers: NDArray[np.intp]) -> list[_At]:
     """Return time and position of some changes."""
-    columns = (facts.values(name, numbers) for name in ("m", "p"))
-    return [*map(_At, *columns)]
+    return [*map(_At, *(facts.values(name, numbers) for name in ("m", "p")))]
 
 
 def _rows(target: FoldTarget, state: FoldState, by_key: ByKey) -> dict[int, _At]:
     """Return time and position of the row, or of the deletion, of each key."""
     keys = by_key.hashes.chosen(by_key.is_new_key)
-    orders = {}
-    for number in range(len(keys.high)) if state.deletes else ():
-        if (deletion := state.deletes.get(keys.text(number))) is not None:
-            orders[number] = _At(deletion.micros, deletion.position)
-    if target.head is not None:
-        old = OldRows(target, target.index.keyed_rows(target.table, target.head, keys), [], [])
-        matches = old.matches(np.arange(len(keys.high)))
-        numbers = np.flatnonzero(matches >= 0)
-        orders |= zip(numbers.tolist(), map(_At._make, old.changes(matches[numbers])), strict=True)
+    orders = {
+        number: _At(deletion.micros, deletion.position)
+        for number in (range(len(keys.high)) if state.deletes else ())
+        if (deletion := state.deletes.get(keys.text(number))) is not None
+    }
+    old = OldRows(target, target.keyed_rows(keys), [], [])
+    matches = old.matches(np.arange(len(keys.high)))
+    numbers = np.flatnonzero(matches >= 0)
+    orders |= zip(numbers.tolist(), map(_At._make, old.changes(matches[numbers])), strict=True)
     return orders
-
-
-def _record_outdated(reads: ReadState, partition: int, newer: Sequence[_At]) -> None:
-    for change in newer:
-        known = reads.outdated.get(partition)
-        if known is None or is_read_before(known, change.position):
-            reads.outdated[partition] = change.position

@@ -1,4 +1,4 @@
-"""Processes in which the engine reads and decodes batches, each with a limit of memory.
+"""Processes of the engine, and tasks of Spark, that read and decode batches in a limit of memory.
 
 A record decides how much memory its row takes. If it is more than there is, a process says so or
 ends; the engine, Spark and the batches of other topics go on.
@@ -12,19 +12,23 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import wait
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
+from topicberg.shipping.workers import code_version
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import Outcome, WrittenBatch, joined, outcome
+from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
 _LOOK_SECONDS = 0.2
@@ -47,7 +51,7 @@ class Processes:
     def ingest(
         self, plans: Sequence[ReadPlan], parts: Sequence[Ranges], check: Callable[[], None]
     ) -> list[WrittenBatch]:
-        """Do :func:`.reading.ingest` in other processes, in as many at once as there may be.
+        """Do :func:`.reading.ingest` in as many other processes at once as there may be.
 
         :param check: called now and then; if it raises, the batch ends
         :raises ExhaustedError: a part takes more memory than there is
@@ -55,11 +59,8 @@ class Processes:
         from pyspark import cloudpickle
 
         tasks = [cloudpickle.dumps((plans, ranges)) for ranges in parts]  # type: ignore[no-untyped-call]
-        if len(tasks) == 1:
-            return joined(plans, [self._outcome(tasks[0], check)])
         with ThreadPoolExecutor(min(len(tasks), self._most)) as threads:
-            outcomes = threads.map(lambda task: self._outcome(task, check), tasks)
-            return joined(plans, list(outcomes))
+            return joined(plans, list(threads.map(lambda task: self._outcome(task, check), tasks)))
 
     def _outcome(self, task: bytes, check: Callable[[], None]) -> Outcome:
         try:
@@ -69,20 +70,16 @@ class Processes:
             return error
 
     def check(self) -> None:
-        """Check that a process can decode what needs a part of its memory.
-
-        :raises TopicbergError: it cannot
-        """
+        """:raises TopicbergError: a process cannot decode what needs a part of its memory"""
         try:
             with self._taken() as process:
                 problem = process.run(b"", lambda: None)
         except ExhaustedError as error:
             problem = error
         if problem is not None:
-            megabytes = self._memory // 1024**2
             raise TopicbergError(
                 f"the processes of the engine cannot decode records: {problem}",
-                hint=f"give the machine memory for processes of {megabytes} MB, see "
+                hint=f"give the machine memory for processes of {self._memory // 1024**2} MB, see "
                 "TOPICBERG_ENGINE_PROCESSES and TOPICBERG_ENGINE_PROCESS_MEMORY_MB; the engine "
                 "tries again",
             )
@@ -112,12 +109,11 @@ def shared(most: int, memory: int) -> Processes:
 
 class _Process:
     def __init__(self, memory: int) -> None:
-        own, other = socket.socketpair()
+        self._channel, other = socket.socketpair()
         with other:
             module, number = "topicberg.tableflow.decode.decoding_process", other.fileno()
             command = [sys.executable, "-m", module, str(number), str(memory)]
             self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
-        self._channel = own
 
     def run(self, task: bytes, check: Callable[[], None]) -> Any:
         """:raises ProcessEndedError: the process ended"""
@@ -140,21 +136,15 @@ class _Process:
 
 def serve(channel: socket.socket, memory: int) -> None:
     """Do the work that the engine sends, until the engine ends."""
-    answer: Any
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):
+        while True:
             (task,) = _receive(channel)
-            if task:
-                plans, ranges = pickle.loads(task)  # noqa: S301  from the engine
-                answer = outcome(plans, ranges, memory)
-            else:
-                answer = lacking_memory(memory)
+            work: tuple[Sequence[ReadPlan], Ranges] | None = pickle.loads(task) if task else None  # noqa: S301  from the engine
+            answer = outcome(*work, memory) if work else lacking_memory(memory)
             # Arrays are sent as they are, not as a part of the pickle: they would be copied.
             arrays: list[pickle.PickleBuffer] = []
             text = pickle.dumps(answer, 5, buffer_callback=arrays.append)
             _send(channel, [text, *(array.raw() for array in arrays)])
-        except (EOFError, ConnectionError):
-            return
 
 
 def _send(channel: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
@@ -168,8 +158,7 @@ def _receive(channel: socket.socket) -> list[memoryview]:
     """:raises EOFError: the other side ended"""
 
     def read(size: int) -> memoryview:
-        buffer = np.empty(size, np.uint8).data
-        offset = 0
+        buffer, offset = np.empty(size, np.uint8).data, 0
         while offset < size:
             if not (got := channel.recv_into(buffer[offset:])):
                 raise EOFError
@@ -178,3 +167,43 @@ def _receive(channel: socket.socket) -> list[memoryview]:
 
     (count,) = struct.unpack("<Q", read(8))
     return [read(size) for size in struct.unpack(f"<{count}Q", read(8 * count))]
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """What each task of Spark does: one part of the ranges, whose number is its input."""
+
+    plans: Sequence[ReadPlan]
+    parts: Sequence[Ranges]
+    memory: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                done = pickle.dumps(outcome(self.plans, self.parts[number], self.memory))
+                yield pa.RecordBatch.from_pydict({"outcome": pa.array([done], pa.binary())})
+
+
+@dataclass(frozen=True)
+class WorkerProbe:
+    """A task that says why its worker cannot read batches; nothing: it can."""
+
+    code: str
+    pyarrow: str
+    memory: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"reason": pa.array([self._reason()] * len(batch))})
+
+    def _reason(self) -> str:
+        if int(pa.__version__.split(".")[0]) < int(self.pyarrow.split(".")[0]):
+            return f"they have PyArrow {pa.__version__}, the engine has {self.pyarrow}"
+        if code_version() != self.code:
+            return "they have another version of topicberg than the engine"
+        try:
+            wait_ready()
+        except TopicbergError as error:
+            return error.message
+        problem = lacking_memory(self.memory)
+        return "" if problem is None else problem.message

@@ -12,10 +12,14 @@ import pyarrow.compute as pc
 
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, id_of
 from topicberg.tableflow.decode.columns import decode_raw
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.message_fields import MessageField
 from topicberg.tableflow.layout.upsert_key import UpsertKey
-from topicberg.tableflow.layout.writers import MessageDecoder, Writers, message_decoder
+from topicberg.tableflow.layout.writers import (
+    ForeignSchemas,
+    MessageDecoder,
+    Writers,
+    message_decoder,
+)
 from topicberg.tableflow.values.arrays import whole
 from topicberg.tableflow.values.key_values import key_text
 
@@ -32,28 +36,20 @@ class KeyFraming:
         """Schemas that keys name and that cannot be had, and why."""
 
     def held(self, raw: bytes, header: bytes | None) -> bytes | None:
-        """Return a key with the id of its schema; None: nothing says what its schema is.
-
-        Schemas that the subject does not have are looked up, as the engine does.
-
-        :param header: see :func:`.formats.framing.header_of`
-        """
+        """Return a key with the id of its schema, which may be looked up; None: it has none."""
         record = self._framing.framed(raw, header)
         if isinstance(record, str):
             return None
-        if not self._has(record.schema) and record.schema not in self.unknown:
+        number = id_of(schema := record.schema, self._framing.guids)
+        # The schemas of other subjects are a bounded number.
+        is_known = number in self._own or number in self._foreign.schemas
+        if not is_known and schema not in self.unknown:
             self._foreign.begin_batch()
-            self._foreign.look_up([record.schema])
-            why = self._foreign.missing.get(record.schema)
-            if why is not None:
-                self.unknown[record.schema] = why
+            self._foreign.look_up([schema])
+            if (why := self._foreign.missing.get(schema)) is not None:
+                self.unknown[schema] = why
             self._framing = self._half.record_framing(self._foreign.guids)
         return self._framing.held(raw, header)
-
-    def _has(self, schema: int | UUID) -> bool:
-        """Return whether a schema is at hand; those of other subjects are a bounded number."""
-        number = id_of(schema, self._framing.guids)
-        return number in self._own or number in self._foreign.schemas
 
 
 class RawKeys:
@@ -64,15 +60,11 @@ class RawKeys:
         self._decoder: MessageDecoder | None = None
 
     def texts(self, raw: Any) -> Any:
-        """Return the text of each key; null: it is null, or cannot be decoded.
-
-        :param raw: an Arrow array of binary values, as tables hold them
-        """
+        """Return the texts of raw keys, as tables hold them; null: null or malformed."""
         raw = whole(raw)
-        decoder = self._decoder_of(raw)
         is_there = np.flatnonzero(raw.is_valid().to_numpy(zero_copy_only=False))
         places, parts = [np.empty(0, np.intp)], [pa.array([], pa.binary())]
-        for part, columns in decode_raw(decoder, raw):
+        for part, columns in decode_raw(self._decoder_of(raw), raw):
             fields = [columns[name].slice(0, len(part)) for name in self._key.names]
             places.append(is_there[part])
             parts.append(key_text(fields, self._key.shapes))
@@ -82,11 +74,9 @@ class RawKeys:
 
     def _decoder_of(self, raw: pa.Array) -> MessageDecoder:
         """Return what decodes keys of all schemas that these ones name."""
-        if self._decoder is None:
-            self._decoder = self._made()
+        self._decoder = self._decoder or self._made()
         named = self._named(raw)
-        unknown = [schema for schema in named if not _is_known(self._decoder, schema)]
-        if unknown:
+        if unknown := [schema for schema in named if not _is_known(self._decoder, schema)]:
             self._foreign.look_up(unknown)
             # Others may have looked them up before: they share the schemas.
             guids, schemas = self._foreign.guids, self._foreign.schemas
@@ -110,6 +100,5 @@ class RawKeys:
 
 def _is_known(decoder: MessageDecoder, schema: int | UUID) -> bool:
     """Return whether a decoder has a schema, or knows why it has not."""
-    number = id_of(schema, decoder.framing.guids)
-    refused = decoder.refused
+    number, refused = id_of(schema, decoder.framing.guids), decoder.refused
     return schema in refused or number in refused or number in decoder.writers

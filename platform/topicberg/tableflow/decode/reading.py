@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -75,24 +76,19 @@ class ChangesRead:
     @classmethod
     def joined(cls, parts: Iterable[ChangesRead | None]) -> Self:
         """:param parts: of which later ones have later records of a partition"""
-        found = [part for part in parts if part is not None]
-        changes = [one for part in found for one in part.parts]
-        return cls(changes, [one for part in found for one in part.lost])
+        known = [part for part in parts if part is not None]
+        changes = [*chain.from_iterable(part.parts for part in known)]
+        return cls(changes, [*chain.from_iterable(part.lost for part in known)])
 
     def add(self, chunk: Chunk, columns: Mapping[str, pa.Array], keys: Keys) -> None:
-        """Add a copy of the rows: the next ones overwrite them.
-
-        :param columns: of the table
-        :param keys: of the rows
-        """
-        assert chunk.facts is not None  # noqa: S101  they are changes
-        assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
-        facts = copied(chunk.facts)
-        for name, half in (("high", keys.high), ("low", keys.low)):
-            facts = facts.append_column(name, pa.array(half))
-        rows = copied(pa.table(dict(columns)))
-        self.parts.append(ChangeBatch(rows, Facts(facts, chunk.missing)))
-        self.lost.append(copied(chunk.lost))
+        """Add a copy of the rows, as columns of the table: the next ones overwrite them."""
+        facts, missing, lost = chunk.facts, chunk.missing, chunk.lost
+        assert facts is not None and missing is not None and lost is not None  # noqa: S101, PT018
+        facts = copied(facts)
+        facts = facts.append_column("high", pa.array(keys.high))
+        facts = facts.append_column("low", pa.array(keys.low))
+        self.parts.append(ChangeBatch(copied(pa.table(dict(columns))), Facts(facts, missing)))
+        self.lost.append(copied(lost))
 
 
 class _TableFiles:
@@ -100,13 +96,13 @@ class _TableFiles:
 
     def __init__(self, plan: ReadPlan, rows: int) -> None:
         """:param rows: of the largest part of the records"""
-        self.plan = plan
-        self.writer = DataFileWriter(plan.target, _io(plan))
+        self.plan, self.writer = plan, DataFileWriter(plan.target, _io(plan))
         self.rejections = Rejections(plan.error_mode)
         self._buffers = buffers_of(plan.decoded, rows)
         self._keys = None if plan.upserts is None or plan.is_folded else WrittenKeys()
-        self._changes = ChangesRead() if plan.is_folded else None
-        self._keys_of = _key_hasher(plan) if plan.is_folded else None
+        changes = plan.changes if plan.is_folded else None
+        self._changes = ChangesRead() if changes else None
+        self._key_types = key_types(plan.target.schema, changes.keys) if changes else []
 
     def write(self, records: Records, check: Callable[[], None]) -> None:
         plan, fields = self.plan, self.plan.target.schema.fields
@@ -115,9 +111,10 @@ class _TableFiles:
             if self.rejections.is_final:
                 break
             columns = chunk.columns | absent_columns(chunk, fields)
-            if self._changes is not None and self._keys_of is not None:
+            if self._changes is not None and plan.changes is not None and plan.upserts is not None:
                 of_table = {column.name: columns[column.name] for column in fields}
-                self._changes.add(chunk, of_table, self._keys_of(of_table))
+                key = [of_table[name] for name in plan.changes.keys]
+                self._changes.add(chunk, of_table, hash_values(plan.upserts, key, self._key_types))
             elif self._keys is None:
                 self.writer.write(columns)
             else:
@@ -176,14 +173,6 @@ def _io(plan: ReadPlan) -> FileIO:
     return load_file_io(dict(plan.files), plan.target.location)
 
 
-def _key_hasher(plan: ReadPlan) -> Callable[[Mapping[str, pa.Array]], Keys]:
-    """Return what hashes the keys of changes, given the columns of the table."""
-    assert plan.upserts is not None and plan.changes is not None  # noqa: S101, PT018
-    table, names = plan.upserts, plan.changes.keys
-    types = key_types(plan.target.schema, names)
-    return lambda columns: hash_values(table, [columns[name] for name in names], types)
-
-
 def _upsert(
     plan: ReadPlan,
     columns: dict[str, pa.Array],
@@ -193,8 +182,7 @@ def _upsert(
 ) -> None:
     """Write the newest record of each key, unless it deletes its key."""
     assert plan.upserts is not None  # noqa: S101  see the caller
-    key = plan.key
-    partition = columns[plan.columns[PARTITION]]
+    key, partition = plan.key, columns[plan.columns[PARTITION]]
     times = None
     if key is not None and key.is_decoded:
         hashed = hash_keys(plan.upserts, columns.pop(IDENTITY), partition, are_decoded=True)
@@ -209,30 +197,23 @@ def _upsert(
     elif len(rows):
         chosen = pa.array(rows)
         taken = {name: column.take(chosen) for name, column in columns.items()}
-        written = writer.write(taken, are_kept=True)
-        keys.add(hashed, rows, written, times)
+        keys.add(hashed, rows, writer.write(taken, are_kept=True), times)
 
 
 def joined(plans: Sequence[ReadPlan], outcomes: Sequence[Outcome]) -> list[WrittenBatch]:
-    """Return what several tasks together did, for each table.
-
-    :param outcomes: of :func:`outcome`; later ones are of later records of a partition
-    :raises Exception: what a task raised; there are no files then
-    """
-    done = [each for each in outcomes if not isinstance(each, Exception)]
+    """Return what tasks, later ones of later records, did for each table, or raise their error."""
+    done = [done for done in outcomes if not isinstance(done, Exception)]
     of_tables = [[of_task[number] for of_task in done] for number in range(len(plans))]
-    failed = next((each for each in outcomes if isinstance(each, Exception)), None)
-    whole = list[WrittenBatch]()
-    if failed is None:
-        whole = [_joined(*each) for each in zip(plans, of_tables, strict=True)]
-    if failed is not None or any(written.rejections.ends_reading for written in whole):
+    failed = next((error for error in outcomes if isinstance(error, Exception)), None)
+    whole = [] if failed is not None else [*map(_joined, plans, of_tables)]
+    ends_reading = any(written.rejections.ends_reading for written in whole)
+    if failed is not None or ends_reading:
         for plan, parts in zip(plans, of_tables, strict=True):
             if files := [file for part in parts for file in part.files]:
                 discard(_io(plan), files)
-        whole = [replace(written, files=[]) for written in whole]
     if failed is not None:
         raise failed
-    return whole
+    return [replace(written, files=[]) for written in whole] if ends_reading else whole
 
 
 def _joined(plan: ReadPlan, parts: Sequence[WrittenBatch]) -> WrittenBatch:
@@ -244,16 +225,12 @@ def _joined(plan: ReadPlan, parts: Sequence[WrittenBatch]) -> WrittenBatch:
     elif plan.upserts is not None and not rejections.is_final:
         keys = BatchKeys.joined(part.keys for part in parts if part.keys is not None)
     files = [file for part in parts for file in part.files]
-    records = sum(part.records for part in parts)
     last = {p: record for part in parts for p, record in part.last_records.items()}
-    return WrittenBatch(files, records, rejections, keys, changes, last)
+    return WrittenBatch(files, sum(part.records for part in parts), rejections, keys, changes, last)
 
 
 def outcome(plans: Sequence[ReadPlan], ranges: Ranges, memory: int) -> Outcome:
-    """Return what :func:`ingest` returned or raised, so that it can be sent to another process.
-
-    :param memory: bytes that it may take
-    """
+    """Return what :func:`ingest` did, or raised, in so many bytes, as another process gets it."""
     try:
         with limited(memory):
             return ingest(plans, ranges)

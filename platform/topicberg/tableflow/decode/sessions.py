@@ -1,4 +1,4 @@
-"""Spark sessions that topics share: a session is used by one topic at a time.
+"""Spark sessions that topics share, one topic at a time, and the batches that their tasks read.
 
 A session costs memory and a second of CPU time, most of it in Spark, whose catalogs it has of its
 own. So the engine has as many sessions as batches at once, not as many as topics.
@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import re
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from topicberg.errors import TopicbergError, UnreachableError, first_line
 from topicberg.errors.meaning import explain, is_of_service
+from topicberg.kafka.offsets import Ranges
 from topicberg.shipping.workers import code_version, on_worker, ship
 from topicberg.spark import check_spark, new_session
-from topicberg.tableflow.decode.tasks import WorkerProbe
+from topicberg.tableflow.batch.sizing import FILE_RECORDS
+from topicberg.tableflow.decode.plan import ReadPlan
+from topicberg.tableflow.decode.processes import Task, WorkerProbe
+from topicberg.tableflow.decode.reading import WrittenBatch, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +42,10 @@ IDLE_SECONDS = 1200.0
 """Spark drops a session that is not used for half an hour."""
 AGAIN_SECONDS = 600.0
 """After so long, workers that cannot read batches are tried again."""
+TASK_BYTES = 128 * 1024 * 1024
+"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
+each writes its files."""
+MAX_TASKS = 256
 
 
 class _Checked(NamedTuple):
@@ -51,9 +64,7 @@ class Sessions:
     """The sessions of one engine. Safe to use from several threads."""
 
     def __init__(self, url: str, login: Login, memory: int) -> None:
-        """:param url: of Spark Connect
-        :param memory: bytes that a task may take for its records
-        """
+        """:param memory: bytes that a task may take for its records"""
         self._url, self._login, self._memory = url, login, memory
         self._lock = threading.Lock()
         self._free: list[tuple[SparkSession, float]] = []
@@ -68,16 +79,11 @@ class Sessions:
         """Ids of the sessions whose workers were sent topicberg."""
 
     def take(self) -> SparkSession:
-        """Return a session that is free, or a new one.
-
-        :raises UnreachableError: Spark does not answer
-        """
+        """Return a session that is free, or a new one; UnreachableError: Spark does not answer."""
         with self._lock:
             now = time.monotonic()
-            outdated = [old_session for old_session, until in self._free if until <= now]
-            self._free = [
-                (free_session, until) for free_session, until in self._free if until > now
-            ]
+            outdated = [session for session, until in self._free if until <= now]
+            self._free = [free for free in self._free if free[1] > now]
             session = self._free.pop()[0] if self._free else None
         for old_session in outdated:
             self._stop(old_session)
@@ -101,8 +107,7 @@ class Sessions:
         is_known = known is not None and known.ends == ends and time.monotonic() < known.until
         if known is not None and is_known and (known.lack or has_code or not known.is_shipped):
             return known.lack
-        lack: TopicbergError | None = None
-        is_shipped = False
+        lack, is_shipped = None, False
         try:
             is_shipped = check_workers(session, self._memory)
         except UnreachableError:
@@ -127,17 +132,13 @@ class Sessions:
             self._stop(session)
 
     def discard(self, session: SparkSession | None, *, others: bool = False) -> None:
-        """Stop a session that was taken, after a failure.
-
-        :param others: Spark may have ended, so the free sessions are discarded as well
-        """
+        """Stop a session after a failure, and the free ones if Spark may have ended."""
         sessions = [] if session is None else [session]
         with self._lock:
             self._lent.pop(id(session), None)
             if others:
                 sessions += [free_session for free_session, _ in self._free]
-                self._free = []
-                self._ends += 1
+                self._free, self._ends = [], self._ends + 1
         for discarded in sessions:
             self._stop(discarded)
 
@@ -154,10 +155,7 @@ class Sessions:
 def check_workers(spark: SparkSession, memory: int) -> bool:
     """Check that tasks of Spark can read batches, by one that does nothing.
 
-    If the workers lack topicberg, it is sent to them.
-
-    :param memory: bytes that a task may take for its records
-    :return: whether it was sent: the workers of other sessions lack it as well
+    :return: whether topicberg was sent to the workers: those of other sessions lack it as well
     :raises TopicbergError: they cannot read batches, or Spark does not answer
     """
     if not _lack(spark, memory):
@@ -189,8 +187,7 @@ def _lack(spark: SparkSession, memory: int) -> str:
         if is_of_service(error):
             raise explain("Spark", error) from error
         return _reason_of_worker(str(error))
-    (reason,) = done.column(0).to_pylist()
-    return str(reason)
+    return str(done.column(0)[0].as_py())
 
 
 def _reason_of_worker(text: str) -> str:
@@ -198,3 +195,73 @@ def _reason_of_worker(text: str) -> str:
     of_python = re.findall(r"^\s*((?:[\w.]+Error|[\w.]+Exception): .+)$", text, re.MULTILINE)
     lines = of_python or text.strip().splitlines() or ["it says no reason"]
     return str(lines[0])[:300]
+
+
+class SparkTurn:
+    """It is taken when it is needed, and given back at the end of the step."""
+
+    def __init__(self, sessions: Sessions, url: str) -> None:
+        """:param url: of Spark Connect"""
+        self._sessions, self._url = sessions, url
+        self._session: SparkSession | None = None
+        self._tag = f"topicberg-{uuid.uuid4().hex}"
+        """Of this topic's jobs in Spark."""
+
+    def session(self) -> SparkSession:
+        if self._session is None:
+            self._session = self._sessions.take()
+            self._session.addTag(self._tag)
+        return self._session
+
+    def workers_lack(self) -> TopicbergError | None:
+        """Return what Spark's workers lack to read batches; discard all sessions if it fails."""
+        try:
+            return self._sessions.check_workers(self.session())
+        except TopicbergError:
+            self.discard(others=True)
+            raise
+
+    def give_back(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.clearTags()
+            self._sessions.give_back(session)
+
+    def discard(self, *, others: bool) -> None:
+        """Discard the session of this step, and the free ones if Spark may have ended."""
+        session, self._session = self._session, None
+        self._sessions.discard(session, others=others)
+
+    def interrupt(self) -> None:
+        """End the jobs of the running step; may be called by another thread."""
+        if (session := self._session) is not None:
+            Thread(target=self._interrupt, args=(session,), daemon=True).start()
+
+    def _interrupt(self, session: SparkSession) -> None:
+        with suppress(Exception):  # the jobs end by themselves
+            check_spark(self._url)  # Spark's client would retry for a minute
+            session.interruptTag(self._tag)
+
+
+def ingest_by_spark(
+    spark: SparkSession, plans: Sequence[ReadPlan], parts: Sequence[Ranges], memory: int
+) -> list[WrittenBatch]:
+    """Do :func:`ingest` by tasks of Spark, each in so many bytes, or raise PySparkException."""
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    done = numbers.mapInArrow(on_worker(Task(plans, parts, memory)), "outcome binary").toArrow()
+    return joined(plans, [pickle.loads(text) for text in done.column(0).to_pylist()])  # noqa: S301  our tasks'
+
+
+def split(ranges: Ranges, size: float | None, tasks: int = 1) -> list[Ranges]:
+    """Return parts of about the same number of offsets; so many usual ``tasks`` are one."""
+    total = sum(end - start for start, end in ranges.values())
+    wanted = max(total / FILE_RECORDS, total * (size or 0) / TASK_BYTES) / tasks
+    count = max(1, min(MAX_TASKS, round(wanted)))
+    most = -(-total // count)
+    parts, read = defaultdict[int, dict[int, tuple[int, int]]](dict), 0
+    for partition, (start, end) in ranges.items():
+        while start < end:
+            till = min(end, start + most - read % most)
+            parts[read // most][partition] = start, till
+            read, start = read + till - start, till
+    return [*parts.values()] or [{}]

@@ -22,10 +22,10 @@ from topicberg.tableflow.erasure.key import Key, described
 from topicberg.tableflow.erasure.locations import file_batches
 from topicberg.tableflow.erasure.matching import ColumnPath, Condition, Rows, find_column
 from topicberg.tableflow.erasure.records import KafkaKey, Matching, matching_keys
-from topicberg.tableflow.layout.identity_columns import changed_identity
 from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.tableflow.layout.message_fields import KEY
 from topicberg.tableflow.layout.upsert_key import held_key
+from topicberg.tableflow.layout.waiting import changed_identity
 from topicberg.tableflow.service.history import history_table
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 from confluent_kafka import Message
-from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyiceberg.types import ListType, NestedField, StructType
 
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
@@ -38,9 +40,7 @@ class Reason:
 
 @dataclass
 class UnknownField:
-    """A field that the schema lacks. ``since``: the earliest time of a record that has it, in ISO
-    8601; None: the records have no time.
-    """
+    """A field that the schema lacks; ``since``: the first time (ISO 8601) of a record with it."""
 
     name: str
     records: int
@@ -70,9 +70,8 @@ def is_plain(spec: TopicSpec) -> bool:
 def compare(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, records: int = SAMPLE_RECORDS
 ) -> Drift:
-    """Compare the schema of a topic's values with a sample of its records.
+    """Compare the schema of a topic's values with a sample of its records (offsets).
 
-    :param records: offsets of the sample
     :raises SpecError: its values are not JSON that names no schema
     :raises TopicbergError: a service does not answer
     """
@@ -84,13 +83,12 @@ def compare(
             hint=f"run `topicberg topics validate {spec.name}` to compare a schema file with the "
             "registry",
         )
-    layout = read_layout(spec, schema_readers(endpoints, config), config)
-    assert layout.value.latest is not None  # noqa: S101  JSON has a schema
-    columns, latest = layout.value.fields(), layout.value.latest
+    value = read_layout(spec, schema_readers(endpoints, config), config).value
+    assert value.latest is not None  # noqa: S101  JSON has a schema
+    columns, latest = value.fields(), value.latest
     decode = format_of(latest).record_decoder(ResolvedSchema(latest, latest, columns))
     drift = Drift(own.file or spec.value_subject)
-    reasons: dict[str, Reason] = {}
-    seen: dict[Path, list[Message]] = {}
+    reasons, seen = dict[str, Reason](), dict[Path, list[Message]]()
     for message in sampled_messages(spec.name, endpoints, records):
         raw = message.value()
         if raw is None:
@@ -102,8 +100,9 @@ def compare(
         except MalformedError as error:
             place = message.partition() or 0, message.offset() or 0
             reasons.setdefault(str(error), Reason(str(error), *place)).count += 1
-        for path in _paths(raw):
-            seen.setdefault(path, []).append(message)
+        with suppress(MalformedError):
+            for path in set(_paths(parsed(raw))):
+                seen.setdefault(path, []).append(message)
     drift.malformed = sorted(reasons.values(), key=lambda reason: -reason.count)
     drift.unknown = [*_unknown(seen, columns)]
     names = [column.name for column in columns if column.name != latest.options.unknown_as]
@@ -111,23 +110,15 @@ def compare(
     return drift
 
 
-def _paths(raw: bytes) -> set[Path]:
-    """Return the fields of a record at every depth; items and values of maps count as their own."""
-    try:
-        value = parsed(raw)
-    except MalformedError:
-        return set()
-    return set(_inner(value, ()))
-
-
-def _inner(value: Any, path: Path) -> Iterator[Path]:
+def _paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield the fields of a value at every depth; items and values of maps count as their own."""
     if isinstance(value, dict):
-        for name, one in value.items():
+        for name, inner in value.items():
             yield (*path, name)
-            yield from _inner(one, (*path, name))
+            yield from _paths(inner, (*path, name))
     elif isinstance(value, list):
-        for one in value:
-            yield from _inner(one, path)
+        for item in value:
+            yield from _paths(item, path)
 
 
 def _unknown(
@@ -141,13 +132,10 @@ def _unknown(
             continue
         lost.add(path)
         times = [message.timestamp()[1] for message in messages if message.timestamp()[0]]
-        since = None
-        if times:
-            since = datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec="seconds")
+        first = datetime.fromtimestamp(min(times) / 1000, UTC) if times else None
+        since = first.isoformat(timespec="seconds") if first else None
         raws = [raw for message in messages if (raw := message.value()) is not None]
-        schema: Any = infer(raws, "").schema
-        for part in path:
-            schema = _of_field(schema, part)
+        schema: Any = reduce(_of_field, path, infer(raws, "").schema)
         yield UnknownField(".".join(path), len(messages), since, schema)
 
 
@@ -159,25 +147,14 @@ def _of_field(schema: Mapping[str, Any], name: str) -> Any:
 
 def _is_lost(path: Path, columns: Sequence[NestedField]) -> bool:
     """Return whether a field has no column, and no column has it as text or in a map."""
-    fields: Sequence[NestedField] | None = columns
-    for part in path:
-        if fields is None:
-            return False
-        column = next((candidate for candidate in fields if candidate.name == part), None)
-        if column is None:
-            return True
-        fields = _fields(column.field_type)
-    return False
-
-
-def _fields(kind: IcebergType) -> Sequence[NestedField] | None:
-    """Return the fields of a struct, or of the structs in a list; None: it has no fixed fields."""
-    match kind:
-        case StructType():
-            is_union = any(branch.name.startswith("connect_union_field_") for branch in kind.fields)
-            return None if is_union else kind.fields
-        case ListType():
-            return _fields(kind.element_type)
-        case MapType():
-            return None
-    return None
+    name, *inner = path
+    column = next((candidate for candidate in columns if candidate.name == name), None)
+    if column is None or not inner:
+        return column is None
+    kind = column.field_type
+    while isinstance(kind, ListType):
+        kind = kind.element_type
+    if not isinstance(kind, StructType):
+        return False
+    is_union = any(branch.name.startswith("connect_union_field_") for branch in kind.fields)
+    return not is_union and _is_lost(tuple(inner), kind.fields)

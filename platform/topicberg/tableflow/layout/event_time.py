@@ -8,10 +8,10 @@ reasons.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
-from functools import lru_cache
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -23,6 +23,7 @@ from pyiceberg import types as T
 
 from topicberg.formats.reasons import field_at, shown
 from topicberg.formats.time_text import EPOCHS, ISO, TIME, moment
+from topicberg.tableflow.values.arrays import flags
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 
 FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
@@ -34,9 +35,7 @@ _BLOCK = 1_024
 
 
 class EventTimes(NamedTuple):
-    """``column``: the event times. ``wrong``: why some rows have none. ``replaced``: rows that have
-    Kafka's time instead.
-    """
+    """Event times, why some rows have none, and the rows that have Kafka's time instead."""
 
     column: pa.Array
     wrong: dict[int, str]
@@ -89,15 +88,13 @@ class EventTime:
 
     def of_stored(self, value: Any) -> Any:
         """Return a stored value of a reference decoder as :meth:`micros` has it."""
-        if value is not None and isinstance(self.type, T.DecimalType):
-            return Decimal(value).scaleb(-self.type.scale, _EXACT)
-        return value
+        if value is None or not isinstance(self.type, T.DecimalType):
+            return value
+        return Decimal(value).scaleb(-self.type.scale, _EXACT)
 
     @property
     def earliest_us(self) -> int:
-        day = self.earliest
-        if day is None:
-            return FIRST_US
+        day = self.earliest or date.min
         return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
     @property
@@ -124,10 +121,9 @@ class EventTime:
             except ValueError:
                 return f"a time of the format {kind} expected"
         if local.tzinfo is None:
-            zone = self.timezone
-            if zone is None:
+            if self.timezone is None:
                 return "a time with an offset from UTC expected (or set event_time.timezone)"
-            local = local.replace(tzinfo=_zone(zone))
+            local = local.replace(tzinfo=ZoneInfo(self.timezone))
         try:
             if self.timezone is not None and not _exists(local):
                 return f"a time that exists in {self.timezone} expected"
@@ -142,9 +138,8 @@ def event_times(
     kafka_ms: NDArray[np.int64],
     is_needed: NDArray[np.bool_],
 ) -> EventTimes:
-    """Return the event times of rows.
+    """Return the event times of rows, given their decoded columns.
 
-    :param columns: the decoded columns of the rows
     :param kafka_ms: Kafka's time of each row, or :data:`NO_TIMESTAMP`
     :param is_needed: False: a record without a value, which has Kafka's time
     """
@@ -157,22 +152,16 @@ def event_times(
         is_read &= ~has_kafka | (micros - kafka_us <= event_time.ahead_us)
     wrong, replaced = dict[int, str](), list[int]()
     has_none = ~is_read & ~is_needed & ~has_kafka
-    for row in np.flatnonzero(~is_read):
+    micros = np.where(is_read, micros, kafka_us)
+    for row in np.flatnonzero(~is_read & is_needed):
         number = int(row)
-        outcome = (
-            event_time.micros(values[number].as_py(), int(kafka_ms[number]))
-            if is_needed[number]
-            else ""
-        )
+        outcome = event_time.micros(values[number].as_py(), int(kafka_ms[number]))
         if isinstance(outcome, int):
             micros[number] = outcome
-        elif not is_needed[number] or (event_time.otherwise == "kafka" and has_kafka[number]):
-            micros[number] = kafka_us[number]
-            if is_needed[number]:
-                replaced.append(number)
+        elif event_time.otherwise == "kafka" and has_kafka[number]:
+            replaced.append(number)
         else:
             wrong[number] = outcome
-            micros[number] = 0
     column = pa.array(micros, mask=has_none).cast(pa.timestamp("us", "UTC"))
     return EventTimes(column, wrong, replaced)
 
@@ -194,38 +183,29 @@ def _read_fast(
     event_time: EventTime, values: pa.Array
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return event times, and which of them are read; others may be read by the reference."""
-    is_there = values.is_valid().to_numpy(zero_copy_only=False)
-    kind = event_time.format
+    is_there, kind = flags(values.is_valid()), event_time.format
     none = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     if kind == ISO:
         micros, is_read = none
         for begin in range(0, len(values), _BLOCK):
             block = slice(begin, begin + _BLOCK)
-            try:  # Arrow reads only times with an offset, up to microseconds
+            with suppress(pa.ArrowInvalid):  # it reads only times with an offset, up to micros
                 times = values[block].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-            except pa.ArrowInvalid:
-                continue
-            micros[block] = times.fill_null(0).to_numpy(zero_copy_only=False)
-            is_read[block] = is_there[block]
+                micros[block] = times.fill_null(0).to_numpy(zero_copy_only=False)
+                is_read[block] = is_there[block]
         return micros, is_read
-    if kind not in EPOCHS and kind != TIME:
-        return none
-    if not pa.types.is_integer(values.type):
+    if (kind not in EPOCHS and kind != TIME) or not pa.types.is_integer(values.type):
         return none
     numbers = values.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     factor = Decimal(1) if kind == TIME else EPOCHS[kind]
     if factor < 1:
         return numbers // int(1 / factor), is_there
-    most = LAST_US // int(factor)
-    is_there &= (numbers <= most) & (numbers >= FIRST_US // int(factor))
+    is_there &= (numbers <= LAST_US // int(factor)) & (numbers >= FIRST_US // int(factor))
     return np.where(is_there, numbers, 0) * int(factor), is_there
 
 
 def _of_epoch(value: Any, factor: Decimal) -> int | str:
-    """Return a number of a unit since 1970 in microseconds, rounded down if it is more exact.
-
-    :param factor: microseconds of the unit
-    """
+    """Return microseconds since 1970, rounded down, of a number with a factor of microseconds."""
     try:
         # A float is what it is written as: 0.1 is not the binary number closest to it.
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
@@ -233,9 +213,8 @@ def _of_epoch(value: Any, factor: Decimal) -> int | str:
             return "a finite number expected"
         if abs(number) > 10**19:
             return FIRST_US - 1
-        exact = number * factor
-        rounding = ROUND_HALF_EVEN if isinstance(value, float) else "ROUND_FLOOR"
-        return int(exact.to_integral_value(rounding))
+        rounding = ROUND_HALF_EVEN if isinstance(value, float) else ROUND_FLOOR
+        return int((number * factor).to_integral_value(rounding))
     except (InvalidOperation, ValueError):
         return "a number expected"
 
@@ -244,8 +223,3 @@ def _exists(local: datetime) -> bool:
     """Return whether a local time exists: clocks skip some when summer begins."""
     back = local.astimezone(UTC).astimezone(local.tzinfo)
     return back.replace(tzinfo=None) == local.replace(tzinfo=None)
-
-
-@lru_cache(maxsize=8)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -52,14 +53,12 @@ class Framing:
     def __init__(
         self, spec: TopicSpec, endpoints: Endpoints, registry: SchemaRegistryClient
     ) -> None:
-        self._spec = spec
-        self._endpoints = endpoints
-        self._registry = registry
-        recognized = (part for part in PARTS if _is_recognized(spec.section(part)))
-        self._subjects: dict[str, str] = {part: spec.subject(part) for part in recognized}
-        self._known = {half: _Known() for half in self._subjects}
-        self._has_read = False
-        self._lookups = 0
+        self._spec, self._endpoints, self._registry = spec, endpoints, registry
+        self._subjects: dict[str, str] = {
+            part: spec.subject(part) for part in PARTS if _is_recognized(spec.section(part))
+        }
+        self._known = {part: _Known() for part in self._subjects}
+        self._has_read, self._lookups = False, 0
 
     def learn_from(self, begin: Offsets, end: Offsets) -> None:
         """Register the schemas of the first and the last record of each partition, once.
@@ -68,10 +67,9 @@ class Framing:
         """
         if self._has_read:
             return
-        first = {p: (begin.get(p, 0), min(begin.get(p, 0) + 1, e)) for p, e in end.items()}
-        last = {p: (max(begin.get(p, 0), e - 1), e) for p, e in end.items()}
-        for ranges in (first, last):
-            self._learn(ranges)
+        starts = {p: begin.get(p, 0) for p in end}
+        self._learn({p: (starts[p], min(starts[p] + 1, e)) for p, e in end.items()})
+        self._learn({p: (max(starts[p], e - 1), e) for p, e in end.items()})
         # A topic without a change of a row is read again: the registry may have no schema yet.
         values = self._known.get(VALUE, _Known())
         has_none = bool(values.refused and not values.openings)
@@ -83,17 +81,11 @@ class Framing:
             )
 
     def look_up(self, places: Iterable[PartitionOffset]) -> bool:
-        """Register the schemas of some records; return whether more is known of one of them.
-
-        :param places: of records with different schemas
-        """
-        has_learnt = False
-        for partition, offset in places:
-            self._lookups += 1
-            if self._lookups > MAX_OPENINGS:
-                break
-            has_learnt |= self._learn({partition: (offset, offset + 1)})
-        return has_learnt
+        """Register the schemas of records that differ in them; return whether one is new."""
+        allowed = list(islice(places, max(0, MAX_OPENINGS - self._lookups)))
+        self._lookups += len(allowed)
+        learnt = [self._learn({p: (offset, offset + 1)}) for p, offset in allowed]
+        return any(learnt)
 
     def _learn(self, ranges: Mapping[int, tuple[int, int]]) -> bool:
         has_learnt = False
@@ -112,7 +104,7 @@ class Framing:
     def _register(self, half: str, raw: bytes, other: str | None) -> bool:
         """Register the schema of a record; return whether more is known of it than before.
 
-        :param other: why the record is not a change of a row, so that its schema is not the table's
+        :param other: why the record is no change of a row, so its schema is not the table's
         """
         known = self._known[half]
         opening = connect_json.opening(raw)
@@ -123,7 +115,13 @@ class Framing:
         try:
             if other is not None:
                 raise TableflowError(other)
-            self._check_size(known, frame)
+            size = sum(len(before) + len(after) for before, after in (*known.openings, frame))
+            if len(known.openings) >= MAX_OPENINGS or size > MAX_BYTES:
+                raise TableflowError(
+                    f"the records have more than {MAX_OPENINGS} different schemas, or {MAX_BYTES} "
+                    "characters of them",
+                    hint="let the connector write one table to one topic",
+                )
             number = None
             if opening.schema is not None:
                 number = self._registered(half, connect_json.json_schema(opening.schema))
@@ -131,18 +129,9 @@ class Framing:
             if len(known.refused) >= MAX_OPENINGS:
                 known.refused.clear()
             known.refused[frame] = error.message, time.monotonic() + REFUSED_SECONDS
-            return True
-        known.openings[frame] = number
+        else:
+            known.openings[frame] = number
         return True
-
-    def _check_size(self, known: _Known, frame: Frame) -> None:
-        size = sum(len(before) + len(after) for before, after in (*known.openings, frame))
-        if len(known.openings) >= MAX_OPENINGS or size > MAX_BYTES:
-            raise TableflowError(
-                f"the records have more than {MAX_OPENINGS} different schemas, or {MAX_BYTES} "
-                "characters of them",
-                hint="let the connector write one table to one topic",
-            )
 
     def _registered(self, half: str, text: str) -> int:
         subject = self._subjects[half]
@@ -176,24 +165,22 @@ class Framing:
         """Return what brings keys or values into the wire format; None: they are."""
         if half.column not in self._subjects or half.latest is None:
             return None
-        known = self._known[half.column]
-        now = time.monotonic()
+        known, now = self._known[half.column], time.monotonic()
         refused = {text: reason for text, (reason, until) in known.refused.items() if now < until}
-        return InlineSchemas(
-            half.column, half.latest.schema_id, tuple(known.openings.items()), refused
-        )
+        openings = tuple(known.openings.items())
+        return InlineSchemas(half.column, half.latest.schema_id, openings, refused)
 
     def inline_schemas(self, layout: Layout) -> dict[str, InlineSchemas]:
         """Return the same for the halves that are not in the wire format."""
         # Of a record that is not a change of a row, the value says so.
-        found = {half.column: self.inline(half) for half in (layout.value, layout.key)}
-        return {column: one for column, one in found.items() if one is not None}
+        return {
+            half.column: inline
+            for half in (layout.value, layout.key)
+            if (inline := self.inline(half)) is not None
+        }
 
     def wire(self, half: MessageField, raw: bytes) -> bytes:
-        """Return a key or value in the wire format.
-
-        :raises MalformedError: it begins with a schema that cannot be used
-        """
+        """Return a key or value in the wire format; MalformedError: its schema cannot be used."""
         inline = self.inline(half)
         return raw if inline is None else inline.wire(raw)
 
@@ -207,11 +194,12 @@ def _other_record(value: bytes | None) -> str | None:
     if opening is None or opening.schema is None:
         return None
     fields = opening.schema.get("fields")
-    names = [each.get("field") for each in fields or () if isinstance(each, dict)]
+    names = [one.get("field") for one in fields or () if isinstance(one, dict)]
     if {AFTER, SOURCE, OPERATION} <= {*names}:
         return None
-    listed = ", ".join(map(str, names))
-    return f"the record is not a change of a row (after, source, op): its fields are {listed}"
+    return "the record is not a change of a row (after, source, op): its fields are " + ", ".join(
+        map(str, names)
+    )
 
 
 def _is_recognized(own: SchemaSection) -> bool:
@@ -223,8 +211,6 @@ def framing(
     spec: TopicSpec, endpoints: Endpoints, registry: SchemaRegistryClient
 ) -> Framing | None:
     """Return what frames the records of a topic; None: they are in the wire format already."""
-    if spec.changelog is None or not (
-        _is_recognized(spec.value_schema) or _is_recognized(spec.key)
-    ):
-        return None
-    return Framing(spec, endpoints, registry)
+    is_recognized = _is_recognized(spec.value_schema) or _is_recognized(spec.key)
+    is_framed = spec.changelog is not None and is_recognized
+    return Framing(spec, endpoints, registry) if is_framed else None

@@ -43,10 +43,7 @@ class InlineSchemas:
     refused: Mapping[Frame, str]
 
     def wire(self, raw: bytes) -> bytes:
-        """Return a key or value in the wire format.
-
-        :raises MalformedError: it begins with a schema that cannot be used
-        """
+        """Return a key or value in the wire format; MalformedError: its schema cannot be used."""
         if raw[:1] == bytes([MAGIC_BYTE]):
             return raw
         for (before, after), number in self.openings:
@@ -62,17 +59,13 @@ class InlineSchemas:
             )
         reason = self.refused.get((opening.text, opening.rest))
         if reason is None:
-            opened = opening.text + opening.rest
-            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}", opened)
+            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}", opening.text + opening.rest)
         raise MalformedError(f"the {self.side}: {reason}")
 
     def in_wire_format(
         self, data: NDArray[np.uint8], offsets: NDArray[np.int64], wanted: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict[int, MalformedError]]:
-        """Return keys or values in the wire format, where they begin, and why some cannot be.
-
-        :param wanted: those to change; others are as they are
-        """
+        """Return the wanted keys or values in the wire format, others as they are; or why not."""
         parts, malformed = list[bytes](), dict[int, MalformedError]()
         there = wanted & (np.diff(offsets) > 0)
         if (data[offsets[:-1][there]] == MAGIC_BYTE).all() and not (wanted & ~there).any():

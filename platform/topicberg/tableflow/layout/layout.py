@@ -26,7 +26,7 @@ from topicberg.iceberg.names import shared_full_name
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import message_fields
 from topicberg.tableflow.layout.event_time import EventTime
-from topicberg.tableflow.layout.foreign import ForeignSchemas
+from topicberg.tableflow.layout.writers import ForeignSchemas
 from topicberg.topics.columns import check_names
 from topicberg.topics.schema import PARTS, SECTIONS
 from topicberg.topics.spec import TopicSpec
@@ -68,15 +68,7 @@ def _message_field(
 ) -> message_fields.MessageField:
     """Return the keys or the values; the arguments and errors are those of :func:`read_layout`."""
     own, is_change = spec.section(part), spec.changelog is not None
-    subject = None
-    if own.has_schema:
-        subject, options = _subject(spec, part, readers, config), spec.json_options(part)
-
-        def mapped(schema: RegisteredSchema) -> RegisteredSchema:
-            return as_read(replace(schema, options=options), part, has_connect_types=is_change)
-
-        schemas = {number: mapped(schema) for number, schema in subject.schemas.items()}
-        subject = replace(subject, latest=mapped(subject.latest), schemas=schemas)
+    subject = _subject(spec, part, readers, config) if own.has_schema else None
     if subject is not None and is_union(subject.latest):
         subject = None
         if own.framing == "none":
@@ -100,20 +92,23 @@ def _message_field(
 def _subject(
     spec: TopicSpec, part: Part, readers: SchemaReaders, config: Settings | None
 ) -> Subject:
-    """Return the schemas by which keys or values are decoded.
-
-    :raises TableflowError: the subject, or its version, does not exist
-    :raises SpecError: the schema file is missing or invalid
-    """
+    """Return the schemas by which keys or values are decoded; errors: see :func:`read_layout`."""
     own, name = spec.section(part), spec.subject(part)
+    options, is_change = spec.json_options(part), spec.changelog is not None
+
+    def mapped(schema: RegisteredSchema) -> RegisteredSchema:
+        return as_read(replace(schema, options=options), part, has_connect_types=is_change)
+
     if own.framing != "none":
-        return readers.of(own.framing).read(name)
+        subject = readers.of(own.framing).read(name)
+        schemas = {number: mapped(schema) for number, schema in subject.schemas.items()}
+        return replace(subject, latest=mapped(subject.latest), schemas=schemas)
     if own.file is None:
         schema = readers.confluent.version(name, None if own.version == "newest" else own.version)
     else:
         name, text = own.file, spec.schema_text(part, config)
         schema = RegisteredSchema(OWN_SCHEMA_ID, FORMATS[own.format].schema_type, text)
-    schema = replace(schema, schema_id=OWN_SCHEMA_ID)
+    schema = mapped(replace(schema, schema_id=OWN_SCHEMA_ID))
     return Subject(name, {OWN_SCHEMA_ID: schema}, schema)
 
 
@@ -170,13 +165,12 @@ def table_schema(spec: TopicSpec, layout: message_fields.Layout) -> Schema:
         )
         for name, kind in types.items()
     ]
-    fields = key + value
+    fields, key_names = key + value, {field.name for field in key}
     for older in layout.value.older_fields(ids):
-        others = {field.name for field in key}
-        fields = _with_dropped(fields, [column for column in older if column.name not in others])
+        fields = _with_dropped(fields, [column for column in older if column.name not in key_names])
         _check_count(spec.name, fields)
     for older in layout.key.older_fields(ids):
-        others = {field.name for field in fields} - {field.name for field in key}
+        others = {field.name for field in fields} - key_names
         fields = _with_dropped(fields, [column for column in older if column.name not in others])
     if taken := {field.name for field in fields} & {field.name for field in metadata}:
         raise TableflowError(
@@ -185,9 +179,9 @@ def table_schema(spec: TopicSpec, layout: message_fields.Layout) -> Schema:
         )
     check_names(f"topic {spec.name}", (field.name for field in fields))
     for field, twin in message_fields.twins((), fields):
-        why = message_fields.sameness(field, twin)
         raise TableflowError(
-            f"topic {spec.name}: the fields {twin} and {field} {why}",
+            f"topic {spec.name}: the fields {twin} and {field} "
+            + message_fields.sameness(field, twin),
             hint="rename one: they would be one column",
         )
     if (full_name := shared_full_name(T.StructType(*fields, *metadata))) is not None:
@@ -201,10 +195,7 @@ def table_schema(spec: TopicSpec, layout: message_fields.Layout) -> Schema:
 
 
 def _metadata_type(kind: str, ids: Iterator[int]) -> T.IcebergType:
-    """Return the type of a metadata column.
-
-    :param kind: its name; ``map`` and ``list`` are those of headers, whose names a list may repeat
-    """
+    """Return the type of a metadata column; ``map`` and ``list`` are those of headers."""
     if kind in _METADATA_TYPES:
         return _METADATA_TYPES[kind]()
     if kind == "map":
@@ -244,12 +235,9 @@ def _with_dropped(
         else column
         for column in fields
     ]
-    taken = {field.name.lower() for field in fields}
-    for field in older:
-        if field.name.lower() not in taken:
-            taken.add(field.name.lower())
-            columns.append(field)
-    return columns
+    # The first one of each name that is not taken.
+    new = {field.name.lower(): field for field in [*reversed(older), *fields]}
+    return columns + [field for field in older if new[field.name.lower()] is field]
 
 
 def _type_with_dropped(kind: T.IcebergType, older: T.IcebergType) -> T.IcebergType:
@@ -270,15 +258,13 @@ _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than
 
 def row_columns(spec: TopicSpec, fields: Sequence[T.NestedField]) -> list[T.NestedField]:
     """Return the table's columns without the metadata columns."""
-    names = (*METADATA_TYPES, RAW_KEY, *spec.change_columns)
-    metadata = {spec.metadata_column(name) for name in names}
+    metadata = {*map(spec.metadata_column, (*METADATA_TYPES, RAW_KEY, *spec.change_columns))}
     return [field for field in fields if field.name not in metadata]
 
 
 def event_time(spec: TopicSpec, columns: Sequence[T.NestedField]) -> EventTime | None:
     """Return how event times are read; None: a column of the table is the event time.
 
-    :param columns: of the table
     :raises TableflowError: there is no such field, or it cannot have times of that format
     """
     rule = spec.payload_time
@@ -292,7 +278,8 @@ def event_time(spec: TopicSpec, columns: Sequence[T.NestedField]) -> EventTime |
             hint="set event_time.field to a column, or to `column.field` in a struct",
         )
     path, kind = path_and_type
-    if not isinstance(kind, _types_of(rule.format)):
+    of_text = (*(_NUMBERS if rule.format in EPOCHS else ()), T.StringType)
+    if not isinstance(kind, T.TimestamptzType if rule.format == TIME else of_text):
         raise TableflowError(
             f"topic {spec.name}: event_time.field {rule.field} is a {kind}, which does not "
             f"have times of format {rule.format}",
@@ -300,13 +287,6 @@ def event_time(spec: TopicSpec, columns: Sequence[T.NestedField]) -> EventTime |
         )
     of_rule = rule.timezone, rule.otherwise, rule.earliest, rule.max_ahead_hours
     return EventTime(rule.format, path, kind, *of_rule)
-
-
-def _types_of(kind: str) -> tuple[type[T.IcebergType], ...]:
-    """Return the types of columns that have times of a format."""
-    if kind == TIME:
-        return (T.TimestamptzType,)
-    return (*_NUMBERS, T.StringType) if kind in EPOCHS else (T.StringType,)
 
 
 def _field(
@@ -328,12 +308,9 @@ def foreign_schemas(spec: TopicSpec, readers: SchemaReaders) -> dict[str, Foreig
 
     Keys, or values, without a schema share those of the other: no registry is asked for them alone.
     """
-    known = dict[tuple[int, str], ForeignSchemas]()
-    by_part = dict[str, ForeignSchemas]()
-    for part in PARTS:
-        own = spec.section(part)
-        if own.has_schema or not any(spec.section(side).has_schema for side in PARTS):
-            reader = readers.of(own.framing)
-            place = id(reader), reader.context(spec.subject(part))
-            by_part[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
+    known, by_part = dict[tuple[int, str], ForeignSchemas](), dict[str, ForeignSchemas]()
+    for part in [part for part in PARTS if spec.section(part).has_schema] or PARTS:
+        reader = readers.of(spec.section(part).framing)
+        place = id(reader), reader.context(spec.subject(part))
+        by_part[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
     return {part: by_part.get(part) or next(iter(by_part.values())) for part in PARTS}

@@ -31,9 +31,8 @@ class Noted(NamedTuple):
 
     def comment(self, field: T.NestedField) -> str | None:
         """Return the meaning of a field; its comment has that of one that is not noted."""
-        if field.field_id <= self.last_id:
-            return with_meaning(None, self.meanings.get(field.field_id, Meaning()))
-        return with_meaning(None, meaning_of(field.doc))
+        own = meaning_of(field.doc) if field.field_id > self.last_id else Meaning()
+        return with_meaning(None, self.meanings.get(field.field_id, own))
 
 
 class _Place(NamedTuple):
@@ -72,7 +71,6 @@ def property_of(
 ) -> dict[str, str]:
     """Return the property of a table.
 
-    :param schema: of the table
     :param last_id: the highest id that the table has given to a field
     :param columns: those of the topic's schema, see :func:`followed`
     :param before: what was noted, also of columns that the topic's schema does not have
@@ -80,22 +78,17 @@ def property_of(
 
     def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
-        if column is not None:
-            return with_meaning(None, meaning_of(column.doc))
-        return before.comment(field)
+        return with_meaning(None, meaning_of(column.doc)) if column else before.comment(field)
 
-    described = _with_comments(schema.as_struct(), [columns], comment)
-    fields = index_by_id(Schema(*described.fields))
+    fields = index_by_id(Schema(*_with_comments(schema.as_struct(), [columns], comment).fields))
     meanings = {str(number): field.doc for number, field in sorted(fields.items()) if field.doc}
     return {MEANINGS: json.dumps({"last_id": last_id, "meanings": meanings})}
 
 
 def shown(columns: T.StructType, table: T.StructType) -> T.StructType:
-    """Return the columns of a schema with the comments for a table.
+    """Return the columns of a schema with the comments for a table that has other columns.
 
     A column of a field without a description keeps its comment, which someone may have written.
-
-    :param table: the columns that the table has
     """
 
     def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
@@ -111,10 +104,7 @@ def shown(columns: T.StructType, table: T.StructType) -> T.StructType:
 
 
 def with_older(new: T.StructType, older: Sequence[T.StructType]) -> T.StructType:
-    """Return the columns of a schema; one of nulls has the meaning of the text of older versions.
-
-    :param older: the columns of the older versions, the newest one first
-    """
+    """Return columns; one of nulls means what a text of an older version (newest first) does."""
 
     def comment(field: T.NestedField, versions: _Versions, _: str) -> str | None:
         description, meaning = parts_of(field.doc)
@@ -129,11 +119,7 @@ def with_older(new: T.StructType, older: Sequence[T.StructType]) -> T.StructType
 
 
 def followed(existing: T.StructType, new: T.StructType) -> T.StructType:
-    """Return the columns of a new schema, whose comments keep the meanings of the table's.
-
-    :param existing: the columns of the table, see :func:`with_noted`
-    :raises ValueError: a column would have values of different meanings
-    """
+    """Return a new schema's columns with the existing meanings; ValueError: one would change."""
 
     def comment(field: T.NestedField, versions: _Versions, path: str) -> str | None:
         (column,) = versions
@@ -169,10 +155,7 @@ _Comment: TypeAlias = Callable[[T.NestedField, _Versions, str], str | None]
 def _with_comments(
     columns: T.StructType, others: Sequence[T.IcebergType | None], comment: _Comment, path: str = ""
 ) -> T.StructType:
-    """Return columns with other comments, at every depth.
-
-    :param others: other columns; those that are no struct have none of the fields
-    """
+    """Return columns with other comments, at every depth; other columns may lack their fields."""
     by_name = [
         {field.name: field for field in other.fields} if isinstance(other, T.StructType) else {}
         for other in others
@@ -195,15 +178,11 @@ def _inside(
         case T.StructType():
             return _with_comments(kind, others, comment, path)
         case T.ListType():
-            items = [
-                other.element_type if isinstance(other, T.ListType) else None for other in others
-            ]
+            items = [getattr(other, "element_type", None) for other in others]
             element = _inside(kind.element_type, items, comment, f"{path}.element")
             return T.ListType(kind.element_id, element, kind.element_required)
         case T.MapType():
-            values = [
-                other.value_type if isinstance(other, T.MapType) else None for other in others
-            ]
+            values = [getattr(other, "value_type", None) for other in others]
             value = _inside(kind.value_type, values, comment, f"{path}.value")
             return T.MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
     return kind
@@ -213,9 +192,8 @@ def _check(before: _Place, now: _Place) -> None:
     """:raises ValueError: values would have another meaning than those that the column has"""
     if before.meaning == now.meaning or NULLS in (before.meaning, now.meaning):
         return
-    kinds = before.kind, now.kind
     widens = isinstance(before.kind, T.IntegerType) and isinstance(now.kind, T.LongType)
-    are_texts = all(isinstance(kind, T.StringType) for kind in kinds)
+    are_texts = isinstance(before.kind, T.StringType) and isinstance(now.kind, T.StringType)
     if (before.meaning and now.meaning) or widens or are_texts:
         preposition = "in " if before.meaning and not isinstance(before.kind, T.StringType) else ""
         raise ValueError(
@@ -225,9 +203,8 @@ def _check(before: _Place, now: _Place) -> None:
 
 
 def _described(place: _Place) -> str:
-    if place.meaning is not None:
-        return place.meaning
-    return "text" if isinstance(place.kind, T.StringType) else "a number without a unit"
+    unit = "text" if isinstance(place.kind, T.StringType) else "a number without a unit"
+    return unit if place.meaning is None else place.meaning
 
 
 def _values(field: T.NestedField, path: str) -> _Place:
@@ -242,6 +219,5 @@ def _keys(field: T.NestedField, path: str) -> _Place | None:
     kind = field.field_type
     while isinstance(kind, T.ListType):
         kind = kind.element_type
-    if not isinstance(kind, T.MapType):
-        return None
-    return _Place(path, kind.key_type, meaning_of(field.doc).keys)
+    means = meaning_of(field.doc).keys
+    return _Place(path, kind.key_type, means) if isinstance(kind, T.MapType) else None

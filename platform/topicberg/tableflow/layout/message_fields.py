@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -23,6 +24,8 @@ from topicberg.tableflow.layout.meanings import without_comments
 
 KEY: Final = "key"
 VALUE: Final = "value"
+UNREADABLE_SCHEMA = (TableflowError, ValueError, KeyError, TypeError, RecursionError)
+"""What the functions of a format raise at a schema that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,7 @@ class MessageField:
         return latest and (latest if self.framing in ("none", "glue") else latest.schema_id)
 
     def record_framing(self, guids: Mapping[UUID, int] = MappingProxyType({})) -> RecordFraming:
-        """Return how the records name their schemas.
-
-        :param guids: the ids of GUIDs that were looked up since
-        :raises TableflowError: the one schema of all records has no such message
-        """
+        """Return how records name their schemas, by new GUIDs too, or raise TableflowError."""
         assert self.subject is not None  # noqa: S101  it is decoded
         latest, indexes = self.subject.latest, b""
         if self.framing == "none" and latest.schema_type == "PROTOBUF":
@@ -68,11 +67,7 @@ class MessageField:
         return RecordFraming(self.column, *of_subject, self.framing, indexes)
 
     def fields(self, ids: Iterator[int] | None = None) -> list[T.NestedField]:
-        """Return the half's columns, all of them optional.
-
-        :param ids: of the columns; None: from 1
-        :raises TableflowError: the schema cannot become a table
-        """
+        """Return the columns, all optional, with the next ids (from 1), or raise TableflowError."""
         ids = itertools.count(1) if ids is None else ids
         if self.subject is None:
             kind = T.StringType() if self.is_text else T.BinaryType()
@@ -85,9 +80,9 @@ class MessageField:
         return format_of(version).fields(f"subject {subject.name}", version, ids, self.message)
 
     def _columns(self, fields: list[T.NestedField]) -> list[T.NestedField]:
-        if self.changes is None or self.subject is None:
-            return fields
-        return changed_columns(f"subject {self.subject.name}", fields, self.changes)
+        if self.subject and self.changes:
+            fields = changed_columns(f"subject {self.subject.name}", fields, self.changes)
+        return fields
 
     def envelope(self) -> dict[str, T.IcebergType]:
         """Return the fields of the envelope of a change, in the newest version."""
@@ -98,30 +93,21 @@ class MessageField:
 
     def source_fields(self) -> dict[str, T.IcebergType]:
         """Return the fields of a change's source."""
-        source = self.envelope().get(SOURCE)
-        fields = inner_fields(source) if source is not None else ()
-        return {field.name: field.field_type for field in fields}
+        source = self.envelope().get(SOURCE, T.StructType())
+        return {field.name: field.field_type for field in inner_fields(source)}
 
     def older_fields(self, ids: Iterator[int]) -> Iterator[list[T.NestedField]]:
-        """Yield the columns of each older version, the newest one first.
-
-        Versions that cannot become a table are left out: their records are malformed.
-        """
+        """Yield the columns of each older version that can become a table, the newest one first."""
         if self.subject is None:
             return
         latest = self.subject.latest
         for older in reversed([*self.subject.schemas.values()]):
-            if older == latest or older.schema_type != latest.schema_type:
-                continue
-            try:
-                if is_union(older):
-                    continue
-                names = format_of(older).written(older, latest, self.message)
-                columns = self._written(self.subject, older, ids)
-                columns = self._columns([field for field in columns if field.name in names])
-            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
-                continue
-            yield columns
+            is_other = older != latest and older.schema_type == latest.schema_type
+            with suppress(*UNREADABLE_SCHEMA):
+                if is_other and not is_union(older):
+                    names = format_of(older).written(older, latest, self.message)
+                    columns = self._written(self.subject, older, ids)
+                    yield self._columns([field for field in columns if field.name in names])
 
 
 @dataclass(frozen=True)
@@ -159,8 +145,6 @@ def raw_columns(
     """Return which of ``key`` and ``value`` are columns as they are, and which of these are text.
 
     The column ``key`` holds no keys if it is a field of the value with another type.
-
-    :param fields: of the table
     """
     types = {field.name: field.field_type for field in fields}
     raw = {VALUE} if layout.value.subject is None else set[str]()
@@ -174,12 +158,10 @@ def raw_columns(
 def twins(
     existing: Sequence[T.NestedField], new: Sequence[T.NestedField], path: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield the fields that would be one column with another one, at every depth.
+    """Yield the paths of fields that would be one column with another, and its path, at any depth.
 
     Their names differ only in case, as of which Spark, Glue, DuckDB and Snowflake treat them as one
     column; or they have one name in Parquet files, as ``a b`` and ``a_x20b`` do.
-
-    :return: path of the new field, name of the column
     """
     by_lower: dict[str, T.NestedField] = {}
     for field in existing:
@@ -191,8 +173,8 @@ def twins(
         if twin.name != field.name:
             yield where, f"{path}{twin.name}"
         same = by_name.get(field.name, field)
-        held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)
-        yield from twins(held_inside, inside, f"{where}.")
+        inside = inner_fields(same.field_type), inner_fields(field.field_type)
+        yield from twins(*inside, f"{where}.")
 
 
 def sameness(field: str, twin: str) -> str:
@@ -233,10 +215,9 @@ def type_text(field: T.NestedField) -> str:
 
 def inner_fields(kind: T.IcebergType) -> Sequence[T.NestedField]:
     """Return the fields of a struct, or of the struct in a list or a map."""
-    if isinstance(kind, T.StructType):
-        return kind.fields
-    if isinstance(kind, T.ListType):
-        return inner_fields(kind.element_type)
-    if isinstance(kind, T.MapType):
-        return inner_fields(kind.value_type)
+    match kind:
+        case T.StructType():
+            return kind.fields
+        case T.ListType(element_type=inner) | T.MapType(value_type=inner):
+            return inner_fields(inner)
     return ()

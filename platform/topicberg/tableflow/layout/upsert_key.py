@@ -10,19 +10,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pyiceberg import types as T
 from pyiceberg.types import NestedField
 
-from topicberg.errors import TableflowError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.metadata import OFFSET, PARTITION, RAW_KEY
 from topicberg.formats.protobuf import absent_values
-from topicberg.tableflow.layout.message_fields import Layout, MessageField, inner_fields, type_text
+from topicberg.tableflow.layout.message_fields import (
+    UNREADABLE_SCHEMA,
+    Layout,
+    MessageField,
+    inner_fields,
+    type_text,
+)
 from topicberg.tableflow.values.key_values import KeyShape
 
 MetadataColumn = Callable[[str], str]
@@ -72,12 +78,7 @@ class UpsertKey:
         return repr((self.names, self.shapes, [[one.split(", ")[1] for one in s] for s in scales]))
 
     def to_decode(self, columns: Sequence[NestedField]) -> list[NestedField]:
-        """Return what keys are decoded to: columns that they may fill, and the fields of the key.
-
-        :param columns: those that the keys of any version may fill
-        """
-        if not self.is_decoded:
-            return list(columns)
+        """Return what keys are decoded to: columns that any version may fill, and their fields."""
         return [*(one for one in columns if one.name not in self.names), *self.fields]
 
     @property
@@ -86,32 +87,24 @@ class UpsertKey:
 
 
 def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
-    """Return the parts of a field of the newest key schema.
-
-    :param absent: the value of a record without the field; of a struct: those of its fields
-    """
+    """Return the parts of a field; ``absent``: its value, or its fields', in records without it."""
     match kind:
         case T.StructType():
-            known = absent or {}
-            fields = (
-                (field.name, field.field_type, known.get(field.name)) for field in kind.fields
-            )
-            return KeyShape(tuple((name, key_shape(inner, of)) for name, inner, of in fields))
+            of_fields = absent or {}
+            parts = [(f.name, key_shape(f.field_type, of_fields.get(f.name))) for f in kind.fields]
         case T.ListType():
-            return KeyShape((("element", key_shape(kind.element_type)),))
+            parts = [("element", key_shape(kind.element_type))]
         case T.MapType():
-            parts = ("key", key_shape(kind.key_type)), ("value", key_shape(kind.value_type))
-            return KeyShape(parts)
-    return KeyShape(absent=absent)
+            parts = [("key", key_shape(kind.key_type)), ("value", key_shape(kind.value_type))]
+        case _:
+            return KeyShape(absent=absent)
+    return KeyShape(tuple(parts))
 
 
 def upsert_key(
     metadata_column: MetadataColumn, layout: Layout, columns: Sequence[NestedField]
 ) -> UpsertKey:
-    """Return the key of an upsert table.
-
-    :param columns: of the table
-    """
+    """Return the key of an upsert table with these columns."""
     if layout.key.subject is None:
         return raw_key(metadata_column)
     natural = layout.key.fields()
@@ -123,17 +116,13 @@ def upsert_key(
         if column.name in texts
         and (column.name not in shared or type_text(column) == texts[column.name])
     }
-    absent: Mapping[str, Any] = {}
-    if layout.key.subject.latest.schema_type == "PROTOBUF":
-        absent = absent_values(layout.key.subject.latest, layout.key.message)
-    is_in_columns = not shared and all(
-        set(_paths(natural)) <= set(_paths(version)) for version in _versions(layout.key)
-    )
+    latest, paths = layout.key.subject.latest, set(_paths(natural))
+    absent = absent_values(latest, layout.key.message) if latest.schema_type == "PROTOBUF" else {}
     return replace(
         raw_key(metadata_column),
         fields=tuple(fitting.get(field.name, field) for field in natural),
         shapes=tuple(key_shape(field.field_type, absent.get(field.name)) for field in natural),
-        is_in_columns=is_in_columns,
+        is_in_columns=not shared and all(paths <= {*_paths(v)} for v in _versions(layout.key)),
         hidden=frozenset({field.name for field in columns} & shared - fitting.keys()),
         **_named_versions(layout.key),
     )
@@ -152,9 +141,8 @@ def _named_versions(key: MessageField) -> dict[str, Any]:
 
 def raw_key(metadata_column: MetadataColumn) -> UpsertKey:
     """Return the key of an upsert table whose keys have no schema."""
-    names = (RAW_KEY, PARTITION, OFFSET, "timestamp")
-    raw, partition, offset, time = map(metadata_column, names)
-    return UpsertKey(raw, partition, offset, time)
+    raw, partition, offset = map(metadata_column, (RAW_KEY, PARTITION, OFFSET))
+    return UpsertKey(raw, partition, offset, metadata_column("timestamp"))
 
 
 def _written(value: MessageField) -> set[str]:
@@ -164,23 +152,19 @@ def _written(value: MessageField) -> set[str]:
         return names
     for writer in value.subject.schemas.values():
         if writer.schema_type == value.subject.latest.schema_type:
-            try:
+            with suppress(*UNREADABLE_SCHEMA):
                 names |= format_of(writer).written(writer, value.subject.latest, value.message)
-            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
-                continue
     return names
 
 
 def _versions(key: MessageField) -> Iterator[list[NestedField]]:
     """Yield the fields of each version of the key that can become a table, by its own names."""
     assert key.subject is not None  # noqa: S101  see the caller
+    where = f"subject {key.subject.name}"
     for writer in key.subject.schemas.values():
         if writer.schema_type == key.subject.latest.schema_type:
-            try:
-                where = f"subject {key.subject.name}"
+            with suppress(*UNREADABLE_SCHEMA):
                 yield format_of(writer).fields(where, writer, itertools.count(1), key.message)
-            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
-                continue
 
 
 def _paths(fields: Sequence[NestedField], path: str = "") -> Iterator[str]:

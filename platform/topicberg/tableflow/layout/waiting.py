@@ -1,30 +1,39 @@
 """Changes of a spec that a saved file does not apply, and what to do about each.
 
-They cannot be undone, such as more partitions of a topic, or need a new table. The engine,
-`topicberg topics validate` and `topicberg tableflow status` report them.
+They cannot be undone, such as more partitions of a topic, or need a new table, as changes of the
+columns that identify rows do. The engine, `topicberg topics validate` and `topicberg tableflow
+status` report them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pydantic import StrictInt, TypeAdapter, ValidationError
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import MapType
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats.metadata import HEADERS, PARTITION
+from topicberg.formats import metadata
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import list_topics
 from topicberg.kafka.topics import partition_drift
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.identity_columns import changed_identity
+from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import partition_field_text
 
+IDENTITY_COLUMNS = "topicberg.identity-columns"
+"""Property of a table: the field id of each column that identifies rows, and of those in it. If
+someone drops or renames such a column, the engine would add one of its name with another id, in
+which the rows of before have no value: upserts, deletes and erasures would not find them."""
+_IDS = TypeAdapter(dict[str, StrictInt])
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
 """Properties of a table: the formats in the spec when it was created."""
@@ -35,13 +44,61 @@ EVENT_TIME_RULE = "topicberg.event-time"
 _THREADS = 8
 
 
+def identity_columns(spec: TopicSpec, layout: Layout) -> list[str]:
+    """Return the columns by which the rows of a key are found."""
+    keys = [field.name for field in layout.key.fields()]
+    if spec.write_mode == "upsert" and spec.changelog is not None:
+        names = (
+            metadata.PARTITION,
+            metadata.OFFSET,
+            metadata.SOURCE_TIMESTAMP,
+            metadata.SOURCE_POSITION,
+        )
+        return [*keys, *map(spec.metadata_column, names)]
+    value = {field.name for field in layout.value.fields()}
+    keys = [name for name in keys if name not in value]
+    if spec.write_mode == "append":
+        return keys
+    of_kafka = (metadata.RAW_KEY, metadata.PARTITION, metadata.OFFSET, "timestamp")
+    return [*(keys if layout.key.subject else ()), *map(spec.metadata_column, of_kafka)]
+
+
+def note_identity(table: Table, columns: Sequence[str]) -> None:
+    """Note the field ids of the :func:`identity_columns`; those that are noted stay."""
+    before = _noted(table)
+    kept = {name: field_id for name, field_id in before.items() if _is_in(name, columns)}
+    fields = Schema(*(field for field in table.schema().fields if field.name in columns))
+    noted = {fields.find_column_name(number) or "": number for number in index_by_id(fields)} | kept
+    if noted != before:
+        with table.transaction() as transaction:
+            transaction.set_properties({IDENTITY_COLUMNS: json.dumps(noted, sort_keys=True)})
+
+
+def changed_identity(
+    table: Table, columns: Collection[str] | None = None
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the noted of these columns that were dropped (None) or renamed, and the new name."""
+    for name, field_id in _noted(table).items():
+        new_name = table.schema().find_column_name(field_id)
+        if new_name != name and (columns is None or _is_in(name, columns)):
+            yield name, new_name
+
+
+def _is_in(name: str, columns: Collection[str]) -> bool:
+    return any(name == column or name.startswith(f"{column}.") for column in columns)
+
+
+def _noted(table: Table) -> dict[str, int]:
+    """Return what the property has; nothing if someone made it unreadable."""
+    try:
+        return _IDS.validate_json(table.properties.get(IDENTITY_COLUMNS, "{}"))
+    except ValidationError:
+        return {}
+
+
 @dataclass(frozen=True)
 class WaitingChange:
-    """A change of a topic's spec that is not applied.
-
-    :param what: as a sentence without its full stop
-    :param remediation: how to apply it, or what the spec has to say
-    """
+    """A change of a spec that is not applied, and how to apply it; ``what`` has no full stop."""
 
     topic: str
     what: str
@@ -57,10 +114,8 @@ def start_again(topic: str) -> str:
 
 
 def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None = None) -> None:
-    """Check that the engine can go on with a table.
+    """Check that the engine can go on with a table; ``identity``: see :func:`check_identity`.
 
-    :param identity: the columns that identify rows, see :func:`.identity_columns`; None: those of
-        the last batch
     :raises TableflowError: the table is not one of this spec
     """
     table_value = table.properties.get(WRITE_MODE, "append")
@@ -86,10 +141,10 @@ def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None 
             "event times that were read otherwise",
         )
     check_identity(table, spec, identity)
-    if spec.metadata_column(PARTITION) not in table.schema().column_names:
+    if (name := spec.metadata_column(metadata.PARTITION)) not in table.schema().column_names:
         raise TableflowError(
-            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
-            "spec has another tableflow.metadata_column_naming_scheme than the table",
+            f"topic {spec.name}: its table has no column {name}: the spec has another "
+            "tableflow.metadata_column_naming_scheme than the table",
             hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
         )
 
@@ -114,9 +169,8 @@ def check_identity(table: Table, spec: TopicSpec, columns: Collection[str] | Non
 def event_time_rule(spec: TopicSpec) -> str:
     """Return what of the spec decides which event times the rows have; empty: a column has them."""
     rule = spec.payload_time
-    if rule is None:
-        return ""
-    return f"{rule.field}, {rule.format}" + (f", {rule.timezone}" if rule.timezone else "")
+    parts = (rule.field, str(rule.format), rule.timezone) if rule is not None else ()
+    return ", ".join(filter(None, parts))
 
 
 def key_framing(spec: TopicSpec) -> str:
@@ -132,11 +186,17 @@ def formats(spec: TopicSpec) -> dict[str, str]:
 
 def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
     """Yield what the spec says otherwise than the table is, and the engine does not change."""
-    partitioning, wanted = _partitioning(table), list(spec.table.partitioning)
+    wanted, column_of = list(spec.table.partitioning), table.schema().find_column_name
+    partitioning = [
+        partition_field_text(str(field.transform), column_of(field.source_id) or "")
+        for field in table.spec().fields
+        if not isinstance(field.transform, VoidTransform)  # dropped by another tool
+    ]
     if sorted(partitioning) != sorted(wanted):  # the order of fields moves no row
         yield WaitingChange(
             spec.name,
-            f"its table is partitioned by {_listed(partitioning)}, the spec says {_listed(wanted)}",
+            f"its table is partitioned by {', '.join(partitioning) or 'nothing'}, the spec says "
+            f"{', '.join(wanted) or 'nothing'}",
             f"set `table.partitioning: [{', '.join(partitioning)}]`, or {start_again(spec.name)}",
         )
     for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
@@ -148,7 +208,7 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
                 "the change keep what they have",
                 f"set `{field}: {before}`, or {start_again(spec.name)}",
             )
-    name = spec.metadata_column(HEADERS)
+    name = spec.metadata_column(metadata.HEADERS)
     if name in table.schema().column_names:
         kind = "map" if isinstance(table.schema().find_type(name), MapType) else "list"
         if kind != spec.table.headers:
@@ -167,27 +227,11 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
         )
 
 
-def _partitioning(table: Table) -> list[str]:
-    """Return the partition fields of a table as a spec writes them."""
-    found = []
-    for field in table.spec().fields:
-        column = table.schema().find_column_name(field.source_id) or ""
-        if isinstance(field.transform, VoidTransform):  # dropped by another tool
-            continue
-        found.append(partition_field_text(str(field.transform), column))
-    return found
-
-
-def _listed(fields: Sequence[str]) -> str:
-    return ", ".join(fields) or "nothing"
-
-
 def find_waiting(
     specs: Sequence[TopicSpec], endpoints: Endpoints, config: Settings
 ) -> tuple[list[WaitingChange], list[str]]:
     """Return the changes of several specs that wait, and why others are not known."""
-    waiting: list[WaitingChange] = []
-    unknown: list[str] = []
+    waiting, unknown = list[WaitingChange](), list[str]()
     try:
         partitions = list_topics(endpoints)
     except TopicbergError as error:
@@ -195,8 +239,7 @@ def find_waiting(
     else:
         for spec in specs:
             count = partitions.get(spec.name, spec.partitions)
-            drift = None if spec.external else partition_drift(spec, count)
-            if drift is not None:
+            if not spec.external and (drift := partition_drift(spec, count)) is not None:
                 waiting.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
     if config.own_engine:
         try:
@@ -217,9 +260,9 @@ def _of_tables(
             if table is None:
                 return []
             check_table(table, spec)
+            return list(unapplied(table, spec))
         except TableflowError as error:  # of this table only
             return [WaitingChange(spec.name, error.message, error.hint or "")]
-        return list(unapplied(table, spec))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return [change for changes in pool.map(read, specs) for change in changes]

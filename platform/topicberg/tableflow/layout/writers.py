@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -24,16 +26,125 @@ from topicberg.formats.dispatch import as_read, format_of
 from topicberg.formats.framing import Framed, RecordFraming, id_of
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
-from topicberg.tableflow.layout.foreign import ForeignSchemas
-from topicberg.tableflow.layout.message_fields import VALUE, MessageField, sameness, twins
+from topicberg.formats.subjects import (
+    DEFAULT_CONTEXT,
+    RegisteredSchema,
+    SchemaReader,
+    SchemaType,
+    Subject,
+)
+from topicberg.tableflow.layout.message_fields import (
+    UNREADABLE_SCHEMA,
+    VALUE,
+    MessageField,
+    sameness,
+    twins,
+)
 
 logger = logging.getLogger(__name__)
+MAX_SCHEMAS = 1_000
+"""The most schemas, and the most missing ids, that are cached."""
+MAX_CHARACTERS = 64 * 1024 * 1024
+"""Total size of the cached schemas."""
+MAX_LOOKUPS = 1_000
+"""Ids that are looked up for one batch."""
+MISSING_SECONDS = 20.0
 MAX_FOREIGN_WRITERS = 100
 """The most schemas of other subjects by which the records of one batch are decoded."""
 UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
-UNREADABLE_SCHEMA = (TableflowError, ValueError, KeyError, TypeError, RecursionError)
-"""What the functions of a format raise at a schema that cannot be used."""
+
+
+class ForeignSchemas:
+    """Schemas of the registry for ids that records name and their subjects do not have.
+
+    A producer may write any bytes as an id or a GUID, so the cache is bounded. What is missing is
+    looked up again after :data:`MISSING_SECONDS`: it may be registered later.
+    """
+
+    def __init__(
+        self,
+        subjects: SchemaReader,
+        context: str = DEFAULT_CONTEXT,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """:param context: of the registry, which has ids of its own"""
+        self._subjects, self._context, self._now = subjects, context, now
+        self.schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
+        """The schemas found in the registry, by id."""
+        self._missing: OrderedDict[int | UUID, tuple[str, float]] = OrderedDict()
+        self._lookups = 0
+
+    @property
+    def missing(self) -> Mapping[int | UUID, str]:
+        """What the registry recently did not have, or had only in part, and why."""
+        now = self._now()
+        return {number: why for number, (why, until) in self._missing.items() if now < until}
+
+    @property
+    def guids(self) -> dict[UUID, int]:
+        """The GUIDs that are known, and their ids."""
+        return self._subjects.guids(self._context)
+
+    def begin_batch(self) -> None:
+        """Allow :data:`MAX_LOOKUPS` lookups again."""
+        self._lookups = 0
+
+    def look_up(self, named: Iterable[int | UUID]) -> bool:
+        """Look up ids and GUIDs in the registry; return whether a schema was found.
+
+        :raises TopicbergError: the registry does not answer
+        """
+        missing, guids = self.missing, self.guids
+        new = [
+            reference
+            for reference in named
+            if reference not in missing and id_of(reference, guids) not in self.schemas
+        ][: MAX_LOOKUPS - self._lookups]
+        self._lookups += len(new)
+        found = [
+            self._look_up_guid(reference)
+            if isinstance(reference, UUID)
+            else self._look_up(reference)
+            for reference in new
+        ]
+        return any(found)
+
+    @property
+    def _unknown(self) -> str:
+        is_named = self._context.startswith(DEFAULT_CONTEXT) and self._context != DEFAULT_CONTEXT
+        inside = f" in the context {self._context}" if is_named else ""
+        return f"which {self._subjects.name} does not have{inside}"
+
+    def _look_up_guid(self, guid: UUID) -> bool:
+        try:
+            number, why = self._subjects.id_of(guid, self._context), self._unknown
+        except TableflowError as error:
+            number, why = None, f"which cannot be read: {error.message}"
+        if number is None:
+            self._missing[guid] = why, self._now() + MISSING_SECONDS
+            return False
+        if number in self.schemas or self._look_up(number):
+            return True
+        self._missing[guid] = self._missing[number]
+        return False
+
+    def _look_up(self, number: int) -> bool:
+        try:
+            schema = self._subjects.by_id(number, self._context)
+            why = self._unknown
+        except TableflowError as error:  # due to this schema, e.g. a missing reference
+            schema, why = None, f"which cannot be read: {error.message}"
+        if schema is not None:
+            self.schemas[number] = schema
+            self._missing.pop(number, None)
+        else:
+            self._missing[number] = why, self._now() + MISSING_SECONDS
+        for kept in (self.schemas, self._missing):
+            while len(kept) > MAX_SCHEMAS:
+                kept.popitem(last=False)
+        while sum(stored.size for stored in self.schemas.values()) > MAX_CHARACTERS:
+            self.schemas.popitem(last=False)
+        return schema is not None
 
 
 @dataclass(frozen=True)
@@ -60,10 +171,7 @@ class Writers:
         return ResolvedSchema(writer, self.subject.latest, self.fields, self.half.message)
 
     def refuse(self, number: int, error: Exception) -> None:
-        """Note why records of a schema are not decoded.
-
-        :raises Exception: it is the latest one: no record can be decoded
-        """
+        """Note why records of a schema are not decoded; raise the error of the latest one."""
         if number == self.subject.latest.schema_id:
             raise error
         self.refused[number] = f"which does not fit the table: {why(error)}"
@@ -72,11 +180,7 @@ class Writers:
 def check_names(
     writer: RegisteredSchema, filled: frozenset[str], fields: Sequence[NestedField]
 ) -> None:
-    """Refuse a schema with a field that would be lost; Protobuf's fields are matched by number.
-
-    :param filled: the columns that the schema has a field for
-    :raises TableflowError: a field would be one column with an existing one
-    """
+    """Refuse a schema with a filled field that would be lost; Protobuf's are matched by number."""
     if writer.schema_type == "PROTOBUF":
         return
     own = [column for column in _natural(writer) if column.name in filled]
@@ -94,7 +198,8 @@ def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
     """Return the subject's own schemas, and those of other subjects that have the same type."""
     own, latest = writers.subject.schemas, writers.subject.latest
     usable: list[tuple[int, RegisteredSchema]] = []
-    expected = _identity(latest, writers.half.message)
+    message = writers.half.message
+    expected = _identity(latest, message)
     for number, schema in writers.foreign.schemas.items():
         if number in own:
             continue
@@ -103,7 +208,7 @@ def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
             writers.half.column,
             has_connect_types=writers.half.has_connect_types,
         )
-        if reason := _unlike(writer, latest, expected, writers.half.message):
+        if reason := _other_type(writer, latest) or _unlike(writer, expected, message):
             writers.refused[number] = reason
         elif len(usable) >= MAX_FOREIGN_WRITERS:
             writers.refused[number] = (
@@ -112,33 +217,30 @@ def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
         else:
             usable.append((number, writer))
     for number, writer in own.items():
-        if writer.schema_type == latest.schema_type:
-            usable.append((number, writer))
+        if reason := _other_type(writer, latest):
+            writers.refused[number] = reason
         else:
-            writers.refused[number] = _other_type(writer, latest)
+            usable.append((number, writer))
     return usable
 
 
-def _other_type(writer: RegisteredSchema, latest: RegisteredSchema) -> str:
+def _other_type(writer: RegisteredSchema, latest: RegisteredSchema) -> str | None:
+    if writer.schema_type == latest.schema_type:
+        return None
     return f"which is of type {writer.schema_type}; the table is of {latest.schema_type}"
 
 
 def _unlike(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    expected: str | TableflowError | None,
-    message: str | None,
+    writer: RegisteredSchema, expected: str | TableflowError | None, message: str | None
 ) -> str | None:
     """Return why a schema of another subject is not one for these records; None: it is one."""
-    if writer.schema_type != latest.schema_type:
-        return _other_type(writer, latest)
     identity = _identity(writer, message)
     if isinstance(identity, TableflowError):
         return f"which cannot be read: {identity.message}"
-    if identity is None or identity != expected:
-        named = f"is {identity}" if identity else "has no name"
-        return f"which {named}, of another subject; the records of this topic are {expected}"
-    return None
+    if identity is not None and identity == expected:
+        return None
+    named = f"is {identity}" if identity else "has no name"
+    return f"which {named}, of another subject; the records of this topic are {expected}"
 
 
 @lru_cache(maxsize=4_096)
@@ -155,10 +257,7 @@ def why(error: Exception) -> str:
 
 
 def message_decoder(writers: Writers) -> MessageDecoder:
-    """Return how keys or values are decoded; of schemas that the registry lacks, it knows nothing.
-
-    :raises TableflowError: the latest schema does not fit the table
-    """
+    """Return how keys or values are decoded; TableflowError: the latest schema does not fit."""
     half, latest = writers.half, writers.subject.latest
     for number, writer in candidates(writers):
         try:
@@ -207,10 +306,7 @@ def _programs(
 
 
 class UnknownSchemaError(MalformedError):
-    """A record names a schema that was not looked up yet.
-
-    ``schema_id``: its id, or its GUID in hex; see :func:`named_schemas`.
-    """
+    """A record names a schema, by id or GUID (:func:`named_schemas`), not looked up yet."""
 
     def __init__(self, what: str, schema: int | UUID) -> None:
         super().__init__(f"{what}, {UNKNOWN}")
@@ -227,7 +323,6 @@ def resolved(
     """Return by which schema a key or a value is decoded, and its payload.
 
     :param record: a reason: it names no schema
-    :param guids: the ids of known GUIDs
     :param refused: why the records of other writers are not decoded
     :raises MalformedError: it is not decoded
     :raises UnknownSchemaError: its schema was not looked up yet
@@ -269,18 +364,14 @@ class MessageDecoder:
     """How records name their schemas."""
 
     def without(self, missing: Mapping[int | UUID, str]) -> MessageDecoder:
-        """Return the same for a registry that lacks some schemas.
-
-        :param missing: why, by their ids and GUIDs
-        """
+        """Return the same for a registry that lacks some schemas, given why."""
         return replace(self, refused={**missing, **self.refused}) if missing else self
 
     def decode(self, raw: bytes, header: bytes | None) -> Mapping[str, Any]:
         """Return the stored values of one record, by the reference decoder of its format.
 
         :param header: what a header says of the schema
-        :raises MalformedError: the record is malformed
-        :raises UnknownSchemaError: its schema was not looked up yet
+        :raises MalformedError: the record is malformed, or (its subclass) names an unknown schema
         """
         return self._decode(self.framing.framed(raw, header))
 
@@ -294,8 +385,6 @@ class MessageDecoder:
         try:
             return _record_decoder(pairing)(payload)
         except MalformedError as error:
-            if self.column == VALUE:
-                raise
             raise MalformedError(named(self.column, str(error))) from None
 
 

@@ -1,4 +1,4 @@
-"""Mode LOG: records that cannot be decoded go to a dead-letter topic, each exactly once.
+"""What becomes of records that are left out; in mode LOG, they are dead letters, exactly once.
 
 The dead-letter topic is a topic like any other: it has a spec (see
 :func:`topicberg.topics.deadletters.dead_letter_spec`), and so a table. A topic that exists already
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -45,10 +46,14 @@ from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.kafka.records import DamagedRecordsError, headers_of
 from topicberg.settings import Settings
+from topicberg.tableflow.batch.batch_plan import BatchPlan
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.wording import count
 
+logger = logging.getLogger(__name__)
 STATE_TOPIC = "topicberg.dead-letters"
 """Compacted: id of the producer → :class:`_State`."""
 CANNOT_DECODE = 1
@@ -96,10 +101,8 @@ class DeadLetters:
     """The dead-letter topic of one topic."""
 
     def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
-        self.spec = spec
-        self.target = dead_letter_spec(spec)
-        self._endpoints = endpoints
-        self._config = config
+        self.spec, self.target = spec, dead_letter_spec(spec)
+        self._endpoints, self._config = endpoints, config
         self._session: _Session | None = None
         self._schema: Any = None
 
@@ -120,12 +123,9 @@ class DeadLetters:
             "nothing of the batch was committed, the engine tries again",
         ):
             # By table: a new table of the topic logs its own dead letters.
-            producer_id = f"topicberg-dead-letters-{table.metadata.table_uuid}"
-            if session is None or (session.producer_id, session.topic_id) != (
-                producer_id,
-                topic_id,
-            ):
-                session = self._open(producer_id, topic_id)
+            wanted = f"topicberg-dead-letters-{table.metadata.table_uuid}", topic_id
+            if session is None or (session.producer_id, session.topic_id) != wanted:
+                session = self._open(*wanted)
             session.logged.forget(committed)
             try:
                 for some in self._new(session, malformed):
@@ -177,10 +177,7 @@ class DeadLetters:
         )
 
     def _register(self) -> int:
-        """Return the id of the dead letters' schema: in the topic's subject, or in its own subject.
-
-        A subject in which another writer registered another schema is not changed.
-        """
+        """Return the id of the schema, in the topic's subject if that is ours, else in its own."""
         path = self.target.schema_path("value", self._config)
         assert path is not None  # noqa: S101  its spec has a schema file
         self._schema = fastavro.parse_schema(json.loads(path.read_text()))
@@ -265,10 +262,7 @@ class DeadLetters:
         return f"{self.spec.name}-{place[0]}-{place[1]}".encode()
 
     def _encoded(self, prefix: bytes, entry: dict[str, Any], room: int) -> bytes:
-        """Return the entry, with its longest values cut until it fits.
-
-        ``error_details`` then gives the original length in bytes of a cut value: ``value_bytes``.
-        """
+        """Return the entry, its longest values cut to fit; ``error_details`` has their sizes."""
         source, details = entry["source_record"], entry["error_details"]
         while True:
             buffer = BytesIO(prefix)
@@ -301,7 +295,6 @@ class DeadLetters:
         has_time = FIRST_MS <= milliseconds <= LAST_MS and milliseconds != NO_TIMESTAMP
         if not has_time:
             details["timestamp"] = str(milliseconds)
-        headers = {header["key"]: header["value"] for header in row["headers"] or ()}
         return {
             "error_timestamp": datetime.now(UTC),
             "error_code": CANNOT_DECODE,
@@ -319,7 +312,7 @@ class DeadLetters:
                 "offset": row["offset"],
                 "timestamp_type": "LOG_APPEND_TIME" if row["timestampType"] else "CREATE_TIME",
                 "timestamp": milliseconds if has_time else None,
-                "headers": headers,
+                "headers": {header["key"]: header["value"] for header in row["headers"] or ()},
                 "key": row["key"],
                 "value": row["value"],
             },
@@ -329,21 +322,17 @@ class DeadLetters:
 def _fields(message: Message) -> dict[str, Any]:
     """Return what a dead letter has of a record."""
     kind, milliseconds = message.timestamp()
-    headers = headers_of(message)
     return {
         "key": message.key(),
         "value": message.value(),
         "timestampType": kind - 1,
         "timestamp_ms": milliseconds,
-        "headers": [{"key": name, "value": value} for name, value in headers or ()],
+        "headers": [{"key": name, "value": value} for name, value in headers_of(message) or ()],
     }
 
 
 class Places:
-    """Bits for the offsets of each partition, in chunks of :data:`CHUNK`.
-
-    Five million consecutive places take less than a megabyte, in any pattern.
-    """
+    """Bits for offsets, in chunks: five million take less than a megabyte, in any pattern."""
 
     def __init__(self) -> None:
         self._chunks: dict[tuple[int, int], NDArray[np.bool_]] = {}
@@ -384,3 +373,71 @@ class Places:
             packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
             places._chunks[int(partition), int(number)] = np.unpackbits(packed).astype(np.bool_)
         return places
+
+
+class LeftOut:
+    """SUSPEND: the topic stops before the record; SKIP: it is counted; LOG: it is a dead letter."""
+
+    def __init__(
+        self, spec: TopicSpec, endpoints: Endpoints, config: Settings, check: Callable[[], None]
+    ) -> None:
+        """:param check: raises if the batch is not to be committed any more"""
+        self._spec, self._check = spec, check
+        is_logged = spec.tableflow.error_handling.mode == "LOG"
+        self._dead_letters = DeadLetters(spec, endpoints, config) if is_logged else None
+
+    def malformed(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
+        """Treat malformed records; raise TableflowError before the first of them (SUSPEND)."""
+        if rejections.first is None:
+            return
+        name, ((partition, offset), reason, _) = self._spec.name, rejections.first
+        if rejections.is_final:
+            raise TableflowError(
+                f"topic {name}, partition {partition}, offset {offset}: {reason}",
+                hint=f"fix the producer, or run `topicberg tableflow enable {name} "
+                "--error-handling LOG` to send such records to a dead-letter topic (SKIP leaves "
+                "them out)",
+            )
+        self._check()
+        if self._dead_letters is not None:
+            self._dead_letters.write(table, plan.topic_id, plan.batch.start, rejections.records)
+        else:
+            logger.warning(
+                "topic %s: skipped %s; the first one, partition %d, offset %d: %s",
+                *(name, count(rejections.count, "record"), partition, offset, reason),
+            )
+
+    def failing(self, plan: BatchPlan, table: Table) -> None:
+        """Write dead letters of records that fail by themselves, and are left out now (LOG)."""
+        letters, lost = self._dead_letters, sorted(plan.failing.keys() & plan.batch.skipped)
+        if letters is not None and lost:
+            records = [
+                letters.record(place, skip.reason, is_readable=skip.end is None)
+                for place in lost
+                for skip in [plan.failing[place]]
+            ]
+            letters.write(table, plan.topic_id, plan.batch.start, records)
+
+    def refused(
+        self, plan: BatchPlan, table: Table, refused: Mapping[PartitionOffset, str]
+    ) -> None:
+        """Treat changes that cannot be applied like malformed records."""
+        if not refused:
+            return
+        self._check()
+        name, ((partition, offset), reason) = self._spec.name, min(refused.items())
+        if self._spec.tableflow.error_handling.mode == "SUSPEND":
+            raise TableflowError(
+                f"topic {name}, partition {partition}, offset {offset}: {reason}",
+                hint="set REPLICA IDENTITY FULL in the source and let Debezium read the row again "
+                f"with an incremental snapshot; or run `topicberg tableflow skip {name} "
+                f"{partition} {offset}`",
+            )
+        if self._dead_letters is not None:
+            lost = [self._dead_letters.record(*change) for change in sorted(refused.items())]
+            self._dead_letters.write(table, plan.topic_id, plan.batch.start, lost)
+        else:
+            logger.warning(
+                "topic %s: skipped %d changes; the first one: partition %d, offset %d: %s",
+                *(name, len(refused), partition, offset, reason),
+            )

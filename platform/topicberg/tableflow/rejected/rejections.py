@@ -69,17 +69,13 @@ class Rejections:
             self.records.append(records.raw(index) | {"reason": str(reason), "schema_id": number})
 
     def name_missing(self, missing: Mapping[str, Mapping[int | UUID, str]]) -> None:
-        """Give the reasons of records whose schemas were looked up and are missing.
-
-        :param missing: for keys and for values: what the registry does not have, and why
-        """
+        """Give the reasons of records whose schemas were looked up and are missing, given why."""
 
         def named(reason: str, number: str | None) -> str:
             if number is None:
                 return reason
             of_side = missing[KEY if reason.startswith("the key") else VALUE]
-            (schema,) = named_schemas([number])
-            return reason.replace(UNKNOWN, of_side.get(schema, UNKNOWN))
+            return reason.replace(UNKNOWN, of_side.get(named_schemas([number])[0], UNKNOWN))
 
         if self.first is not None:
             self.first = self.first[0], named(*self.first[1:]), self.first[2]

@@ -32,15 +32,21 @@ from topicberg.kafka.consumer import batch_end
 from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 from topicberg.kafka.records import DamagedRecordsError
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader, due
-from topicberg.tableflow.batch.batch_start import check_suspended, in_time_order, still_failing
+from topicberg.tableflow.batch.batch_plan import (
+    BatchPlan,
+    Commit,
+    Reader,
+    check_suspended,
+    due,
+    in_time_order,
+    still_failing,
+)
 from topicberg.tableflow.batch.sizing import BatchLimits, small, usual_tasks
 from topicberg.tableflow.changelog.old_values import BatchCutError
 from topicberg.tableflow.decode.plan import ONE_BATCH
 from topicberg.tableflow.decode.processes import ProcessEndedError, shared
 from topicberg.tableflow.decode.reading import WrittenBatch
-from topicberg.tableflow.decode.sessions import Sessions
-from topicberg.tableflow.decode.spark_turn import SparkTurn, ingest_by_spark, split
+from topicberg.tableflow.decode.sessions import Sessions, SparkTurn, ingest_by_spark, split
 from topicberg.tableflow.layout.framing import framing
 from topicberg.tableflow.layout.layout import foreign_schemas, read_layout
 from topicberg.tableflow.layout.message_fields import Layout

@@ -12,7 +12,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_start import adopt_start
+from topicberg.tableflow.batch.batch_plan import adopt_start
 from topicberg.tableflow.values import skips
 from topicberg.topics import TopicSpec
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.files import replace_file, topic_file
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.upsert.tombstones import Missed
 from topicberg.tableflow.values.skips import Skip
 

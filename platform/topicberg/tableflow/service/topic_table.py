@@ -23,20 +23,30 @@ from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.topics import TopicLog, tombstone_ms
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, TablePlan
-from topicberg.tableflow.batch.batch_start import check_kept, check_recreated, first_offsets
+from topicberg.tableflow.batch.batch_plan import (
+    BatchPlan,
+    Commit,
+    TablePlan,
+    check_kept,
+    check_recreated,
+    first_offsets,
+)
 from topicberg.tableflow.changelog.changes import ChangePlan, envelope, key_names
 from topicberg.tableflow.decode.plan import CONSUMER, ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch
 from topicberg.tableflow.layout import message_fields
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.framing import Framing
-from topicberg.tableflow.layout.identity_columns import identity_columns
 from topicberg.tableflow.layout.layout import event_time, row_columns, table_schema
 from topicberg.tableflow.layout.meanings import columns_of
 from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey
-from topicberg.tableflow.layout.writers import MessageDecoder, Writers, message_decoder
+from topicberg.tableflow.layout.waiting import identity_columns
+from topicberg.tableflow.layout.writers import (
+    ForeignSchemas,
+    MessageDecoder,
+    Writers,
+    message_decoder,
+)
 from topicberg.tableflow.service.log_check import LogCheck
 from topicberg.tableflow.table.batch_commit import BatchCommitter
 from topicberg.tableflow.table.foreign_commits import ForeignWatch

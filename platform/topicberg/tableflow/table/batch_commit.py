@@ -8,37 +8,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast, get_args
 
+import numpy as np
 import pyarrow as pa
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg import summaries
-from topicberg.iceberg.data_files import WriteTarget
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.kafka.last_records import dump_last_records
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan, Commit, Reader, TablePlan
-from topicberg.tableflow.changelog.change_batch import ChangeBatch
+from topicberg.tableflow.batch.sizing import FILE_RECORDS, usual_tasks
+from topicberg.tableflow.changelog.change_batch import ChangeBatch, NewRows
 from topicberg.tableflow.changelog.changes import key_names
 from topicberg.tableflow.changelog.current_rows import FoldTarget
 from topicberg.tableflow.changelog.fold_state import STATE, FoldState, Order
-from topicberg.tableflow.changelog.folded_files import write_rows
 from topicberg.tableflow.changelog.folding import Folded, Folding
 from topicberg.tableflow.changelog.old_values import BatchProgress
 from topicberg.tableflow.decode.reading import ChangesRead, WrittenBatch
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.layout.layout import row_columns
-from topicberg.tableflow.layout.writers import named_schemas
-from topicberg.tableflow.rejected.left_out import LeftOut
+from topicberg.tableflow.layout.writers import ForeignSchemas, named_schemas
+from topicberg.tableflow.rejected.deadletters import LeftOut
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.table.topic_keys import TopicKeys
 from topicberg.tableflow.upsert import tombstones
-from topicberg.tableflow.upsert.key_state import KeyState
+from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
@@ -63,13 +68,10 @@ class BatchCommitter:
         framing: Framing | None,
         check: Callable[[], None],
     ) -> None:
-        """:param framing: what brings the records into the wire format; None: they are
-        :param check: raises if the batch is not to be committed any more
-        """
+        """:param framing: brings records into the wire format; ``check`` raises to end the batch"""
         self._spec, self._config = spec, config
         self._keys, self._foreign, self._framing = keys, foreign, framing
-        self._check = check
-        self._left_out = LeftOut(spec, endpoints, config, check)
+        self._check, self._left_out = check, LeftOut(spec, endpoints, config, check)
         self._progress: BatchProgress | None = None
         self._unread: dict[int, Order] = {}
 
@@ -98,9 +100,8 @@ class BatchCommitter:
                 written = replace(written, files=files, keys=keys)
             changed = into.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
             rejected = written.rejections.count + (len(folded.refused) if folded else 0)
-            dead_lettered = 0
-            if self._spec.tableflow.error_handling.mode == "LOG":
-                dead_lettered = rejected + len(plan.failing.keys() & batch.skipped)
+            is_logged = self._spec.tableflow.error_handling.mode == "LOG"
+            dead_lettered = rejected + len(plan.failing.keys() & batch.skipped) if is_logged else 0
             if left_out := rejected + len(batch.skipped):
                 changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
             if kafka_times := written.rejections.kafka_times:
@@ -123,12 +124,10 @@ class BatchCommitter:
             discard(table.io, written.files)
             raise
         last = dump_last_records({**into.committed.last_records, **written.last_records}, batch.end)
-        summary = (
-            plan.properties | self._keys.summary(into) | noted | {summaries.LAST_RECORDS: last}
-        )
+        noted |= plan.properties | self._keys.summary(into) | {summaries.LAST_RECORDS: last}
         dropped, time = skips.committed(table, batch.end), self._spec.event_time
         snapshot = commit.add_files(
-            table, into.planned_on, written.files, replaced, summary, changed, dropped, time
+            table, into.planned_on, written.files, replaced, noted, changed, dropped, time
         )
         self._keys.keep(into, written, is_last=not plan.backlog)
         return replace(
@@ -147,47 +146,65 @@ class BatchCommitter:
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
         """
         named = named_schemas(sorted(rejections.unknown))
-        has_learnt = False
-        for foreign in {*self._foreign.values()}:  # of the keys and of the values
-            has_learnt |= foreign.look_up(named)
+        # Of the keys and of the values.
+        learnt = [foreign.look_up(named) for foreign in {*self._foreign.values()}]
         if self._framing is not None and rejections.inline:
-            has_learnt |= self._framing.look_up(rejections.inline.values())
-        if has_learnt or rejections.is_partial:
+            learnt.append(self._framing.look_up(rejections.inline.values()))
+        if any(learnt) or rejections.is_partial:
             raise SchemasFoundError("records name, or have, schemas that were not known")
-        rejections.name_missing({of: each.missing for of, each in self._foreign.items()})
+        rejections.name_missing({of: foreign.missing for of, foreign in self._foreign.items()})
         self._left_out.malformed(plan, table, rejections)
         self._left_out.failing(plan, table)
 
     def _fold(self, plan: BatchPlan, into: TablePlan, read: ChangesRead) -> Folded:
         """Return what a batch of changes makes of the current rows."""
-        table, batch = into.table, plan.batch
-        head, keys = table.current_snapshot(), key_names(into.layout)
-        subject = into.layout.key.subject
-        may_move = subject is not None and len(subject.schemas) > 1
+        table, batch, key = into.table, plan.batch, into.layout.key
+        head, keys, name = table.current_snapshot(), key_names(into.layout), self._spec.name
+        may_move = key.subject is not None and len(key.subject.schemas) > 1
         may_move |= FoldState.of(table, head).has_fewer_partitions(len(batch.end))
         index = self._keys.of_changes(table, keys)
-        rows, key = row_columns(self._spec, table.schema().fields), into.layout.key
-        of_spec = self._spec.name, self._spec.metadata_column
-        target = FoldTarget(*of_spec, rows, table, head, index, keys, key)
+        rows, columns = row_columns(self._spec, table.schema().fields), self._spec.metadata_column
+        target = FoldTarget(name, columns, rows, table, head, index, keys, key)
         self._progress = BatchProgress(batch, plan.latest, self._unread, may_move)
         changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)
         folded = Folding(target, self._progress, changes, lost).fold()
         if folded.repeated:
-            repeated_count = count(len(folded.repeated), "repeated change")
-            logger.info("topic %s: left out %s of deleted rows", self._spec.name, repeated_count)
+            repeated = count(len(folded.repeated), "repeated change")
+            logger.info("topic %s: left out %s of deleted rows", name, repeated)
         self._left_out.refused(plan, table, folded.refused)
         return folded
+
+
+def write_rows(
+    target: WriteTarget, io: FileIO, rows: NewRows, most: int, check: Callable[[], None]
+) -> tuple[list[DataFile], BatchKeys]:
+    """Write rows as data files, by so many threads; return these and their keys, unless checked."""
+    per_task = FILE_RECORDS * usual_tasks(target.spec)
+    count = max(1, round(len(rows.places) / per_task))
+    writers = [DataFileWriter(target, io) for _ in range(count)]
+    bounds = np.linspace(0, len(rows.places), count + 1).astype(int).tolist()
+
+    def write(writer: DataFileWriter, inside: tuple[int, int]) -> BatchKeys:
+        keys = WrittenKeys()
+        with writer:
+            for part, of_part in rows.parts(*inside):
+                check()
+                keys.add(of_part, np.arange(len(of_part.high)), writer.write(part, are_kept=True))
+        return keys.all()
+
+    try:
+        with ThreadPoolExecutor(min(count, most)) as threads:
+            keys = BatchKeys.joined(threads.map(write, writers, pairwise(bounds)))
+    except BaseException:
+        discard(io, [file for writer in writers for file in writer.files])
+        raise
+    return [file for writer in writers for file in writer.files], keys
 
 
 def result(
     plan: BatchPlan, table: Table, head: Snapshot | None, changed: Mapping[str, str]
 ) -> Commit:
-    """Return what a step did.
-
-    :param table: one of the batch
-    :param head: the snapshot of the batch, or that which the table has without one
-    :param changed: table properties that changed with the batch
-    """
+    """Return what a step did; ``head``: of the batch, or what the table has without one."""
     properties = {**table.properties, **changed}
     return Commit(
         records=plan.batch.records,

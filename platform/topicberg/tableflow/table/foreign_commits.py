@@ -85,29 +85,26 @@ class ForeignCommits:
         ]
         at_ms = max(snapshot.timestamp_ms for snapshot in self.snapshots)
         moment = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
-        noun = "snapshot" if len(names) == 1 else "snapshots"
         changed = [
             f"brought back or doubled {count(self.added, 'row')}" if self.added else "",
             f"lost {count(self.missing, 'row')}" if self.missing else "",
         ]
         return (
-            f"{noun} {listed(names, _NAMED)} of {moment}, written by {self.writer}, "
-            f"{' and '.join(filter(None, changed))} of snapshot {self.before.snapshot_id}"
+            f"snapshot{'s' if len(names) > 1 else ''} {listed(names, _NAMED)} of {moment}, written "
+            f"by {self.writer}, {' and '.join(filter(None, changed))} of snapshot "
+            f"{self.before.snapshot_id}"
         )
 
     def accepted(self, spec: TopicSpec) -> str:
         """Return which rows stay wrong if a user accepts these commits, and how to repair them."""
         command = f"`topicberg tableflow reread {spec.name}`"
+        later = start_again(spec.name)
         if spec.write_mode == "upsert" and spec.changelog is None:
-            later = (
-                f"After it, {command} deletes rows that are not the newest of a key of the topic"
-            )
+            later = f"{command} deletes rows that are not the newest of a key of the topic"
             later += ", but brings back none that is lost" if self.missing else ""
-        else:
-            later = f"After it, {start_again(spec.name)}"
         return (
             f"the rows of its table stay as they are now: {self.what}. Until the engine's next "
-            f"commit, {command} still sets the table to the snapshot before. {later}"
+            f"commit, {command} still sets the table to the snapshot before. After it, {later}"
         )
 
 
@@ -172,15 +169,10 @@ def changed_by_others(table: Table, spec: TopicSpec) -> Iterator[ForeignCommits]
 
 
 def restore(table: Table, changed: ForeignCommits) -> None:
-    """Set ``main`` to the snapshot before the commits of others, from where the engine continues.
-
-    :param table: as it was compared
-    :raises CommitConflictError: another commit came first
-    """
-    head = table.metadata.current_snapshot_id
+    """Set ``main`` to the snapshot before others' commits, or raise CommitConflictError."""
     requirements = (
         AssertTableUUID(uuid=table.metadata.table_uuid),
-        AssertRefSnapshotId(ref=summaries.MAIN, snapshot_id=head),
+        AssertRefSnapshotId(ref=summaries.MAIN, snapshot_id=table.metadata.current_snapshot_id),
     )
     move = move_main(table, changed.before.snapshot_id)
     with conflicts(f"table {'.'.join(table.name())}"):
@@ -201,11 +193,7 @@ def _is_trusted(snapshot: Snapshot) -> bool:
 
 
 class _Files:
-    """The data files of a snapshot, and the deletes by position that apply to them.
-
-    Files of other formats than topicberg's are not among them: who writes these uses Iceberg's Java
-    library.
-    """
+    """The Parquet files of a snapshot and their deletes; Iceberg's Java library writes others."""
 
     def __init__(self, table: Table, snapshot: Snapshot) -> None:
         self._io = table.io
@@ -224,14 +212,10 @@ class _Files:
 
     def named(self, deletes: Iterable[tuple[str, int | None]]) -> set[str]:
         """Return the paths of the data files of which these deletes delete rows."""
-        paths = set[str]()
-        for key in deletes:
-            file, _ = self.deletes[key]
-            if is_vector(file):
-                paths.add(referenced_file(file))
-            else:
-                paths |= {path for path, _ in read_deletes(self._io, file.file_path)}
-        return paths
+        files = [self.deletes[key][0] for key in deletes]
+        paths = {referenced_file(file) for file in files if is_vector(file)}
+        others = (read_deletes(self._io, file.file_path) for file in files if not is_vector(file))
+        return paths.union(path for of_file in others for path, _ in of_file)
 
     def live(self, places: Sequence[_Place]) -> list[FileRows]:
         """Return the rows of data files that readers see; a file as often as it is listed."""
@@ -251,9 +235,8 @@ class _Files:
         for path, sequence in places:
             file = self.data[path, sequence]
             parts = [positions for of, positions in deleted[path] if of >= sequence]
-            left = np.arange(file.record_count, dtype=np.uint32)
-            if parts:
-                left = np.setdiff1d(left, np.concatenate(parts))
+            gone = np.concatenate([np.empty(0, np.uint32), *parts])
+            left = np.setdiff1d(np.arange(file.record_count, dtype=np.uint32), gone)
             rows += [FileRows(file, left)] * self.times[path, sequence]
         return rows
 
@@ -279,9 +262,7 @@ def _compare(
         table, spec, old.live(affected[0]), new.live(affected[1])
     )
     # A statement that deletes rows appends none.
-    are_newest |= any(
-        summaries.operation_of(snapshot) == Operation.APPEND for snapshot in snapshots
-    )
+    are_newest |= Operation.APPEND in map(summaries.operation_of, snapshots)
     if not added and not (missing and are_newest):
         if missing:
             logger.warning(
@@ -290,8 +271,7 @@ def _compare(
             )
         return None
     written = [new.data[place] for place in affected[1] if place not in old.data]
-    writer = _writer(table, snapshots, written)
-    return ForeignCommits(before, snapshots, added, missing, writer)
+    return ForeignCommits(before, snapshots, added, missing, _writer(table, snapshots, written))
 
 
 def _difference(
@@ -314,17 +294,18 @@ def _difference(
         ]
         added += int(np.maximum(counts[1] - counts[0], 0).sum())
         missing += int(np.maximum(counts[0] - counts[1], 0).sum())
-        partitions = values >> _OFFSET_BITS
-        for partition in np.unique(partitions):
-            inside = partitions == partition
-            if (kept := values[inside & (counts[1] > 0)]).size:
-                newest = int(kept.max())
-                kept_to[int(partition)] = max(newest, kept_to.get(int(partition), newest))
-            if (lost := values[inside & (counts[1] == 0)]).size:
-                oldest = int(lost.min())
-                missing_from[int(partition)] = min(oldest, missing_from.get(int(partition), oldest))
+        for partition, newest in _first(values[counts[1] > 0][::-1]):
+            kept_to[partition] = max(newest, kept_to.get(partition, newest))
+        for partition, oldest in _first(values[counts[1] == 0]):
+            missing_from[partition] = min(oldest, missing_from.get(partition, oldest))
     are_newest = all(kept_to.get(p, -1) < first for p, first in missing_from.items())
     return added, missing, bool(kept_to) and are_newest
+
+
+def _first(values: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    """Return each partition and the first of its identities."""
+    partitions, first = np.unique(values >> _OFFSET_BITS, return_index=True)
+    return zip(partitions.tolist(), values[first].tolist(), strict=True)
 
 
 def _identities(

@@ -24,7 +24,6 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 from numpy.typing import NDArray
 from pydantic import BaseModel
 from pyiceberg.table import Table
@@ -84,10 +83,7 @@ class Reread(BaseModel):
 
 
 def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
-    """Return an array of :data:`_RECORD`.
-
-    Records whose key is malformed are left out: they have no row.
-    """
+    """Return an array of :data:`_RECORD`; records whose key is malformed have no row."""
     described = np.empty(len(records), _RECORD)
     listed, described["partition"], described["offset"], described["deletes"], times = zip(
         *records, strict=True
@@ -106,22 +102,17 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
 def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
     """Return the last record of each key, of ``held`` and ``more``, which were read later."""
     both = np.concatenate([held, more])
-    found: NDArray[Any] = both[key_files.newest(both["high"], both["low"])]
-    return found
+    return np.asarray(both[key_files.newest(both["high"], both["low"])])
 
 
 def _kept(records: NDArray[Any], offsets: Offsets, *, is_decoded: bool) -> key_files.Keys:
-    """Return the keys whose rows stay in a table that holds the topic up to these offsets.
-
-    :param is_decoded: whether a key may have records in several partitions
-    """
+    """Return the keys whose rows stay in a table that holds the topic up to these offsets."""
     if is_decoded:
         keys = key_files.in_order(records["high"], records["low"])
-        is_newest = key_files.newest_of_partitions(keys, np.ascontiguousarray(records["time"]))
+        is_newest = keys.is_newest(np.ascontiguousarray(records["time"]))
         records = records[keys.position[is_newest]]
     ends = np.zeros(max([int(records["partition"].max(initial=-1)), *offsets]) + 1, np.int64)
-    for partition, offset in offsets.items():
-        ends[partition] = offset
+    ends[[*offsets]] = [*offsets.values()]
     stay = records[~records["deletes"] | (records["offset"] >= ends[records["partition"]])]
     return key_files.merged(
         [key_files.Keys(stay["high"], stay["low"], np.zeros(len(stay), np.uint32))]
@@ -182,8 +173,7 @@ def _deleted(
     key, decode, framing = _key(spec, table, endpoints)
     index = index_of(config.state_dir, spec.name, KeyHasher.of_upserts(table, key, decode))
     started_ms, records = int(time.time() * 1000), 0
-    keys = np.empty(0, _RECORD)
-    reached = kafka.beginning_offsets(endpoints, spec.name)
+    keys, reached = np.empty(0, _RECORD), kafka.beginning_offsets(endpoints, spec.name)
 
     def read() -> None:
         """Read what the topic has by now."""
@@ -246,22 +236,18 @@ def _key(
     return key, RawKeys(layout.key, key, foreign).texts, KeyFraming(layout.key, foreign)
 
 
-def _held(framing: KeyFraming, raw: bytes, message: Message) -> bytes:
-    """Return a key as tables hold it; one that cannot be decoded is as it was sent."""
-    held = framing.held(raw, header_of(KEY, headers_of(message) or ()))
-    return raw if held is None else held
-
-
 def _records(
     endpoints: Endpoints, topic: str, ranges: Ranges, framing: KeyFraming | None
 ) -> Iterator[Record]:
-    """:param framing: of keys that are decoded"""
+    """Yield records, with keys as tables hold them; those that cannot be decoded, as they are.
+
+    :param framing: of keys that are decoded
+    """
     for message in messages(endpoints, topic, ranges):
         if (key := message.key()) is not None:
-            yield (
-                held_key(key) if framing is None else _held(framing, key, message),
-                message.partition() or 0,
-                message.offset() or 0,
-                message.value() is None,
-                0 if framing is None else message.timestamp()[1],
-            )
+            held, time_ms = held_key(key), 0
+            if framing is not None:
+                time_ms = message.timestamp()[1]
+                held = framing.held(key, header_of(KEY, headers_of(message) or ())) or key
+            at = message.partition() or 0, message.offset() or 0
+            yield held, *at, message.value() is None, time_ms

@@ -22,7 +22,6 @@ from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import meanings, waiting
-from topicberg.tableflow.layout.identity_columns import note_identity
 from topicberg.tableflow.layout.layout import METADATA_COLUMNS
 from topicberg.tableflow.layout.message_fields import sameness, twins
 from topicberg.topics.spec import TopicSpec
@@ -60,7 +59,7 @@ def ensure_table(
 ) -> Table:
     """Return the topic's table, created or evolved so that it has the columns of ``schema``.
 
-    :param identity: the columns that identify rows, see :func:`.identity_columns`
+    :param identity: see :func:`.identity_columns`
     :param older: the columns of the older versions of the topic's schemas
     :raises TableflowError: the spec or the schema changed in a way that a table cannot follow
     """
@@ -79,13 +78,16 @@ def ensure_table(
     except NoSuchTableError:
         table = _create(catalog, identifier, schema, spec, config)
         _evolve(table, spec, schema, older)
-        note_identity(table, identity)
+        waiting.note_identity(table, identity)
         return table
     require_spark(table)
     waiting.check_table(table, spec, identity)
-    _evolve(table, spec, _with_existing(spec, schema, table.schema()), older)
+    if (headers := spec.metadata_column(HEADERS)) in table.schema().column_names:
+        # They stay the map or the list of the table.
+        schema = Schema(*(field for field in schema.fields if field.name != headers))
+    _evolve(table, spec, schema, older)
     keep_bounds(table, _bounded_columns(spec))
-    note_identity(table, identity)
+    waiting.note_identity(table, identity)
     for change in waiting.unapplied(table, spec):
         _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
@@ -98,8 +100,8 @@ def _warn_once(text: str) -> None:
 
 def _bounded_columns(spec: TopicSpec) -> list[str]:
     """Return the columns by which files are chosen: metadata, event time and partitions."""
-    metadata = [spec.metadata_column(name) for name in METADATA_COLUMNS]
     partitions = [field.column for field in spec.table.partition_fields]
+    metadata = map(spec.metadata_column, METADATA_COLUMNS)
     return [*dict.fromkeys([*metadata, spec.event_time, *partitions])]
 
 
@@ -127,11 +129,7 @@ def _create(
             "format-version": str(spec.table.format_version),
             waiting.WRITE_MODE: spec.write_mode,
             waiting.KEY_FRAMING: waiting.key_framing(spec),
-            **(
-                {waiting.EVENT_TIME_RULE: waiting.event_time_rule(spec)}
-                if spec.payload_time
-                else {}
-            ),
+            **({waiting.EVENT_TIME_RULE: rule} if (rule := waiting.event_time_rule(spec)) else {}),
             **waiting.formats(spec),
         },
         optional={**_PROPERTIES, **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {})},
@@ -139,21 +137,8 @@ def _create(
     )
 
 
-def _with_existing(spec: TopicSpec, schema: Schema, existing: Schema) -> Schema:
-    """Return the columns without the headers, which stay the map or the list of the table."""
-    if (headers := spec.metadata_column(HEADERS)) not in existing.column_names:
-        return schema
-    return Schema(*(field for field in schema.fields if field.name != headers))
-
-
-def _evolve(
-    table: Table, spec: TopicSpec, schema: Schema, older: Iterable[StructType] = ()
-) -> None:
-    """Add new columns, widen types; a dropped field keeps its column.
-
-    :raises TableflowError: the table cannot follow the schema; it stays as it is
-    """
-    name = table.name()[1]
+def _evolve(table: Table, spec: TopicSpec, schema: Schema, older: Iterable[StructType]) -> None:
+    """Add new columns, widen types, keep dropped ones; or raise TableflowError, all unchanged."""
     existing = table.schema()
     columns = len({*existing.column_names, *schema.column_names})
     try:
@@ -172,24 +157,20 @@ def _evolve(
         before = meanings.noted(table)
         is_new = table.current_snapshot() is None and not before.last_id
         described = StructType() if is_new else meanings.with_noted(existing.as_struct(), before)
-        columns_now = meanings.followed(
-            described, meanings.with_older(schema.as_struct(), [*older])
-        )
+        now = meanings.followed(described, meanings.with_older(schema.as_struct(), [*older]))
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
-                update.union_by_name(
-                    Schema(*meanings.shown(columns_now, existing.as_struct()).fields)
-                )
+                update.union_by_name(Schema(*meanings.shown(now, existing.as_struct()).fields))
             metadata = transaction.table_metadata
-            described_by = meanings.property_of(
-                metadata.schema(), metadata.last_column_id, columns_now, before
+            property_now = meanings.property_of(
+                metadata.schema(), metadata.last_column_id, now, before
             )
-            if not described_by.items() <= table.properties.items():
-                transaction.set_properties(described_by)
+            if not property_now.items() <= table.properties.items():
+                transaction.set_properties(property_now)
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint=f"{_way_back(spec)}; or {waiting.start_again(name)}",
+            hint=f"{_way_back(spec)}; or {waiting.start_again(table.name()[1])}",
         ) from error
 
 

@@ -16,11 +16,10 @@ from topicberg.tableflow.batch.batch_plan import TablePlan
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import RawKeys
 from topicberg.tableflow.decode.reading import WrittenBatch
-from topicberg.tableflow.layout.foreign import ForeignSchemas
 from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey, upsert_key
-from topicberg.tableflow.upsert.key_hashing import KeyHasher
-from topicberg.tableflow.upsert.key_state import KEYS, KeyState
+from topicberg.tableflow.layout.writers import ForeignSchemas
+from topicberg.tableflow.upsert.key_hashing import KEYS, KeyHasher, KeyState
 from topicberg.tableflow.upsert.keys import KeyIndex, index_of
 from topicberg.topics import TopicSpec
 
@@ -58,10 +57,7 @@ class TopicKeys:
         return key is not None and key.is_decoded
 
     def of_changes(self, table: Table, decoded: Sequence[str]) -> KeyIndex:
-        """Return the index of a change log.
-
-        :param decoded: the columns of the key
-        """
+        """Return the index of a change log by the columns of the key."""
         self.wait()
         hasher = KeyHasher(table, decoded, is_decoded=True)
         self._index = index_of(self._config.state_dir, self._spec.name, hasher, self._index)
@@ -76,9 +72,10 @@ class TopicKeys:
         index = self._of_upserts(into.layout, table)
         rows: list[FileRows] = []
         if head is not None and index.hasher.key is not None:
-            times = written.keys.times
-            times = np.empty(0, np.int64) if times is None else times  # without records
-            rows, stale = index.older_rows(table, head, keys, times)
+            times = written.keys.times  # None without records
+            rows, stale = index.older_rows(
+                table, head, keys, np.empty(0, np.int64) if times is None else times
+            )
             rows = together(rows, self._repeated(into))
             for path, positions in written.keys.rows_of(keys.chosen(stale)).items():
                 own[path] = np.union1d(own.get(path, positions), positions).astype(np.uint32)
@@ -94,9 +91,9 @@ class TopicKeys:
         index = self._of_upserts(into.layout, table)
         if head is None or into.committed.key_definition == index.hasher.definition:
             return []
-        found = index.repeated_rows(table, head)
-        self._removed = sum(len(rows.positions) for rows in found)
-        return found
+        repeated = index.repeated_rows(table, head)
+        self._removed = sum(len(rows.positions) for rows in repeated)
+        return repeated
 
     def changed_properties(self, into: TablePlan, now_ms: int) -> dict[str, str]:
         """Return the table property that says how the keys are compared, if it changes."""
@@ -107,18 +104,13 @@ class TopicKeys:
         self._removed = 0
         if into.committed.key_definition == index.hasher.definition:
             return {}
-        is_rebuilt = into.table.current_snapshot() is not None
-        rebuilt_at_ms = now_ms if is_rebuilt else None
-        return {
-            KEYS: KeyState(
-                columns=list(key.names), rebuilt_at_ms=rebuilt_at_ms, rows_removed=removed
-            ).model_dump_json()
-        }
+        state = KeyState(columns=list(key.names), rows_removed=removed)
+        state.rebuilt_at_ms = now_ms if into.table.current_snapshot() is not None else None
+        return {KEYS: state.model_dump_json()}
 
     def summary(self, into: TablePlan) -> dict[str, str]:
         """Return what the summary of a batch's snapshot says of the keys."""
-        key = self.upsert_key(into.layout, into.table)
-        if key is None or not key.is_decoded:
+        if not self.has_decoded(into.layout, into.table):
             return {}
         definition = self._of_upserts(into.layout, into.table).hasher.definition
         return {summaries.KEY_DEFINITION: definition}
@@ -129,8 +121,7 @@ class TopicKeys:
         Sharing takes as long as writing them, which records that wait do not have to wait for.
         """
         self.wait()
-        table, keys = into.table, written.keys
-        index = self._index
+        table, keys, index = into.table, written.keys, self._index
         if keys is not None and self._spec.changelog is None:
             index = self._of_upserts(into.layout, table)
         if index is None:

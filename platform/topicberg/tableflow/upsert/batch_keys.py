@@ -16,13 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.upsert.key_files import (
-    HeldKeys,
-    Keys,
-    in_order,
-    is_last,
-    newest_of_partitions,
-)
+from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, in_order
 
 
 class Run(NamedTuple):
@@ -48,23 +42,18 @@ class BatchKeys:
     @classmethod
     def joined(cls, parts: Iterable[BatchKeys]) -> Self:
         """:param parts: of which later ones have later records of a key in a partition"""
-        all_parts = list(parts)
-        empty = np.empty(0, np.uint64)
-        high, low = (
-            np.concatenate([empty, *(getattr(part, name) for part in all_parts)])
-            for name in ("high", "low")
-        )
+        all_parts, empty = list(parts), np.empty(0, np.uint64)
+        high = np.concatenate([empty, *(part.high for part in all_parts)])
+        low = np.concatenate([empty, *(part.low for part in all_parts)])
         times = [part.times for part in all_parts if part.times is not None]
         runs = [run for part in all_parts for run in part.runs]
         return cls(high, low, runs, np.concatenate(times) if times else None)
 
     def newest(self) -> tuple[Keys, dict[str, NDArray[np.uint32]]]:
         """Return the keys, sorted, and for each file the rows that a later record replaces."""
-        if self.times is None:
-            is_newest = is_last(self._sorted)
-        else:
-            is_newest = newest_of_partitions(self._sorted, self.times)
-        return self._sorted.chosen(is_newest), self.rows_of(self._sorted.chosen(~is_newest))
+        keys, times = self._sorted, self.times
+        is_newest = keys.is_last() if times is None else keys.is_newest(times)
+        return keys.chosen(is_newest), self.rows_of(keys.chosen(~is_newest))
 
     def rows_of(self, keys: Keys) -> dict[str, NDArray[np.uint32]]:
         """Return, by file, the rows of some of these records."""
@@ -109,12 +98,7 @@ class WrittenKeys:
         placed: Iterable[Placed],
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Add the records of a chunk that were written.
-
-        :param rows: their places in the chunk
-        :param placed: where they are
-        :param times: of all records of the chunk, if their keys are decoded
-        """
+        """Add a chunk's written records, where they are, and the times of all decoded keys."""
         for placement in placed:
             of_file = rows if placement.rows is None else rows[placement.rows]
             self._add(keys, of_file, Run(placement.path, placement.first, len(of_file)), times)

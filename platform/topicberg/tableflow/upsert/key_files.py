@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing
-from topicberg.tableflow.values.key_lookup import fill, ordered, pairs, passing
+from topicberg.tableflow.values.key_hash import fill, ordered, pairs, passing
 
 ROW_BYTES = 8 + 8 + 4
 FORMAT = 2
@@ -58,13 +59,39 @@ class Keys:
     def joined(parts: Iterable[Keys]) -> Keys:
         """Return the keys of all parts, one part after the other."""
         empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
-        listed = [empty, *parts]
-        names = ("high", "low", "position")
-        return Keys(*(np.concatenate([getattr(part, name) for part in listed]) for name in names))
+        columns = zip(*((k.high, k.low, k.position) for k in (empty, *parts)), strict=True)
+        return Keys(*map(np.concatenate, columns))
 
     def chosen(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Keys:
         """Return some of the keys."""
         return Keys(self.high[which], self.low[which], self.position[which])
+
+    def is_last(self) -> NDArray[np.bool_]:
+        """Return which of the sorted keys are not followed by an equal one."""
+        differs = (self.high[1:] != self.high[:-1]) | (self.low[1:] != self.low[:-1])
+        return np.append(differs, True)[: len(self.high)]
+
+    def is_same(self) -> NDArray[np.bool_]:
+        """Return which of the sorted decoded keys an equal one follows, of any partition."""
+        is_same = ((self.low[1:] ^ self.low[:-1]) & _KEY_BITS) == 0
+        return np.asarray((self.high[1:] == self.high[:-1]) & is_same, np.bool_)
+
+    def is_newest(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of the sorted decoded keys is the newest record of its key, by times.
+
+        In a partition, the last one; between partitions, the one with the latest time; if the times
+        are equal, that of the highest partition. Those of a partition are in order.
+        """
+        is_newest, last = np.zeros(len(self.high), np.bool_), np.flatnonzero(self.is_last())
+        if not len(last):
+            return is_newest
+        of_last = self.chosen(last)
+        group = np.cumsum(np.append(False, ~of_last.is_same()))
+        # Partitions of a key are in ascending order, and lexsort keeps it where times are equal.
+        order = np.lexsort((times[of_last.position], group))
+        ends = np.append(group[order][1:] != group[order][:-1], True)
+        is_newest[last[order[ends]]] = True
+        return is_newest
 
     def text(self, number: int) -> str:
         """Return one hash as 32 hexadecimal digits."""
@@ -85,20 +112,13 @@ class HeldKeys(Keys):
         return cls(keys.high, keys.low, keys.position, bits)
 
     def positions_of(self, keys: Keys, *, are_decoded: bool = False) -> NDArray[np.uint32]:
-        """Return the positions, ascending, of the rows that have one of these keys.
-
-        :param keys: sorted
-        """
+        """Return the positions, ascending, of the rows that have one of these sorted keys."""
         return np.sort(self.position[self.equal(keys, are_decoded=are_decoded)[1]])
 
     def equal(
         self, keys: Keys, *, are_decoded: bool = False
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return all pairs of equal keys; of decoded ones, whatever their partitions are.
-
-        :param keys: sorted
-        :returns: places in ``keys``, and here
-        """
+        """Return the places of all pairs of equal keys, in sorted ``keys`` and here."""
         compared = _KEY_BITS if are_decoded else _ALL_BITS
         if len(self.high) <= len(keys.high) // _FEW:
             own, wanted = pairs(self.high, self.low, keys.high, keys.low, compared)
@@ -110,69 +130,25 @@ class HeldKeys(Keys):
 
 def with_partition(low: NDArray[np.uint64], partitions: NDArray[np.integer]) -> NDArray[np.uint64]:
     """Return the second halves of decoded keys' hashes, with the partitions of their rows."""
-    shift = np.uint64(64 - PARTITION_BITS)
-    return (low & _KEY_BITS) | (partitions.astype(np.uint64) << shift)
-
-
-def same_key(keys: Keys) -> NDArray[np.bool_]:
-    """Return which of the sorted decoded keys are followed by an equal one, of any partition."""
-    is_same: NDArray[np.bool_] = (keys.high[1:] == keys.high[:-1]) & (
-        ((keys.low[1:] ^ keys.low[:-1]) & _KEY_BITS) == 0
-    )
-    return is_same
-
-
-def newest_of_partitions(keys: Keys, times: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of the sorted decoded keys is the newest record of its key.
-
-    In a partition, the last one; between partitions, the one with the latest time; if the times are
-    equal, that of the highest partition.
-
-    :param keys: those of one partition in the order of their records
-    :param times: at the places of the keys
-    """
-    is_newest = np.zeros(len(keys.high), np.bool_)
-    last = np.flatnonzero(is_last(keys))
-    if not len(last):
-        return is_newest
-    of_last = Keys(keys.high[last], keys.low[last], keys.position[last])
-    group = np.cumsum(np.append(False, ~same_key(of_last)))
-    # Partitions of a key are in ascending order, and lexsort keeps it where times are equal.
-    order = np.lexsort((times[of_last.position], group))
-    ends = np.append(group[order][1:] != group[order][:-1], True)
-    is_newest[last[order[ends]]] = True
-    return is_newest
+    return (low & _KEY_BITS) | (partitions.astype(np.uint64) << np.uint64(64 - PARTITION_BITS))
 
 
 def merged(parts: Sequence[Keys]) -> Keys:
     """Return all keys of the parts, sorted."""
     keys = Keys.joined(parts)
-    found = in_order(keys.high, keys.low)
-    return Keys(found.high, found.low, keys.position[found.position])
+    return keys.chosen(in_order(keys.high, keys.low).position.astype(np.intp))
 
 
 def in_order(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> Keys:
-    """Return the keys of records, sorted; ``position`` is the place of the record.
-
-    Records of one key stay in their order.
-    """
+    """Return records' keys, sorted; those of one key stay in order. ``position``: of the record."""
     # One compiled function has all arrays: some are read-only, or columns of records.
-    highs, lows, places = ordered(
-        *(np.require(half, requirements=["C", "W"]) for half in (high, low))
-    )
-    return Keys(highs, lows, places)
-
-
-def is_last(keys: Keys) -> NDArray[np.bool_]:
-    """Return which of the sorted keys are not followed by an equal one."""
-    differs = (keys.high[1:] != keys.high[:-1]) | (keys.low[1:] != keys.low[:-1])
-    return np.append(differs, True)[: len(keys.high)]
+    return Keys(*ordered(*(np.require(half, requirements=["C", "W"]) for half in (high, low))))
 
 
 def newest(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.intp]:
     """Return the places of the last records of each key, sorted by key."""
     keys = in_order(high, low)
-    return keys.position[is_last(keys)].astype(np.intp)
+    return keys.position[keys.is_last()].astype(np.intp)
 
 
 def bits_of(bits: NDArray[np.uint8], numbers: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:
@@ -188,25 +164,18 @@ def _filter_bytes(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Seal:
-    """What a checksum covers beside the content: key files of other keys or files do not match.
-
-    :param keys: identifies the table, its key columns and the hash
-    """
+    """What a checksum covers beside the content: the data file, and what the keys are of."""
 
     keys: str
     data_file: str
 
     def begin(self) -> hashlib.blake2b:
-        digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
-        digest.update(f"{self.keys} {self.data_file}\n".encode())
-        return digest
+        sealed = f"{self.keys} {self.data_file}\n".encode()
+        return hashlib.blake2b(sealed, digest_size=_CHECKSUM_BYTES)
 
 
 def read(path: Path) -> HeldKeys | None:
-    """Return the keys of a file; None: there is none, or it is truncated.
-
-    :raises TopicbergError: it cannot be read
-    """
+    """Return the keys of a file, or raise TopicbergError; None: there is none, or a part of one."""
     try:
         # As writable arrays are, so that one compiled lookup has all: the file is not changed.
         content = np.memmap(path, dtype=np.uint8, mode="c")
@@ -226,60 +195,50 @@ def read(path: Path) -> HeldKeys | None:
 
 
 def write(path: Path, keys: HeldKeys, seal: Seal) -> None:
-    """Write a key file in one step.
-
-    :raises TopicbergError: it cannot be written
-    """
+    """Write a key file in one step, or raise TopicbergError."""
     arrays = (keys.high, keys.low, keys.position, keys.filter)
     digest = seal.begin()
     try:
         with replacing(path) as stream:
             for part in (*arrays, np.uint64(len(keys.high))):
-                content = part.tobytes()
-                stream.write(content)
+                stream.write(content := part.tobytes())
                 digest.update(content)
             stream.write(digest.digest())
-            stream.flush()
-            os.fsync(stream.fileno())
+            _sync(stream)
     except OSError as error:
         raise unusable(path, error) from error
 
 
 def upload(io: FileIO, path: Path, shared: str) -> None:
-    """Share a key file; it replaces an earlier one.
-
-    :raises OSError: it cannot be written
-    """
+    """Share a key file, in the place of an earlier one, or raise OSError."""
     with path.open("rb") as source, io.new_output(shared).create(overwrite=True) as target:
         while part := source.read(_COPIED_AT_ONCE):
             target.write(part)
 
 
 def download(io: FileIO, shared: str, path: Path, seal: Seal) -> bool:
-    """Copy a shared key file; return False if there is none, or it is not what the seal says.
-
-    :raises OSError: it cannot be read
-    """
+    """Copy a shared key file; return False if there is none, or it is not what the seal says."""
     try:
         source = io.new_input(shared).open()
     except FileNotFoundError:
         return False
     digest, tail = seal.begin(), b""
-    with source:
-        try:
-            with replacing(path) as target:
-                while part := source.read(_COPIED_AT_ONCE):
-                    target.write(part)
-                    tail += part
-                    digest.update(tail[:-_CHECKSUM_BYTES])
-                    tail = tail[-_CHECKSUM_BYTES:]
-                if digest.digest() != tail:
-                    raise _DamagedError
-                target.flush()
-                os.fsync(target.fileno())
-        except _DamagedError:
-            return False
-    return True
+    with source, suppress(_DamagedError), replacing(path) as target:
+        while part := source.read(_COPIED_AT_ONCE):
+            target.write(part)
+            tail += part
+            digest.update(tail[:-_CHECKSUM_BYTES])
+            tail = tail[-_CHECKSUM_BYTES:]
+        if digest.digest() != tail:
+            raise _DamagedError
+        _sync(target)
+        return True
+    return False
+
+
+def _sync(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 class _DamagedError(Exception):

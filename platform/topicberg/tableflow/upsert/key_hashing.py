@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 from uuid import UUID
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -22,8 +23,11 @@ from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.upsert import key_files
 from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, merged, with_partition
 from topicberg.tableflow.values.arrays import whole
+from topicberg.tableflow.values.key_hash import hashes
 from topicberg.tableflow.values.key_values import key_text
 
+KEYS = "topicberg.keys"
+"""Table property: see :class:`KeyState`."""
 NO_TIME = np.iinfo(np.int64).min
 """The time of a record without one."""
 DecodeKeys = Callable[[Any], Any]
@@ -53,8 +57,7 @@ class KeyHasher:
         offset: str = "",
     ) -> None:
         """:param key_columns: the raw key and Kafka's partition; or those of a decoded key
-        :param is_decoded: whether the keys of a change log are compared: equal values are equal
-            keys, whatever the bytes and the partition
+        :param is_decoded: whether keys of a change log are compared by value, whatever their bytes
         :param key: of an upsert table whose keys are decoded
         :param decode: decodes the raw keys of such a table, if its columns do not have the keys
         :param offset: the column of the offsets of an upsert table whose keys are not decoded
@@ -79,22 +82,19 @@ class KeyHasher:
 
     def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""
-        if self._key_types is None:
-            return self.hashed(columns[0], columns[1], first)
-        return hash_values(self.table_uuid, columns, self._key_types, first)
+        types = self._key_types
+        return (
+            self.hashed(columns[0], columns[1], first)
+            if types is None
+            else hash_values(self.table_uuid, columns, types, first)
+        )
 
     def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
-        """Return the keys of rows from position ``first`` on, in order, without null keys.
-
-        :param raw: raw keys, or the texts of decoded ones
-        """
+        """Return the keys, raw or texts of decoded ones, that are not null; ``first``: position."""
         return hash_keys(self.table_uuid, raw, partition, first, are_decoded=self.key is not None)
 
     def hashed_raw(self, raw: Any, partition: Any) -> Keys:
-        """Return the keys of records, given their raw keys; without those that are malformed.
-
-        :param raw: of keys without a schema: as tables hold them
-        """
+        """Return the keys that are not malformed; raw ones without a schema as tables hold them."""
         if self.key is None:
             return self.hashed(raw, partition)
         text = self.decode(raw)
@@ -105,17 +105,16 @@ class KeyHasher:
     def of_file(self, table: Table, file: DataFile) -> HeldKeys:
         """Return the keys of a data file, which is read."""
         if self.key is not None:
-            texts = key_texts(table, file, self.key, self.decode)
-            return HeldKeys.of(merged([self.hashed(*each) for each in texts]))
-        columns = _key_columns(table, file, self._key_ids, is_decoded=self._key_types is not None)
-        return HeldKeys.of(merged([self.hashes(*each) for each in columns]))
+            parts = [self.hashed(*t) for t in key_texts(table, file, self.key, self.decode)]
+        else:
+            is_decoded = self._key_types is not None
+            columns = _key_columns(table, file, self._key_ids, is_decoded=is_decoded)
+            parts = [self.hashes(*of_part) for of_part in columns]
+        return HeldKeys.of(merged(parts))
 
     @cached_property
     def definition(self) -> str:
-        """A digest that differs if other keys are equal, or if they are hashed otherwise.
-
-        Key files of another one are not read.
-        """
+        """A digest of how keys are compared and hashed: key files of another one are not read."""
         keys = self.hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
@@ -133,16 +132,12 @@ class KeyHasher:
 def hash_keys(
     table_uuid: UUID, raw: Any, partition: Any, first: int = 0, *, are_decoded: bool = False
 ) -> Keys:
-    """Return the keys of rows, given the Arrow arrays of raw keys and partitions.
+    """Return the keys of rows, in order, from partitions and raw keys, or texts of decoded ones.
 
-    They are in the order of the rows, without those whose key is null.
+    Those with a null are left out. Positions begin with ``first``.
 
-    :param raw: raw keys, or the texts of decoded ones
-    :param first: position of the first row
     :param are_decoded: equal keys have equal hashes in all partitions, but for the bits of these
     """
-    from topicberg.tableflow.values.key_hash import hashes
-
     has_key = pc.and_(raw.is_valid(), partition.is_valid())
     keys = whole(raw.filter(has_key).cast(pa.binary()))
     partitions = partition.filter(has_key).to_numpy(zero_copy_only=False)
@@ -159,10 +154,7 @@ def hash_keys(
 def hash_values(
     table_uuid: UUID, columns: Sequence[Any], types: Sequence[pa.DataType], first: int = 0
 ) -> Keys:
-    """Return the keys of all rows, given their key columns, whose values are compared.
-
-    :param types: see :func:`key_types`
-    """
+    """Return the keys of all rows by the values of key columns of :func:`key_types`."""
     text = one_text(columns, types)
     return hash_keys(table_uuid, text, pa.array(np.zeros(len(text), np.int32)), first)
 
@@ -178,8 +170,7 @@ def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
     micros: NDArray[np.int64] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy().copy()
     if len(key.versions) > 1:
         named = pc.fill_null(pc.binary_slice(raw, *key.version_at), b"")
-        versions = pa.array(key.versions, named.type)
-        version = pc.index_in(named, versions).fill_null(-1).to_numpy()
+        version = pc.index_in(named, pa.array(key.versions, named.type)).fill_null(-1).to_numpy()
         micros[micros != NO_TIME] += 1 + version[micros != NO_TIME]
     return micros
 
@@ -191,10 +182,7 @@ def key_types(schema: Schema, names: Sequence[str]) -> list[pa.DataType]:
 
 
 def one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
-    """Return one binary value for each row: equal if and only if the values of all columns are.
-
-    :param types: of the columns in the table; files may have narrower ones
-    """
+    """Return binary values, equal if and only if all columns, cast to their table's types, are."""
     return key_text([pc.cast(one, kind) for one, kind in zip(columns, types, strict=True)])
 
 
@@ -204,7 +192,7 @@ def _key_columns(
     """Yield the key columns of some rows, and the position of the first one.
 
     Raw keys: yields nothing if the file has no such columns. A column of a decoded key that the
-    file does not have is null, or its default.
+    file lacks is null, or its default.
     """
     schema = table.schema()
     fields = [schema.find_field(number) for number in field_ids]
@@ -222,10 +210,7 @@ def _key_columns(
 def key_texts(
     table: Table, file: DataFile, key: UpsertKey, decode: DecodeKeys
 ) -> Iterator[tuple[Any, Any, int]]:
-    """Yield the texts of the decoded keys of some rows, their partitions, and the first position.
-
-    Rows that others wrote, without a partition, have no key.
-    """
+    """Yield texts of decoded keys, partitions and first position; others' rows have no key."""
     schema = table.schema()
     fields = [schema.find_field(name) for name in key.names]
     names = [*key.names, key.partition, *(() if key.is_in_columns else (key.raw,))]
@@ -247,3 +232,26 @@ def key_texts(
             # rows of another writer have none.
             text = pc.coalesce(decode(columns[key.raw]), text)
         yield text, columns[key.partition], first
+
+
+class KeyState(BaseModel):
+    """How decoded keys are compared, and since when.
+
+    The summary of each batch says which keys it took as equal. If the newest batch took others, or
+    compared bytes, the next one rebuilds the index and deletes the rows whose keys newer rows have.
+    """
+
+    columns: list[str]
+    """The fields of the newest key schema."""
+    rebuilt_at_ms: int | None = None
+    """When the index was rebuilt because other keys became equal; None: never."""
+    rows_removed: int = 0
+    """Rows that were deleted then: a newer row had their key."""
+
+    @classmethod
+    def load(cls, properties: Mapping[str, str]) -> KeyState | None:
+        """Return it from the properties of a table, or None."""
+        try:
+            return cls.model_validate_json(properties[KEYS])
+        except (KeyError, ValidationError):  # ValidationError: written manually
+            return None

@@ -49,10 +49,7 @@ def current(offsets: Offsets, at_ms: int) -> dict[str, str]:
 
 
 def _current_ms(properties: Mapping[str, str], committed: Committed) -> int | None:
-    """Return when a table with these properties held all of its topic last; None: not known.
-
-    After a rollback of ``main``, the properties are those of a later state.
-    """
+    """Return when a table held all of its topic last, also after a rollback; None: not known."""
     noted = properties.get(CURRENT_AT_MS)
     reached = parse_offsets(properties.get(CURRENT_OFFSETS, "{}"))
     is_behind = any(committed.offsets.get(p, 0) < offset for p, offset in reached.items())
@@ -94,31 +91,19 @@ class DeleteWatch:
                 transaction.set_properties(current(self._offsets, self._now_ms))
 
     def of(self, batch: Batch, records: Callable[[], int], *, caught_up: bool) -> dict[str, str]:
-        """Return the table properties that change with a batch.
-
-        :param records: counts the batch's records, if tombstones may be missing
-        :param caught_up: after the batch the table holds everything
-        """
+        """Return the table properties that change with a batch; ``records`` counts Kafka's."""
         if self._kept_ms is None:
             return {}
-        is_current = caught_up or not self._watched
-        changed = current(batch.end, self._now_ms) if is_current else {}
+        changed = current(batch.end, self._now_ms) if caught_up or not self._watched else {}
         away_ms = self._now_ms - self._current_ms
-        if not self._watched or MISSED in self._table.properties or away_ms <= 0:
-            return changed
-        kept = self._kept_ms()
-        if kept is None or away_ms <= kept:
-            return changed
-        if records() < batch.records - len(batch.skipped):
+        may_miss = self._watched and MISSED not in self._table.properties and away_ms > 0
+        kept = self._kept_ms() if may_miss else None
+        if kept is not None and away_ms > kept and records() < batch.records - len(batch.skipped):
             missed_deletes = Missed(since_ms=self._current_ms, until_ms=self._now_ms)
             changed[MISSED] = missed_deletes.model_dump_json()
         return changed
 
     def noted(self, changed: Mapping[str, str]) -> dict[str, str]:
-        """Return what the summary of a batch's snapshot says, for after a rollback to it.
-
-        :param changed: what :meth:`of` returned
-        """
-        if self._kept_ms is None:
-            return {}
-        return {CURRENT_AT_MS: changed.get(CURRENT_AT_MS, str(self._current_ms))}
+        """Return what the batch's summary has of the result of :meth:`of`, for a rollback to it."""
+        noted = {CURRENT_AT_MS: changed.get(CURRENT_AT_MS, str(self._current_ms))}
+        return {} if self._kept_ms is None else noted

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 def flags(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return truth values; null is false."""
-    values: NDArray[np.bool_] = column.fill_null(False).to_numpy(zero_copy_only=False)
-    return values
+    return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def whole(column: Any) -> pa.Array:

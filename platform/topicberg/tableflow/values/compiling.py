@@ -11,21 +11,16 @@ _lock = threading.Lock()
 
 
 def compile_all() -> None:
-    """Compile what executes programs, or load it from disk: about 15 s, or half a second.
-
-    :raises Exception: it cannot be compiled
-    """
+    """Compile what executes programs, or load it from disk: about 15 s, or half a second."""
     from topicberg.formats.check import check
     from topicberg.formats.columnar.framing import compile_framing
     from topicberg.kafka.librdkafka import compile_gather
-    from topicberg.tableflow.values.key_hash import compile_hashes
-    from topicberg.tableflow.values.key_lookup import compile_lookup
+    from topicberg.tableflow.values.key_hash import compile_keys
 
     check()
     compile_framing()
     compile_gather()
-    compile_hashes()
-    compile_lookup()
+    compile_keys()
 
 
 @cache
@@ -39,11 +34,7 @@ def _failure() -> str | None:
 
 
 def wait_ready() -> None:
-    """Compile the code, or wait until another thread has.
-
-    :raises TopicbergError: the code cannot be compiled
-    """
+    """Compile the code, or wait until another thread has; TopicbergError: it cannot be."""
     with _lock:
-        failure = _failure()
-    if failure is not None:
-        raise TopicbergError(f"the decoder cannot be compiled: {failure}")
+        if (failure := _failure()) is not None:
+            raise TopicbergError(f"the decoder cannot be compiled: {failure}")

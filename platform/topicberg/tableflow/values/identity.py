@@ -27,10 +27,7 @@ MAX_ENGINES = 100
 
 
 def engine_group(config: Settings) -> str:
-    """Return the consumer group of the engines that share the topics.
-
-    By default these are the engines that write the same tables.
-    """
+    """Return the consumer group of the engines that share the topics, by default of one catalog."""
     name = config.engine_group or f"{config.cluster_id}.{config.bucket}"
     return f"{ENGINES_TOPIC}.{name}"
 

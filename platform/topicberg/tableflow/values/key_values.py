@@ -44,7 +44,7 @@ class KeyShape:
 def key_text(columns: Sequence[Any], shapes: Sequence[KeyShape] | None = None) -> Any:
     """Return one binary value for each row: equal if and only if the keys are.
 
-    :param columns: Arrow arrays, one for each field of the newest key schema, in its order
+    :param columns: Arrow arrays of the fields of the newest key schema, in its order
     :param shapes: of the fields; None: none of them is nested
     """
     shapes = shapes or (KeyShape(),) * len(columns)
@@ -67,15 +67,12 @@ def _text(values: Any, shape: KeyShape) -> Any:
     elif shape.absent is not None:
         values = pc.fill_null(values, pa.scalar(shape.absent, values.type))
     kind = values.type
-    if pa.types.is_null(kind):
-        return values.cast(pa.binary())
     if pa.types.is_struct(kind):
         return _struct_text(values, shape)
     if pa.types.is_map(kind):
         pairs = zip((values.keys, values.items), shape.parts, strict=True)
         inner = (_sized(_text(part, part_shape)) for part, (_, part_shape) in pairs)
-        entries = pc.binary_join_element_wise(*inner, b",")
-        return _list_text(values, entries, is_map=True)
+        return _list_text(values, pc.binary_join_element_wise(*inner, b","), is_map=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         ((_, element),) = shape.parts
         return _list_text(values, _sized(_text(values.values, element)), is_map=False)
@@ -92,8 +89,7 @@ def _text(values: Any, shape: KeyShape) -> Any:
 
 def _struct_text(values: pa.StructArray, shape: KeyShape) -> Any:
     names = {field.name: place for place, field in enumerate(values.type)}
-    columns = values.flatten()
-    nothing = pa.nulls(len(values), pa.binary())
+    columns, nothing = values.flatten(), pa.nulls(len(values), pa.binary())
     texts = [
         _sized(_text(columns[names[name]], part) if name in names else nothing)
         for name, part in shape.parts
@@ -108,10 +104,6 @@ def _list_text(values: Any, parts: Any, *, is_map: bool) -> pa.Array:
     texts = []
     for row, is_there in enumerate(values.is_valid().to_pylist()):
         inside = listed[offsets[row] : offsets[row + 1]] if is_there else []
-        inside = [_with_size(text) for text in sorted(inside)] if is_map else inside
+        inside = [b"%d:%s" % (len(text), text) for text in sorted(inside)] if is_map else inside
         texts.append(b",".join(inside) if is_there else None)
     return pa.array(texts, pa.binary())
-
-
-def _with_size(text: bytes) -> bytes:
-    return b"%d:%s" % (len(text), text)

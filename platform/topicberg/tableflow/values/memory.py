@@ -21,41 +21,29 @@ class ExhaustedError(TopicbergError):
 
 @contextmanager
 def limited(size: int) -> Iterator[None]:
-    """Limit what this process takes beyond what it has.
+    """Limit how many bytes this process takes beyond what it has, where the system can (not macOS).
 
-    Where the system has no such limit (macOS), there is none.
-
-    :param size: bytes
     :raises ExhaustedError: it was not enough
     """
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    own = _address_space()
+    before, own = resource.getrlimit(resource.RLIMIT_AS), _address_space()
     if own is not None:
         limit = own + size if before[0] == resource.RLIM_INFINITY else min(before[0], own + size)
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
-        if not _is_of_memory(error):
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        has_no_thread = "can't start new thread" in str(error)
+        if not (is_full or has_no_thread or isinstance(error, MemoryError)):
             raise
-        megabytes = size // 1024**2
-        raise ExhaustedError(f"decoding takes more than {megabytes} MB of memory") from error
+        raise ExhaustedError(f"decoding takes more than {size // 1024**2} MB of memory") from error
     finally:
         if own is not None:
             resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _is_of_memory(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
-
-
 def lacking_memory(size: int) -> ExhaustedError | None:
-    """Return an error if not even a part of what decoding may take is there.
-
-    :param size: bytes that it may take
-    """
+    """Return an error if not even a part of the bytes that decoding may take is there."""
     try:
         with limited(size):
             bytearray(size // 4)
@@ -68,5 +56,4 @@ def _address_space() -> int | None:
     """Return the bytes that this process has reserved; None: the system does not say it."""
     if not sys.platform.startswith("linux"):
         return None
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

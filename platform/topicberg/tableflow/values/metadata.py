@@ -9,10 +9,7 @@ FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
 
 def out_of_range(column: str, milliseconds: int) -> str:
-    """Return why a record with a timestamp cannot be a row.
-
-    :param column: the metadata column
-    """
+    """Return why a record with a timestamp, of a metadata column, cannot be a row."""
     return (
         f"field {column} (timestamptz): value {milliseconds} is not between the years 1 and 9999, "
         "in milliseconds since 1970"
@@ -20,8 +17,5 @@ def out_of_range(column: str, milliseconds: int) -> str:
 
 
 def wrong_header(column: str) -> str:
-    """Return why a record with a header cannot be a row.
-
-    :param column: the metadata column
-    """
+    """Return why a record with a header, of a metadata column, cannot be a row."""
     return f"field {column}: a name is not UTF-8"

@@ -53,7 +53,17 @@ def plan_batch(
         that every partition is read in one piece.
     """
     start = {p: committed.get(p, beginning[p]) for p in latest}
-    return _around(start, _cut(start, latest, max_records), skip)
+    end, first = _cut(start, latest, max_records), dict(start)
+    skipped: set[PartitionOffset] = set()
+    for partition, offset in sorted(skip):
+        if partition not in end or not start[partition] <= offset < end[partition]:
+            continue
+        if offset == first[partition]:
+            skipped.add((partition, offset))
+            first[partition] += 1
+        else:
+            end = {**end, partition: offset}
+    return Batch(start, end, frozenset(skipped))
 
 
 def end_before(ends: Offsets, partition: int, offset: int) -> None:
@@ -69,21 +79,5 @@ def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets
     # Integers: a float would be off by one beyond 2**53.
     end = {p: start[p] + (latest[p] - start[p]) * max_records // backlog for p in latest}
     if end == start:  # the limit is below the number of partitions: still make progress
-        first = next(p for p in latest if latest[p] > start[p])
-        end[first] += 1
+        end[next(p for p in latest if latest[p] > start[p])] += 1
     return end
-
-
-def _around(start: Offsets, end: Offsets, skip: Collection[PartitionOffset]) -> Batch:
-    """Return the batch without these records."""
-    skipped: set[PartitionOffset] = set()
-    first = dict(start)
-    for partition, offset in sorted(skip):
-        if partition not in end or not start[partition] <= offset < end[partition]:
-            continue
-        if offset == first[partition]:
-            skipped.add((partition, offset))
-            first[partition] += 1
-        else:
-            end = {**end, partition: offset}
-    return Batch(start, end, frozenset(skipped))

@@ -67,8 +67,8 @@ def places(skips: Iterable[Skip], start: Mapping[int, int]) -> dict[PartitionOff
 
 def requested(table: Table) -> dict[PartitionOffset, Skip]:
     """Return the skips that users have requested since the table was created, oldest first."""
-    skips = _noted(table, SKIP_PREFIX).values()
-    return {skip.place: skip for skip in sorted(skips, key=lambda skip: skip.at_ms)}
+    skips = sorted(_noted(table, SKIP_PREFIX).values(), key=lambda skip: skip.at_ms)
+    return {skip.place: skip for skip in skips}
 
 
 def failing(table: Table) -> list[Skip]:
@@ -78,21 +78,20 @@ def failing(table: Table) -> list[Skip]:
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
     """Return the table properties that are obsolete after a commit up to these offsets."""
-    known = _noted(table, FAILING).items()
-    return [key for key, skip in known if skip.records[-1] < ends.get(skip.partition, 0)]
+    return [
+        key
+        for key, skip in _noted(table, FAILING).items()
+        if skip.records[-1] < ends.get(skip.partition, 0)
+    ]
 
 
 def _noted(table: Table, prefix: str) -> dict[str, Skip]:
     """Return the skips by the names of their properties, which begin with a prefix."""
-    texts = {key: text for key, text in table.properties.items() if key.startswith(prefix)}
-    return {key: _parsed(text) for key, text in texts.items()}
+    return {key: _parsed(text) for key, text in table.properties.items() if key.startswith(prefix)}
 
 
 def note_failing(table: Table, place: PartitionOffset, reason: str, end: int | None = None) -> None:
-    """Record in the table that a record fails by itself.
-
-    :param end: the offset after its batch, if the client cannot read that
-    """
+    """Record that a record fails; ``end``: after its batch, if the client cannot read that."""
     skip = _skip(place, "the engine", reason, end)
     with table.transaction() as transaction:
         transaction.set_properties({f"{FAILING}{place[0]}.{place[1]}": skip.model_dump_json()})
@@ -116,8 +115,7 @@ def request(
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
         unreadable = _of_place(failing(table), place)
-        end = unreadable.end if unreadable is not None else None
-        return [_skip(place, current_user(), reason, end)]
+        return [_skip(place, current_user(), reason, unreadable.end if unreadable else None)]
 
     return _request(table, wanted, f"topic {topic}", "run the command again; nothing was changed")
 
@@ -126,8 +124,7 @@ def adopt(table: Table, other: Table) -> None:
     """Request what was requested for another table of the same topic and is still to come here."""
 
     def wanted() -> list[Skip]:
-        offsets = held_by(table, table.current_snapshot()).offsets
-        known = requested(table)
+        offsets, known = held_by(table, table.current_snapshot()).offsets, requested(table)
         return [
             skip
             for skip in requested(other).values()
@@ -138,19 +135,12 @@ def adopt(table: Table, other: Table) -> None:
 
 
 def _request(table: Table, wanted: Callable[[], list[Skip]], name: str, hint: str) -> bool:
-    """Commit requests to skip records; return False if there are none.
-
-    :param wanted: returns them for the table as it is
-    """
+    """Commit the requests that ``wanted`` returns for the table as it is; return False if none."""
 
     def attempt() -> bool:
         table.refresh()
-        skips = wanted()
-        if skips:
-            notes = {
-                f"{SKIP_PREFIX}{skip.partition}.{skip.offset}": skip.model_dump_json()
-                for skip in skips
-            }
+        if skips := wanted():
+            notes = {f"{SKIP_PREFIX}{s.partition}.{s.offset}": s.model_dump_json() for s in skips}
             SnapshotChange(table, Operation.APPEND, properties=notes).commit(notes)
         return bool(skips)
 
@@ -190,8 +180,7 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Of
 
 
 def _of_place(skips: Iterable[Skip], place: PartitionOffset) -> Skip | None:
-    partition, offset = place
-    return next((s for s in skips if s.partition == partition and offset in s.records), None)
+    return next((s for s in skips if s.partition == place[0] and place[1] in s.records), None)
 
 
 def _skip(place: PartitionOffset, by: str, reason: str, end: int | None) -> Skip:
