@@ -11,11 +11,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from topicberg.errors import TopicbergError
 from topicberg.errors.aws import login_hint
 from topicberg_deploy.aws.lake_formation import check_deployer
-from topicberg_deploy.aws.simulate import check_permissions
+from topicberg_deploy.aws.permissions import check_permissions
 from topicberg_deploy.confluent.organization import check_given, organization
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.settings import check_secrets
-from topicberg_deploy.snowflake.session import account, admin, refusal_hint, take_roles
+from topicberg_deploy.snowflake_account import refusal_hint
 
 PARTITION = "aws"
 """Confluent Cloud and its Tableflow write to buckets of this partition."""
@@ -53,7 +53,7 @@ def check_catalog(context: DeployContext) -> None:
     if catalog not in ("open_catalog", "iceberg_rest") or uri is None:
         return
     host = (urlsplit(uri).hostname or "").removesuffix(".snowflakecomputing.com")
-    own = account(context).lower().replace("_", "-")
+    own = context.snowflake.identifier.lower().replace("_", "-")
     if own and host.removesuffix(".privatelink") == own:
         raise TopicbergError(
             f"TOPICBERG_CATALOG__URI: {uri} is Snowflake Horizon, the catalog of this account, "
@@ -72,7 +72,7 @@ def check(context: DeployContext, before: Command | None = None) -> None:
     requests: list[tuple[str, Callable[[], object]]] = [
         ("Confluent Cloud", lambda: check_confluent(context, before)),
         ("AWS", lambda: check_aws(context)),
-        ("Snowflake's admin user", lambda: take_roles(context)),
+        ("Snowflake's admin user", context.snowflake.take_roles),
     ]
     if before:
         requests.append(("Snowflake's REST catalog", lambda: check_catalog(context)))
@@ -98,6 +98,6 @@ def check(context: DeployContext, before: Command | None = None) -> None:
             hint = login_hint(error, context.deploy.profile) or hint
         except SnowflakeError as error:  # e.g. a network policy, before anything costs money
             problems.append(f"{name} cannot log in: {error.msg}")
-            hint = refusal_hint(str(error.msg), admin(context)["user"]) or hint
+            hint = refusal_hint(str(error.msg), context.snowflake.admin()["user"]) or hint
     if problems:
         raise TopicbergError("nothing was changed, because:\n  " + "\n  ".join(problems), hint=hint)

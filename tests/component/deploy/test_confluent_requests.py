@@ -28,12 +28,12 @@ from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
 from topicberg.settings.confluent import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
-from topicberg_deploy import confluent_apis, engine
+from topicberg_deploy import engine
 from topicberg_deploy.confluent import keys
-from topicberg_deploy.confluent.catalogs import PROVIDER_INTEGRATION
+from topicberg_deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg_deploy.confluent.keys import RotatingKey
-from topicberg_deploy.confluent_apis import ENVIRONMENT
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.context import CLUSTER as CLUSTER_KEY
+from topicberg_deploy.context import ENVIRONMENT, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Action, Live, Resource
 from topicberg_deploy.rotate import rotate
@@ -144,7 +144,7 @@ def with_tableflow(
     context, graph = opened(server, catalog)
     context.config.tableflow_namespace = namespace
     account = "confluent/service_account/app_manager"
-    made = (ENVIRONMENT, confluent_apis.CLUSTER, account, ADMIN, "key/tableflow")
+    made = (ENVIRONMENT, CLUSTER_KEY, account, ADMIN, "key/tableflow")
     engine.create([one for one in graph if one.key in made], context, quiet)
     context.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     return context, graph
@@ -302,7 +302,7 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     assert catalogs["tci-1"]["spec"]["config"][field] == "a new one"
     again = opened(server, catalog)[0]  # another process
     again.config, again.deploy = context.config, context.deploy
-    for needed in (ENVIRONMENT, confluent_apis.CLUSTER, "key/tableflow"):
+    for needed in (ENVIRONMENT, CLUSTER_KEY, "key/tableflow"):
         again.live[needed] = context.need(needed)
     again.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     assert engine.examine(integration, again).action is Action.KEEP

@@ -32,9 +32,8 @@ from topicberg.topics import load_topics
 from topicberg_deploy import engine
 from topicberg_deploy.aws import archive, emr
 from topicberg_deploy.aws.bucket import LOG_DAYS
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.note import note
+from topicberg_deploy.aws.parameters import note
+from topicberg_deploy.context import CLUSTER, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, Resource, Step
 from topicberg_deploy.settings import DeploySettings

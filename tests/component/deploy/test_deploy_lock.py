@@ -42,7 +42,7 @@ from topicberg_deploy.lock import (
     state_of,
 )
 from topicberg_deploy.settings import DeploySettings
-from topicberg_deploy.snowflake.session import SnowflakeSession
+from topicberg_deploy.snowflake_account import SnowflakeSession
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -335,11 +335,9 @@ def test_lease_without_renewal_stops_before_it_ends() -> None:
         lease.check()
 
 
-class Lost:
-    """A lease that was not renewed in time."""
-
-    def check(self) -> None:
-        raise LockLostError("lost")
+def lose() -> None:
+    """Check a lease that was not renewed in time."""
+    raise LockLostError("lost")
 
 
 @pytest.fixture
@@ -355,7 +353,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> DeployContext:
         confluent_url="http://127.0.0.1:9",
     )
     lost = DeployContext(Settings(deployment="cloud"), deploy, [], sleep=lambda _: None)
-    lost.lease = cast("Lease", Lost())
+    lost.check_lease = lose
     return lost
 
 
@@ -375,7 +373,7 @@ def test_aws_change_without_lease_is_not_sent(
 ) -> None:
     with pytest.raises(LockLostError):
         getattr(context.aws.client(service), action)(**arguments)
-    context.lease = None
+    context.check_lease = lambda: None
     with pytest.raises(EndpointConnectionError):
         getattr(context.aws.client(service), action)(**arguments)
 

@@ -38,11 +38,10 @@ from topicberg_deploy.aws.athena import Workgroup
 from topicberg_deploy.aws.iam import Policy
 from topicberg_deploy.aws.permissions import Deployed, Purpose, policy
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.graph.assets import asset_key, deployed_assets
+from topicberg_deploy.graph.definitions import asset_key, deployed_assets
 from topicberg_deploy.preflight import check
 from topicberg_deploy.resource import Step
 from topicberg_deploy.rotate import rotate
-from topicberg_deploy.snowflake.session import _connect
 from topicberg_local.emulators.confluent.faults import Fault
 from topicberg_local.emulators.policies import Policies
 
@@ -206,7 +205,8 @@ def logged_in(context: DeployContext) -> Iterator[SnowflakeConnection]:
     """As the runtime does: the service user with its own role and warehouse."""
     values = context.need("snowflake/user_keys").facts["values"]
     key = base64.b64encode(rsa.private_key(values)).decode()
-    connection = _connect(context, user=context.config.snowflake_name("user"), private_key=key)
+    user = context.config.snowflake_name("user")
+    connection = context.snowflake.connect(user=user, private_key=key)
     try:
         yield connection
     finally:

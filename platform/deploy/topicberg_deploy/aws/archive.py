@@ -266,6 +266,7 @@ def write_image_context(root: Path, folder: Path) -> None:
 def _install(requirements: Path, target: Path) -> None:
     """Download wheels for EMR's image, whatever machine this is, checked by hashes if there are."""
     target.mkdir()
+    text = requirements.read_text()
     if find_spec("pip") is None:
         raise TopicbergError(
             "the code for EMR Serverless cannot be packed: this Python has no pip",
@@ -274,12 +275,12 @@ def _install(requirements: Path, target: Path) -> None:
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
         *("--no-compile", "--no-deps", "--only-binary=:all:"),
-        *(("--require-hashes",) if "--hash=" in requirements.read_text() else ()),
+        *(("--require-hashes",) if "--hash=" in text else ()),
         *("--implementation", "cp", "--python-version", PYTHON_VERSION),
         *(word for platform in PLATFORMS for word in ("--platform", platform)),
         *("--target", str(target), "--requirement", str(requirements)),
     ]
-    if not requirements.read_text().strip():
+    if not text.strip():
         return
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -20,9 +20,8 @@ from topicberg.clients.aws import every
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg_deploy.aws.glue import pipelines
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import QUOTAS
-from topicberg_deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, MissingError, Resource
 
 Document = dict[str, Any]
 GLUE_READS = [
@@ -88,15 +87,14 @@ def snowflake_trust(context: DeployContext) -> Document:
     config = context.config
     if config.snowflake_linked_database and config.topics_in_glue:
         keys.append("snowflake/linked_integration")
-    for key in keys:
-        facts = context.need(key).facts
+    for facts in (context.need(key).facts for key in keys):
         statement = trusted_by(facts["principal"], facts["external_id"])
         if statement not in statements:
             statements.append(statement)
     if config.snowflake_catalog == "open_catalog":
-        user, external_id = context.deploy.catalog.iam_user_arn, context.deploy.catalog.external_id
-        if user and external_id:
-            statements.append(trusted_by(user, external_id))
+        catalog = context.deploy.catalog
+        if catalog.iam_user_arn and catalog.external_id:
+            statements.append(trusted_by(catalog.iam_user_arn, catalog.external_id))
     return document(*statements)
 
 
@@ -121,8 +119,11 @@ def key_use(
         "glue": config.kms.glue_key_arn,
         "secretsmanager": config.kms.secrets_key_arn,
     }
-    used = [(service, key) for service in services if (key := keys[service])]
-    return [_by_way_of(service, config.aws_region, actions, key) for service, key in used]
+    return [
+        _by_way_of(service, config.aws_region, actions, key)
+        for service in services
+        if (key := keys[service])
+    ]
 
 
 def _by_way_of(service: str, region: str, actions: Iterable[str], key: str) -> Document:
@@ -182,8 +183,7 @@ def snowflake_policy(context: DeployContext) -> Document:
     https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-glue
     """
     buckets = [f"arn:aws:s3:::{name}" for name in (context.aws.bucket, context.aws.derived_bucket)]
-    derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
-    config = context.config
+    derived, config = map(context.names.namespace, pipelines(context.specs)), context.config
     vends = config.snowflake_linked_database and config.snowflake_vended_credentials
     lake = allow(["lakeformation:GetDataAccess"], "*")
     # Open Catalog gives out keys of this role to who writes tables of its internal catalog.
@@ -374,14 +374,12 @@ class Role(Resource):
 
     def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
         """Return the statements of the trust that a given role does not have."""
-        wanted: list[Document] = self.trust(context)["Statement"]
-        statements = (
-            listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
-        )
+        is_given = live is not None and live.id == self.given
+        actual = listed(live.fields["trust"]["Statement"]) if live and is_given else []
         return [
-            statement
-            for statement in wanted
-            if not any(_covers(other, statement) for other in statements)
+            wanted
+            for wanted in self.trust(context)["Statement"]
+            if not any(_covers(statement, wanted) for statement in actual)
         ]
 
     def _live(self, context: DeployContext) -> Live | None:
@@ -461,8 +459,8 @@ def caller(context: DeployContext) -> str:
     arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
     if ":assumed-role/" not in arn:
         return arn
-    name = arn.split("/")[1]
-    return str(context.aws.client("iam").get_role(RoleName=name)["Role"]["Arn"])
+    role = context.aws.client("iam").get_role(RoleName=arn.split("/")[1])["Role"]
+    return str(role["Arn"])
 
 
 def listed(value: Any) -> list[Any]:

@@ -156,17 +156,17 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
     from snowflake.connector.errors import Error
 
     from topicberg.endpoints.addresses import Addresses
+    from topicberg_deploy.snowflake_account import address
 
-    address = Addresses().snowflake_address()
-    if config.deployment == "local" and not address:
-        local = load_endpoints(config).snowflake
-        address = {"host": local.host, "port": local.port, "protocol": local.protocol}
     login: dict[str, Any] = {"authenticator": "externalbrowser"}
     if not browser:
         login = {"password": typer.prompt(f"password of {run_as}", hide_input=True, err=True)}
     try:
         with snowflake.connector.connect(
-            account=admin.account, user=run_as, **login, **address
+            account=admin.account,
+            user=run_as,
+            **login,
+            **address(config, Addresses().snowflake_address()),
         ) as connection:
             for statement in admin.statements():
                 connection.cursor().execute(statement)

@@ -238,8 +238,8 @@ def create(
     In the local deployment it starts the stack if it is down.
     """
     from topicberg_deploy import engine
+    from topicberg_deploy.aws.parameters import noting
     from topicberg_deploy.lock import exclusive
-    from topicberg_deploy.note import noting
 
     if settings().deployment == "local":
         local_stack().start(settings())
@@ -256,22 +256,23 @@ def create(
             list_grants(context)
         raise
     list_grants(context)
-    if not no_compute and not target and context.config.deployment == "cloud":
+    computes = not no_compute and not target
+    if computes and context.config.deployment == "cloud":
         try:
             compute_in_cloud(context)
         except TopicbergError:
             list_waiting(context)
             raise
-    if not no_compute and not target and context.config.deployment == "local":
+    elif computes:
         compute_derived(context)
         if context.waiting:  # the computation also creates tables of topics without records
             with exclusive(context):
                 engine.create(graph, context, report)
     list_waiting(context)
-    wanted = sum(resource.wanted for resource in graph)
-    made = wanted - len(context.waiting)
-    later = f", {len(context.waiting)} wait" if context.waiting else ""
-    echo(f"{made} of {wanted} resources are up to date{later}; nothing is left to do now")
+    wanted, waiting = sum(resource.wanted for resource in graph), len(context.waiting)
+    state = f"{wanted - waiting} of {wanted} resources are up to date"
+    later = f", {waiting} wait" if waiting else ""
+    echo(f"{state}{later}; nothing is left to do now")
 
 
 @_command("number_of_api_keys_to_retain")
@@ -288,8 +289,8 @@ def delete(
     What existed before is not deleted, and listed.
     """
     from topicberg_deploy import engine
+    from topicberg_deploy.aws.parameters import forget_note
     from topicberg_deploy.lock import exclusive
-    from topicberg_deploy.note import forget_note
 
     context, graph = _open(flags)
     context.purge_secrets = purge_secrets
@@ -307,9 +308,9 @@ def delete(
         listed: set[str] = set()
         for resource in deleted:
             echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
-            for inside in sorted(set(resource.contents(context)) - listed):
-                listed.add(inside)
-                echo(f"      with table {inside}")
+            inside = set(resource.contents(context)) - listed
+            listed |= inside
+            echo(f"      with table {table}" for table in sorted(inside))
         if holding := [resource.title for resource in deleted if resource.holds_data]:
             complain(
                 f"warning: {len(holding)} of them hold data, which cannot be restored: "
@@ -380,12 +381,14 @@ def probe(flags: dict[str, Any]) -> None:
 
     context, _ = _open(flags)
     use_deployment(context)
-    differences = 0
+    differs = False
     for result in observe(context):
-        differences += bool(result.difference)
-        state = f"differs: {result.what}: {result.difference}" if result.difference else result.what
-        echo(state if result.difference else f"as expected: {state}")
-    exit_if(differences)
+        if result.difference:
+            differs = True
+            echo(f"differs: {result.what}: {result.difference}")
+        else:
+            echo(f"as expected: {result.what}")
+    exit_if(differs)
 
 
 @app.command()
@@ -474,16 +477,15 @@ def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
 
     :raises TopicbergError: there is no such resource
     """
-    by_key = {resource.key: resource for resource in graph}
     chosen: list[Resource] = []
     for target in targets:
-        prefix = target if target.endswith("/") else f"{target}/"
-        meant = [key for key in by_key if key == target or key.startswith(prefix)]
+        prefix = target.removesuffix("/") + "/"
+        meant = [one for one in graph if one.key == target or one.key.startswith(prefix)]
         if not meant:
-            close = suggestion(target, by_key).partition("; there are")[0]
+            close = suggestion(target, [one.key for one in graph]).partition("; there are")[0]
             raise TopicbergError(
                 f"no resource {target!r}{close}",
                 hint="`topicberg deploy status` lists the keys of all resources",
             )
-        chosen += [by_key[key] for key in meant]
+        chosen += meant
     return chosen

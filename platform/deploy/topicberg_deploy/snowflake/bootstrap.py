@@ -15,7 +15,7 @@ from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients import rsa
 from topicberg.clients.secrets import Secrets, active_slot
 from topicberg.errors import TopicbergError
-from topicberg_deploy.snowflake.session import KEY_PAIR_ONLY, ROLES
+from topicberg_deploy.snowflake_account import KEY_PAIR_ONLY, ROLES
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
 PRIVILEGES = (
