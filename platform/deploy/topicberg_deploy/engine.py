@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from graphlib import TopologicalSorter
 
 from tenacity import wait_exponential
@@ -398,7 +399,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        with report_progress(lambda progress: report(resource, progress), resource.usual_minutes):
+        with report_progress(partial(report, resource), resource.usual_minutes):
             ensure(resource, context, report)
     except WaitingError as waiting:
         reason = str(waiting)
@@ -432,16 +433,12 @@ def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Re
     """The chosen ones and all that they need."""
     by_key = {resource.key: resource for resource in graph}
     needed: dict[str, Resource] = {}
-
-    def add(resource: Resource) -> None:
+    found = [*chosen]
+    while found:
+        resource = found.pop()
         if resource.key not in needed:
             needed[resource.key] = resource
-            for key in resource.needs:
-                if key in by_key:
-                    add(by_key[key])
-
-    for resource in chosen:
-        add(resource)
+            found += [by_key[key] for key in resource.needs if key in by_key]
     return list(needed.values())
 
 
@@ -603,27 +600,24 @@ def delete(
     for key in context.unseen:
         context.record.drop(key)
 
-    def keep_needs(of: Resource) -> None:
-        for key in of.needs:
-            kept.setdefault(key, of.title)
+    def leave(resource: Resource, reason: str) -> None:
+        left[resource.title] = reason
+        for key in resource.needs:
+            kept.setdefault(key, resource.title)
 
     for resource, live in existing_resources:
         if resource.key in kept:
-            left[resource.title] = f"{kept[resource.key]} is left and needs it"
-            keep_needs(resource)
-            continue
-        if isinstance(live, str):
+            leave(resource, f"{kept[resource.key]} is left and needs it")
+        elif isinstance(live, str):
             left[resource.title] = live
-            continue
-        report(resource, "deleting")
-        try:
-            with report_progress(lambda progress, of=resource: report(of, progress), 0):  # type: ignore[misc]
-                remove(resource, context, live)
-            context.record.drop(resource.key)
-        except Exception as error:  # whatever it is, the others are still to be deleted
-            left[resource.title] = _reason(error)
-            keep_needs(resource)
-            report(resource, "left")
         else:
-            report(resource, "deleted")
+            report(resource, "deleting")
+            try:
+                with report_progress(partial(report, resource), 0):
+                    remove(resource, context, live)
+                context.record.drop(resource.key)
+                report(resource, "deleted")
+            except Exception as error:  # whatever it is, the others are still to be deleted
+                leave(resource, _reason(error))
+                report(resource, "left")
     return left

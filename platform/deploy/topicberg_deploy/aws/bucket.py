@@ -278,7 +278,8 @@ def _days(rule: dict[str, Any]) -> int | None:
     """Return the days after which a rule acts on uploads or objects; None: it is another rule."""
     uploads = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
     versions = rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays")
-    return uploads or versions or rule.get("Expiration", {}).get("Days")
+    days: int | None = uploads or versions or rule.get("Expiration", {}).get("Days")
+    return days
 
 
 _SETTINGS: dict[str, Callable[[Any, str], Any]] = {

@@ -211,14 +211,9 @@ class Application(Resource):
             "log_uri": monitoring.get("s3MonitoringConfiguration", {}).get("logUri"),
             "tags": {key: text for key, text in part("tags").items() if key in context.aws.tags},
         }
-        facts = {
-            "arn": application["arn"],
-            "others": [
-                other["applicationId"]
-                for other in applications[1:]
-                if _is_tagged(other, context.names.tag)
-            ],
-        }
+        ours = [other for other in applications[1:] if _is_tagged(other, context.names.tag)]
+        others = [other["applicationId"] for other in ours]
+        facts = {"arn": application["arn"], "others": others}
         return Live(application["applicationId"], fields, facts)
 
     def _all(self, context: DeployContext) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ it: what needs a role retries its vendor until it works.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, count
@@ -66,8 +66,8 @@ def tags(context: DeployContext) -> list[dict[str, str]]:
 
 def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
-    tags = {tag["Key"]: tag["Value"] for tag in tag_set or []}
-    return {name: tags[name] for name in context.aws.tags if name in tags}
+    ours = context.aws.tags
+    return {tag["Key"]: tag["Value"] for tag in tag_set or [] if tag["Key"] in ours}
 
 
 def confluent_trust(context: DeployContext) -> Document:
@@ -109,29 +109,25 @@ def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) 
 
 
 def key_use(
-    config: Settings, actions: Iterable[str], services: Iterable[str] = ("s3", "glue")
+    config: Settings, actions: Collection[str], services: Iterable[str] = ("s3", "glue")
 ) -> list[Document]:
     """Return what is needed of the keys that encrypt what these services have: of each one only by
     way of its service.
     """
+    region = config.aws_region
     keys = {
         "s3": config.kms.bucket_key_arn,
         "glue": config.kms.glue_key_arn,
         "secretsmanager": config.kms.secrets_key_arn,
     }
+    # Glue's catalog also encrypts: https://docs.aws.amazon.com/glue/latest/dg/encrypt-glue-data-catalog.html
+    of_glue = ["kms:Encrypt"] if "kms:GenerateDataKey" in actions else []
     return [
-        _by_way_of(service, config.aws_region, actions, key)
+        allow([*actions, *(of_glue if service == "glue" else ())], key)
+        | {"Condition": {"StringEquals": {"kms:ViaService": f"{service}.{region}.amazonaws.com"}}}
         for service in services
         if (key := keys[service])
     ]
-
-
-def _by_way_of(service: str, region: str, actions: Iterable[str], key: str) -> Document:
-    """Return a statement that allows the use of a key by a service only."""
-    condition = {"StringEquals": {"kms:ViaService": f"{service}.{region}.amazonaws.com"}}
-    # Glue's catalog also encrypts: https://docs.aws.amazon.com/glue/latest/dg/encrypt-glue-data-catalog.html
-    writes = ("kms:Encrypt",) if service == "glue" and "kms:GenerateDataKey" in actions else ()
-    return {**allow([*actions, *writes], key), "Condition": condition}
 
 
 READS_KEY, WRITES_KEY = ("kms:Decrypt",), ("kms:Decrypt", "kms:GenerateDataKey")
@@ -264,7 +260,7 @@ class Policy(Resource):
     def desired(self, context: DeployContext) -> Fields:
         documents = enumerate(self._documents(context), 1)
         fields = {_field(number): document for number, document in documents}
-        return {**fields, "tags": context.aws.tags}
+        return fields | {"tags": context.aws.tags}
 
     def waits(self, context: DeployContext) -> str:
         self._documents(context)  # a plan shows already that it cannot be created
@@ -323,7 +319,7 @@ def _drop_versions(iam: Any, arn: str, *, keep: int) -> None:
     found = every(iam, "list_policy_versions", "Versions", PolicyArn=arn)
     versions = sorted(found, key=lambda version: version["CreateDate"], reverse=True)
     rest = [version["VersionId"] for version in versions if not version["IsDefaultVersion"]]
-    for version in rest[max(0, keep - 1) :]:
+    for version in rest[keep - 1 :]:
         iam.delete_policy_version(PolicyArn=arn, VersionId=version)
 
 
@@ -365,12 +361,10 @@ class Role(Resource):
             lacking = self._lacking(context, live)
         except MissingError as error:
             return f"IAM role {self.given}: whom it must trust is known once {error.key} exists"
-        if not lacking:
-            return ""
-        statements = json.dumps(document(*lacking))
-        if live is None or live.id != self.given:
-            return f"IAM role {self.given} does not exist: create it with the trust {statements}"
-        return f"IAM role {self.given} lacks statements of its trust: add {statements}"
+        what = "does not exist: create it with the trust"
+        if live is not None and live.id == self.given:
+            what = "lacks statements of its trust: add"
+        return f"IAM role {self.given} {what} {json.dumps(document(*lacking))}" if lacking else ""
 
     def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
         """Return the statements of the trust that a given role does not have."""
@@ -493,8 +487,8 @@ def _covers(actual: Document, wanted: Document) -> bool:
 def _names(statement: Document, principal: str) -> bool:
     """Return whether a statement is about a principal, also by its account."""
     account = principal.split(":")[4] if principal.startswith("arn:") else principal
-    by_account = {account, f"arn:aws:iam::{account}:root", "*"}
-    return bool(_principals(statement) & {principal, *by_account})
+    names = {principal, account, f"arn:aws:iam::{account}:root", "*"}
+    return not names.isdisjoint(_principals(statement))
 
 
 def _principals(statement: Document) -> set[str]:

@@ -60,10 +60,9 @@ class Parameters(Resource):
         return len(self.values)
 
     def find(self, context: DeployContext) -> Live | None:
-        listed = every(
-            context.aws.client("ssm"), "get_parameters_by_path", "Parameters", Path=self.name
-        )
-        values = {entry["Name"].removeprefix(f"{self.name}/"): entry["Value"] for entry in listed}
+        ssm, begin = context.aws.client("ssm"), f"{self.name}/"
+        listed = every(ssm, "get_parameters_by_path", "Parameters", Path=self.name)
+        values = {entry["Name"].removeprefix(begin): entry["Value"] for entry in listed}
         return Live(self.name, values) if values else None
 
     def desired(self, context: DeployContext) -> Fields:
@@ -100,9 +99,8 @@ def note(context: DeployContext) -> None:
     names = {name: getattr(context.seen, name) for name in (*DEPLOYED_NAMES, DEPLOYED_LINK)}
     if config.tableflow_namespace:
         names[DEPLOYED_NAMESPACE] = config.tableflow_namespace
-    emr = runtime_settings(context)
-    if emr is None and config.on_emr:  # it was not looked at, e.g. with --target
-        emr = before.get(DEPLOYED_EMR)
+    # Without it, it was not looked at, e.g. with --target.
+    emr = runtime_settings(context) or (before.get(DEPLOYED_EMR) if config.on_emr else None)
     if emr is not None:
         names[DEPLOYED_EMR] = emr
     if names != before:

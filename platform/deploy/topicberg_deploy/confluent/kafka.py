@@ -165,7 +165,8 @@ class RegistrySubject(Resource):
 
     def create(self, context: DeployContext) -> None:
         self._register(context)
-        self._set_level(context)  # of a subject that exists
+        if self.compatibility:
+            self._set_level(context)  # of a subject that exists
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if "compatibility" in changes:
@@ -174,16 +175,13 @@ class RegistrySubject(Resource):
             self._register(context)
 
     def _set_level(self, context: DeployContext) -> None:
-        if self.compatibility:
-            context.confluent.registry.put(
-                self._path("/config"), {"compatibility": self.compatibility}
-            )
+        level = {"compatibility": self.compatibility}
+        context.confluent.registry.put(self._path("/config"), level)
 
     def _register(self, context: DeployContext) -> None:
+        path = self._path(end="/versions")
         try:
-            context.confluent.registry.post(
-                self._path(end="/versions"), self._body(), repeatable=True
-            )
+            context.confluent.registry.post(path, self._body(), repeatable=True)
         except ConflictError as error:
             what, hint = refusal(error.message, self.compatibility)
             raise CannotChangeError(
