@@ -313,7 +313,7 @@ def test_service_user_creates_derived_tables(deployed: DeployContext, derived: s
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             ask(connection, f"DROP ICEBERG TABLE {table.name}")
     derived_table = SnowflakeNames.of(deployed.config).table("TOTALS")
-    with deployed.snowflake() as session:
+    with deployed.snowflake.session() as session:
         session.run(f"DROP ICEBERG TABLE {derived_table}", "SYSADMIN")  # by the role that owns it
 
 
