@@ -118,17 +118,13 @@ class DeployContext:
     """Key of a resource → ids of the API keys that this process created for it, and when."""
 
     def __post_init__(self) -> None:
-        self.names = Names(self.config.prefix)
-        self.aws = AwsAccount(
-            self.config, self.deploy, self.names, self._check_lease, connections=2 * WORKERS
-        )
-        self.confluent = ConfluentApis(self, self._check_lease)
-        self.snowflake = SnowflakeAccount(
-            self.config, self.deploy, lambda: self.secrets, self._check_lease
-        )
+        def check() -> None:
+            self.check_lease()  # as it is when a client asks
 
-    def _check_lease(self) -> None:
-        self.check_lease()  # as it is when a client asks
+        self.names = Names(self.config.prefix)
+        self.aws = AwsAccount(self.config, self.deploy, self.names, check, 2 * WORKERS)
+        self.confluent = ConfluentApis(self, check)
+        self.snowflake = SnowflakeAccount(self.config, self.deploy, lambda: self.secrets, check)
 
     @cached_property
     def record(self) -> CreationRecord:

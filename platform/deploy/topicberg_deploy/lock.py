@@ -190,14 +190,10 @@ class Lease:
     def _history(self) -> tuple[list[Entry], float]:
         """The versions that AWS still has, oldest first, and its time when it answered."""
         entries: list[Entry] = []
-        more: dict[str, str] = {}
-        while True:
-            response = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
+        paginator = self.client.get_paginator("get_parameter_history")
+        for response in paginator.paginate(Name=self.name, PaginationConfig={"PageSize": _PAGE}):
             entries += map(_entry, response["Parameters"])
-            if not response.get("NextToken"):
-                break
-            more = {"NextToken": response["NextToken"]}
-        date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
+            date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
         entries.sort(key=lambda entry: entry.version)
         return entries, parsedate_to_datetime(date).timestamp()
 

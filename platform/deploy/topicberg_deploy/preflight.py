@@ -35,8 +35,7 @@ def check_confluent(context: DeployContext, before: Command | None) -> None:
 def check_aws(context: DeployContext) -> None:
     """:raises TopicbergError: the account is of another partition"""
     arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
-    partition = arn.split(":")[1]
-    if partition != PARTITION:
+    if (partition := arn.split(":")[1]) != PARTITION:
         raise TopicbergError(
             f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
             hint="log in to an account of another partition than China's and GovCloud's",
@@ -69,25 +68,19 @@ def check(context: DeployContext, before: Command | None = None) -> None:
     """
     from snowflake.connector.errors import Error as SnowflakeError
 
-    requests: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: check_confluent(context, before)),
-        ("AWS", lambda: check_aws(context)),
-        ("Snowflake's admin user", context.snowflake.take_roles),
+    creates = before == "create"  # who plans or rotates may only read, and sends no secrets
+    in_cloud = context.config.deployment == "cloud"
+    requests: list[tuple[str, bool, Callable[[], object]]] = [
+        ("Confluent Cloud", True, lambda: check_confluent(context, before)),
+        ("AWS", True, lambda: check_aws(context)),
+        ("Snowflake's admin user", True, context.snowflake.take_roles),
+        ("Snowflake's REST catalog", before is not None, lambda: check_catalog(context)),
+        ("Clients of catalogs", creates, lambda: check_secrets(context.config, context.deploy)),
+        ("AWS Lake Formation", creates and in_cloud, lambda: check_deployer(context)),
+        ("AWS IAM", creates and in_cloud, lambda: check_permissions(context)),
     ]
-    if before:
-        requests.append(("Snowflake's REST catalog", lambda: check_catalog(context)))
-    if before == "create":  # who plans or rotates sends none
-        requests.append(
-            ("Clients of catalogs", lambda: check_secrets(context.config, context.deploy))
-        )
-    if before == "create" and context.config.deployment == "cloud":  # who plans may only read
-        requests += [
-            ("AWS Lake Formation", lambda: check_deployer(context)),
-            ("AWS IAM", lambda: check_permissions(context)),
-        ]
-    problems = []
-    hint = "see docs/cloud.md for what each account needs"
-    for name, ask in requests:
+    problems, hint = [], "see docs/cloud.md for what each account needs"
+    for name, ask in ((name, ask) for name, is_asked, ask in requests if is_asked):
         try:
             ask()
         except TopicbergError as error:

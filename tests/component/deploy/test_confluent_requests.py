@@ -268,7 +268,7 @@ def test_catalog_integration_with_a_login_is_created_changed_and_deleted(
     assert catalogs["tci-1"]["spec"]["config"] == expected
     engine.remove(integration, context, live)
     context.record.drop(key)
-    assert context.record.login(key) is None
+    assert context.record.get(f"login of {key}") is None
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
     changing = [one.operation for one in server.asked if "catalog-int" in one.path]
@@ -581,7 +581,7 @@ def test_keys_that_no_list_shows_are_kept(
     age_keys(monkeypatch)
     assert actions(deployed, "key/") == {}
     context, graph = opened(deployed, only="key/")
-    monkeypatch.setattr(keys, "_exists", lambda *_: False)
+    monkeypatch.setattr(keys, "is_shown", lambda *_: False)
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     assert rotate(graph, context, quiet) == 0
     assert key_ids(deployed) == before
@@ -593,7 +593,7 @@ def test_plan_keeps_keys_that_it_may_neither_see_nor_read(
 ) -> None:
     """With the policy and the Confluent user of CI's plans: only the reader's keys are read."""
     let_lists_lag(deployed)
-    monkeypatch.setattr(keys, "_exists", lambda *_: False)
+    monkeypatch.setattr(keys, "is_shown", lambda *_: False)
     context, graph = opened(deployed, only="key/")
     context.only_plans = True
 

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -179,19 +179,21 @@ class Client:
             raise NotAnsweredError
         return {"Version": written}
 
-    def get_parameter_history(
-        self, *, MaxResults: int, NextToken: str = "0", **_: Any
-    ) -> dict[str, Any]:
-        self._travel()
-        if self.aws.random.random() < 0.05:
-            raise NotAnsweredError
-        first, more = int(NextToken), int(NextToken) + MaxResults
-        date = format_datetime(self.aws.stamp(), usegmt=True)
-        return {
-            "Parameters": self.aws.versions[first:more],
-            "NextToken": str(more) if more < len(self.aws.versions) else None,
-            "ResponseMetadata": {"HTTPHeaders": {"date": date}},
-        }
+    def get_paginator(self, _: str) -> Any:
+        return SimpleNamespace(paginate=self._history)
+
+    def _history(self, *, PaginationConfig: dict[str, int], **_: Any) -> Iterator[dict[str, Any]]:
+        first, size = 0, PaginationConfig["PageSize"]
+        while first == 0 or first < len(self.aws.versions):
+            self._travel()
+            if self.aws.random.random() < 0.05:
+                raise NotAnsweredError
+            date = format_datetime(self.aws.stamp(), usegmt=True)
+            yield {
+                "Parameters": self.aws.versions[first : first + size],
+                "ResponseMetadata": {"HTTPHeaders": {"date": date}},
+            }
+            first += size
 
 
 @dataclass

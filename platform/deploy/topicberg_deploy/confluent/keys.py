@@ -41,9 +41,23 @@ SPREAD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class RotatingKey(Resource):
+class StoredKeys(Resource):
+    """:param name: of the secret whose versions are the keys"""
+
+    def lasting_id(self, live: Live) -> str:
+        """Return the name of its secret: what is in there rotates."""
+        return self.name
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(PRICES["secret"].usd, "a secret")
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.secrets.delete(self.name, purge=context.purge_secrets)
+
+
+@dataclass(frozen=True)
+class RotatingKey(StoredKeys):
     """
-    :param name: of the secret
     :param account: key of the service account that owns it
     :param of: what it is a key of
     """
@@ -52,13 +66,6 @@ class RotatingKey(Resource):
     of: KeyKind = field(kw_only=True)
 
     kind = "API key"
-
-    def lasting_id(self, live: Live) -> str:
-        """Return the name of its secret: what is in there rotates."""
-        return self.name
-
-    def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(PRICES["secret"].usd, "a secret")
 
     def find(self, context: DeployContext) -> Live | None:
         stored = context.secrets.versions(self.name)
@@ -158,7 +165,7 @@ class RotatingKey(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         for key in self.alive(context, context.secrets.versions(self.name)):
             self.revoke(context, key)
-        context.secrets.delete(self.name, purge=context.purge_secrets)
+        super().delete(context, live)
 
     def add(self, context: DeployContext) -> ApiKey:
         """A new key, stored but not published."""

@@ -10,8 +10,7 @@ from topicberg.clients import rsa
 from topicberg.clients.answers import VendorAnswer
 from topicberg.clients.secrets import Version
 from topicberg.errors import TopicbergError
-from topicberg.settings import Settings
-from topicberg_deploy.costs import PRICES, Cost
+from topicberg_deploy.confluent.keys import StoredKeys
 from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, MissingError, Resource
 from topicberg_deploy.snowflake.session import SqlObject, find, run
 from topicberg_deploy.snowflake_account import refusal_hint
@@ -24,19 +23,12 @@ _SLOTS = {1: "RSA_PUBLIC_KEY", 2: "RSA_PUBLIC_KEY_2"}
 
 
 @dataclass(frozen=True)
-class UserKeys(Resource):
+class UserKeys(StoredKeys):
     """The secret with the user's key pairs."""
 
     user: str = ""
 
     kind = "RSA key pairs"
-
-    def lasting_id(self, live: Live) -> str:
-        """Return the name of its secret: what is in there rotates."""
-        return self.name
-
-    def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(PRICES["secret"].usd, "a secret")
 
     def find(self, context: DeployContext) -> Live | None:
         versions = context.secrets.versions(self.name)
@@ -67,9 +59,6 @@ class UserKeys(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self.create(context)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        context.secrets.delete(self.name, purge=context.purge_secrets)
 
 
 def _public_keys(context: DeployContext) -> dict[str, str | None]:

@@ -106,7 +106,7 @@ class ObjectTags(Resource):
         fields: Fields = {}
         for tag in self.tags:
             arguments = (quote(*tag.split(".")), quote(self.name), self.domain)
-            called = ", ".join(text(argument) for argument in arguments)
+            called = ", ".join(map(text, arguments))
             rows = find(context, f"SELECT SYSTEM$GET_TAG({called}) AS VALUE", TAGGER)
             if rows is None:
                 return None
