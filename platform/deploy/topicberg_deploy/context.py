@@ -82,8 +82,7 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
 class DeployContext:
     """What the resources of one deployment share: clients, and what is known of each other by key.
 
-    The clients of the accounts are created with the settings: assigning others later does not
-    reach them.
+    The clients are created with the settings: assigning others later does not reach them.
     """
 
     config: Settings
@@ -201,9 +200,7 @@ class DeployContext:
         return Secrets(self.aws.client("secretsmanager"), self.aws.tags, key)
 
     def read_secret(self, name: str, version: str | None = None) -> dict[str, str] | None:
-        """Return the values of a version of a secret, by default the current one; None: who plans
-        may not read them.
-        """
+        """Return a version's values, by default the current ones; None: who plans may not."""
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
@@ -261,10 +258,7 @@ class ConfluentApis:
         return self.cloud_as(self.active_key("key/tableflow"))
 
     def active_key(self, key: str) -> ApiKey:
-        """The key that consumers use now.
-
-        :raises MissingError: it was not seen
-        """
+        """:raises MissingError: the key that consumers use now was not seen"""
         active: ApiKey | None = self._need(key).facts.get("key")
         if active is None:
             raise MissingError(key)

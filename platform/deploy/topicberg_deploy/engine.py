@@ -90,9 +90,7 @@ def may_own(resource: Resource, context: DeployContext) -> bool:
 
 
 def owns(resource: Resource, context: DeployContext, live: Live) -> bool:
-    """Return whether ``deploy`` created a resource, or what it goes with; :attr:`~.ours` of the
-    context then has it.
-    """
+    """Return whether ``deploy`` created it, or what it goes with; ``context.ours`` then has it."""
     created = context.record.get(resource.key) in (BEGUN, identity(resource, context, live))
     is_ours = created or _is_inside_ours(resource, context) or resource.key in context.claimed
     if is_ours:
@@ -285,9 +283,8 @@ def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
 
 
 def _restore(resource: Resource, context: DeployContext, before: str | None) -> None:
-    """Record what was recorded before a request found that the object exists.
-
-    One that is recorded by its id may be hidden from who deploys now, and not from who created it.
+    """Record what was recorded before a request found that the object exists: one that is recorded
+    by its id may be hidden from who deploys now, and not from who created it.
     """
     if before in (None, BEGUN):
         context.record.drop(resource.key)
@@ -414,10 +411,7 @@ def _create(resource: Resource, context: DeployContext, report: Report) -> None:
 
 
 def _clear(graph: list[Resource], context: DeployContext, report: Report) -> None:
-    """Delete what is not wanted any more, each after all that needs it.
-
-    :raises DeployError: something could not be deleted
-    """
+    """Delete what is not wanted any more, each after all that needs it, or raise DeployError."""
     unwanted = [resource for resource in graph if not resource.wanted]
     if not unwanted:
         return

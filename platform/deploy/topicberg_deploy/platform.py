@@ -562,10 +562,8 @@ def _readers(config: Settings) -> list[tuple[str, str]]:
 
 
 def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
-    """The table as Snowflake discovers it, and what the reader needs to query it.
-
-    Tables that were created one by one stay: they hold no data, and their readers move when they
-    want to.
+    """The table as Snowflake discovers it, and what the reader needs to query it. Tables that were
+    created one by one stay: they hold no data, and their readers move when they want to.
     """
     if not spec.has_table(config):
         return

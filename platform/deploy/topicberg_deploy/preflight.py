@@ -63,9 +63,7 @@ def check_catalog(context: DeployContext) -> None:
 
 
 def check(context: DeployContext, before: Command | None = None) -> None:
-    """:raises TopicbergError: names every account that does not let us in, or lacks what is
-    needed
-    """
+    """:raises TopicbergError: names every account that refuses us, or lacks what is needed"""
     from snowflake.connector.errors import Error as SnowflakeError
 
     creates = before == "create"  # who plans or rotates may only read, and sends no secrets

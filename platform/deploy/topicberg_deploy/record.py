@@ -50,10 +50,7 @@ class ClientLogin:
         return cls(id or "", secret or SecretStr(""))
 
     def fields(self) -> dict[str, str]:
-        """Return the login for a request.
-
-        :raises TopicbergError: the secret is missing, as where only plans are made
-        """
+        """:raises TopicbergError: the secret is missing, as where only plans are made"""
         secret = self.secret.get_secret_value()
         if not secret:
             raise TopicbergError(
@@ -70,10 +67,7 @@ class ClientLogin:
 
 
 class Pages:
-    """Where the record is kept: texts by their numbers, as parameters of AWS.
-
-    :param client: boto3's ``ssm``
-    """
+    """Where the record is kept: texts by their numbers, as parameters of AWS (boto3's ``ssm``)."""
 
     def __init__(self, client: Any, path: str) -> None:
         self._client, self._path = client, path
@@ -143,11 +137,8 @@ class CreationRecord:
         return {key for key in self._entries() if not key.startswith(_LOGIN)}
 
     def login_state(self, key: str, login: ClientLogin) -> str:
-        """Return which login a vendor has: :data:`CURRENT`, or what to show instead.
-
+        """Return which login was sent for a resource: :data:`CURRENT`, or what to show instead.
         Without its secret, as in a plan by CI, nothing differs.
-
-        :param key: of the resource that it was sent for
         """
         sent = self.get(_LOGIN + key)
         if not login.secret.get_secret_value() or sent == login.fingerprint:

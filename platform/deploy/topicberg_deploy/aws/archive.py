@@ -85,10 +85,7 @@ _PATHS = ("library", "project", "project/src", SITE)
 
 
 def python_path(place: str) -> str:
-    """Return the variable PYTHONPATH of a worker.
-
-    :param place: the folder that has the unpacked archive
-    """
+    """Return the variable PYTHONPATH of a worker, which has the unpacked archive in a folder."""
     return ":".join(f"{place}/{UNPACKED}/{path}" for path in _PATHS)
 
 
@@ -148,9 +145,8 @@ def _files(root: Path) -> dict[str, Path]:
 
 
 def _requirements(root: Path) -> str:
-    """Return the dependencies without Spark and what no job imports, one a line.
-
-    They are those of the project's lock file, with their hashes; else what is installed here.
+    """Return the dependencies without Spark and what no job imports, one a line: those of the
+    project's lock file, with their hashes; else what is installed here.
 
     :raises TopicbergError: the lock file lacks one
     """
@@ -201,9 +197,8 @@ def _origin(one: Distribution) -> dict[str, Any] | None:
 
 
 def _not_in_index(root: Path) -> dict[str, Distribution]:
-    """Return the libraries of the project that were installed from a file or a repository.
-
-    Those that are installed in place are packed as packages of the project.
+    """Return the libraries of the project that were installed from a file or a repository; those
+    that are installed in place are packed as packages of the project.
 
     :raises TopicbergError: one has compiled code, which is that of this machine
     """

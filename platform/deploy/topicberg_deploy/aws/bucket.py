@@ -120,11 +120,9 @@ class Bucket(Resource):
         }
 
     def _check_contents(self, context: DeployContext) -> None:
-        """Check that an existing bucket is empty, or that Tableflow writes to it already.
+        """:raises TopicbergError: it has objects, and Tableflow does not write to it already
 
         Source: Confluent, "Configure Storage": existing objects of a bucket may be lost.
-
-        :raises TopicbergError: it has objects of others
         """
         name, s3 = self.bucket(context), context.aws.client("s3")
         if (

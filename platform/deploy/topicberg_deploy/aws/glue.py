@@ -89,16 +89,12 @@ class GlueDatabase(Resource):
         glue.delete_database(Name=live.id)
 
     def _is_shared(self, context: DeployContext) -> bool:
-        """Whether others may have tables in it: a name that the user chose, or that of a cluster
-        that exists, may be another deployment's as well.
-        """
+        """Whether its name may be another deployment's: the user's choice, or a given cluster's."""
         config = context.config
         return not self.database and bool(config.tableflow_namespace or config.existing_cluster)
 
     def _topics(self, context: DeployContext) -> set[str]:
-        """Return the names of the topics' tables, if it is their database; without those that
-        Tableflow wrote before ``deploy``.
-        """
+        """The topics' tables, if they are in it, without what Tableflow wrote before ``deploy``."""
         specs = [] if self.database else context.specs
         return {spec.glue_name for spec in specs if tableflow_key(spec) not in context.kept}
 

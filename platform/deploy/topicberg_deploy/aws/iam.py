@@ -111,9 +111,7 @@ def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) 
 def key_use(
     config: Settings, actions: Collection[str], services: Iterable[str] = ("s3", "glue")
 ) -> list[Document]:
-    """Return what is needed of the keys that encrypt what these services have: of each one only by
-    way of its service.
-    """
+    """Return what is needed of the keys of these services, by way of the service only."""
     region = config.aws_region
     keys = {
         "s3": config.kms.bucket_key_arn,

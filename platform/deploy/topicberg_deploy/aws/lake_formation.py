@@ -150,10 +150,8 @@ def check_deployer(context: DeployContext) -> None:
 
 
 def manual_steps(context: DeployContext) -> list[str]:
-    """Return the commands of the grants that are missing for what exists by now; empty: none is.
-
-    A grant names a role and a database that exist, so there are more after `create` has created
-    these.
+    """Return the commands of the grants that are missing for what exists; empty: none is. There are
+    more after `create`, since a grant names a role and a database that exist.
     """
     lake = read_data_lake(context)
     wanted = _wanted(context, lake) if lake.is_governed else ()

@@ -268,9 +268,7 @@ def check_permissions(context: DeployContext) -> None:
 
 
 def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each action that is denied, with its resources, and the keys that are not known on
-    which that depends.
-    """
+    """Yield each action that is denied, and the unknown keys on which that depends."""
     config = context.config
     secrets = tuple(filter(None, (context.deploy.admin_user_secrets_root_path,)))
     of = Deployed(config, context.aws.account, tuple(context.specs), secrets)

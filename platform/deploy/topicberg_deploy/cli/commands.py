@@ -88,57 +88,47 @@ def _trace(debug: bool) -> bool:
     return debug
 
 
-_OPTIONS: dict[str, Any] = {
-    "profile": Annotated[str | None, typer.Option("--profile", help="AWS profile, e.g. of SSO")],
-    "confluent_api_key": Annotated[
-        str | None, typer.Option("--confluent-api-key", help="Cloud API key [TOPICBERG_…]")
-    ],
-    "confluent_api_secret": Annotated[
-        str | None,
-        typer.Option(
-            "--confluent-api-secret",
-            help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
-            "keeps flags; '-' asks for it",
+def _option(
+    name: str, help: str, *flags: str, of: Any = str | None, **more: Any
+) -> tuple[str, Any]:
+    flag = f"--{name.replace('_', '-')}"
+    return name, Annotated[of, typer.Option(flag, *flags, help=help, **more)]
+
+
+_OPTIONS = dict(
+    (
+        _option("profile", "AWS profile, e.g. of SSO"),
+        _option("confluent_api_key", "Cloud API key [TOPICBERG_…]"),
+        _option(
+            "confluent_api_secret",
+            "its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history keeps "
+            "flags; '-' asks for it",
         ),
-    ],
-    "snowflake_warehouse": Annotated[
-        str | None, typer.Option("--snowflake-warehouse", help="of the admin's session")
-    ],
-    "admin_user_secrets_root_path": Annotated[
-        str | None,
-        typer.Option(
-            "--admin-user-secrets-root-path",
+        _option("snowflake_warehouse", "of the admin's session"),
+        _option(
+            "admin_user_secrets_root_path",
+            "Secrets Manager secret of Snowflake's admin user",
             "--admin-service-user-secrets-root-path",
-            help="Secrets Manager secret of Snowflake's admin user",
         ),
-    ],
-    "debug": Annotated[
-        bool,
-        typer.Option(
-            "--debug",
+        _option(
+            "debug",
+            "log every request to the vendors, without bodies, headers and secrets",
+            of=bool,
             callback=_trace,
-            help="log every request to the vendors, without bodies, headers and secrets",
         ),
-    ],
-    "day_count": Annotated[
-        int | None,
-        typer.Option("--day-count", help="days between rotations; at least 1, default 30"),
-    ],
-    "number_of_api_keys_to_retain": Annotated[
-        int | None,
-        typer.Option(
-            "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
+        _option("day_count", "days between rotations; at least 1, default 30", of=int | None),
+        _option(
+            "number_of_api_keys_to_retain",
+            "keys alive of each kind; at least 2, default 2",
+            of=int | None,
         ),
-    ],
-}
+    )
+)
 """The options of all commands; except for ``--debug`` they are settings."""
 
 
 def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command with the options of all commands, whose settings are its first argument.
-
-    :param without: options that it does not have
-    """
+    """Register a command with the options of all commands but some: its first argument has them."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -460,10 +450,7 @@ def _open(
 
 
 def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource]:
-    """The resources that are meant, and all that they need; in the same order.
-
-    :raises TopicbergError: there is no such resource
-    """
+    """The resources that are meant, and all that they need; in the same order."""
     from topicberg_deploy.engine import with_needs
 
     if not targets:

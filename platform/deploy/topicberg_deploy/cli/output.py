@@ -60,10 +60,7 @@ def announce_generators(graph: list[Resource]) -> None:
 
 
 def step_document(context: DeployContext | None, step: Step) -> dict[str, Any]:
-    """Return a step of a plan, for programs.
-
-    :param context: None: the accounts were not read
-    """
+    """Return a step of a plan, for programs; without a context, the accounts were not read."""
     live_id, table_path = _ids(context, step.resource)
     return {
         "resource": step.resource.key,
@@ -194,7 +191,7 @@ def uncomputed(
 def costs(
     graph: Iterable[Resource], config: Settings, live: Mapping[str, Live]
 ) -> list[tuple[Resource, Cost]]:
-    """Return what the wanted resources cost that are not free, by the month.
+    """Return what the wanted resources cost a month that are not free.
 
     :param live: what exists, by key: a cluster keeps its type
     """

@@ -84,10 +84,7 @@ class RotatingKey(StoredKeys):
         return Live(newest.label, {"key": published, "values": public}, facts)
 
     def _reader(self, context: DeployContext) -> ApiKey:
-        """Return the reader's key of this kind.
-
-        :raises TopicbergError: it is missing
-        """
+        """Return the reader's key of this kind, or raise TopicbergError."""
         name = context.names.confluent_secret(f"{READER}/{self.of}")
         key, _ = _open(self.of, context.read_secret(name) or {})
         if key is None:
@@ -187,10 +184,7 @@ class RotatingKey(StoredKeys):
             context.secrets.forget(self.name, key)
 
     def _stored_works(self, context: DeployContext, version: Version) -> bool:
-        """Return whether a stored key works: Confluent shows no key to who may not see it.
-
-        True also if who plans may not read it.
-        """
+        """Whether a stored key works that Confluent does not show, or who plans may not read it."""
         values = context.read_secret(self.name, version.id)
         key, _ = _open(self.of, values or {})
         return values is None if key is None else self._works(context, key)

@@ -99,10 +99,7 @@ def _specs(config: Settings, specs: Sequence[TopicSpec]) -> list[tuple[Resource,
 
 
 def _metadata(step: Step, identity: str, place: str | None) -> dict[str, Any]:
-    """Return what the UI shows.
-
-    :param place: where Tableflow has the table of a topic
-    """
+    """Return what the UI shows; the place is where Tableflow has the table of a topic."""
     return {
         **({"table_path": dg.MetadataValue.path(place)} if place else {}),
         "id": identity,

@@ -39,9 +39,7 @@ VERIFY_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class _UsedByTables(SqlObject):
-    """What tables in our database use, whoever created them, and what is deleted with them:
-    Snowflake drops no volume and no integration that a table uses.
-    """
+    """It is deleted with our database's tables that use it: Snowflake drops nothing in use."""
 
     owner = INTEGRATOR
     column: ClassVar[str]
