@@ -99,7 +99,7 @@ class Connector(Resource):
             context.confluent.cloud.put(self._named(context, "/resume"))
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        """It runs. One that failed is given its configuration again: see :mod:`transient`."""
+        """It runs. One that failed is given its configuration again by the next attempt."""
         failures = 0
 
         def running() -> bool:
