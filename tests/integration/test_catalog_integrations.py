@@ -15,8 +15,7 @@ from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext, open_context
+from topicberg_deploy.context import CLUSTER, DeployContext, open_context
 from topicberg_deploy.resource import Live, Resource, compare
 from topicberg_deploy.snowflake.integrations import (
     INTEGRATOR,
@@ -137,13 +136,13 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(
     Volume("snowflake/volume", names.volume).create(context)
     with pytest.raises(ProgrammingError, match="cannot reach a catalog"):
         _run(context, create_table(names, "T", "ns", "t", integration=names.rest_integration))
-    with context.snowflake() as session:
+    with context.snowflake.session() as session:
         described = session.run(f'DESC CATALOG INTEGRATION "{names.rest_integration}"', INTEGRATOR)
     assert SECRET not in str(described)
 
 
 def _run(context: DeployContext, statement: str) -> None:
-    with context.snowflake() as session:
+    with context.snowflake.session() as session:
         for each in ("DATABASE", "SCHEMA"):
             name = SnowflakeNames.of(context.config).database + (
                 ".KINDS_SCHEMA" if each == "SCHEMA" else ""
@@ -174,7 +173,7 @@ def test_linked_database_is_created_and_changed(
     try:
         live = created(database, context)
         database.settle(context, live)
-        with context.snowflake() as session:
+        with context.snowflake.session() as session:
             alter = f"ALTER DATABASE {names.linked_database}"
             session.run(f"{alter} SUSPEND DISCOVERY", INTEGRATOR)
             add = f"{alter} UPDATE LINKED_CATALOG ADD ('other') TO ALLOWED_NAMESPACES"
@@ -189,7 +188,7 @@ def test_linked_database_is_created_and_changed(
         assert (found := database.find(context))
         assert compare(found.fields, database.desired(context)) == {}
         used = pytest.raises(ProgrammingError, match="KINDS_LINKED_DATABASE")
-        with context.snowflake() as session, used:
+        with context.snowflake.session() as session, used:
             session.run(f'DROP CATALOG INTEGRATION "{names.linked_integration}"', INTEGRATOR)
     finally:
         integration.delete(context, Live("i"))
@@ -203,5 +202,5 @@ def test_linked_database_needs_a_rest_catalog(make_context: MakeContext) -> None
     created(Integration("snowflake/integration", name), context)
     link = f"CREATE DATABASE KINDS_LINKED LINKED_CATALOG = (CATALOG = '{name}')"
     refused = pytest.raises(ProgrammingError, match="CATALOG_SOURCE = GLUE")
-    with context.snowflake() as session, refused:
+    with context.snowflake.session() as session, refused:
         session.run(link, INTEGRATOR)

@@ -33,7 +33,7 @@ from topicberg_deploy import engine
 from topicberg_deploy.aws.iam import document
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.context import DeployContext, open_context
-from topicberg_deploy.graph.assets import asset_key, deployed_assets
+from topicberg_deploy.graph.definitions import asset_key, deployed_assets
 from topicberg_deploy.lock import LockedError, exclusive
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Action, Resource, Step
@@ -184,7 +184,7 @@ def test_create_command_computes_totals_in_snowflake(deployed: Platform) -> None
     names = SnowflakeNames.of(context.config)
     for table in ("STOCK_TRADES", "STOCK_TRADES_WITH_TOTALS"):
         statement = f"SELECT COUNT(*) AS rows_ FROM {names.table(table)}"
-        with context.snowflake() as session:
+        with context.snowflake.session() as session:
             assert session.run(statement, "ACCOUNTADMIN")[0]["rows_"] > 0
 
 
@@ -222,7 +222,7 @@ def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None
         RoleName=context.names.tableflow_role, PolicyDocument=json.dumps(document(by_hand))
     )
     warehouse = context.config.snowflake_name("warehouse")
-    with context.snowflake() as session:
+    with context.snowflake.session() as session:
         session.run(f"ALTER WAREHOUSE {quote(warehouse)} SET WAREHOUSE_SIZE = 'LARGE'", "SYSADMIN")
     drift = deployed.plan()
     assert {key: step.action.value for key, step in drift.items()} == {
@@ -356,7 +356,7 @@ def test_delete_after_a_lost_key_leaves_nothing(deployed: Platform) -> None:
     for key in context.confluent.cloud.pages("/iam/v2/api-keys"):
         if " tableflow " in key["spec"]["display_name"]:
             context.confluent.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
-    with context.snowflake() as session:  # as derived assets do
+    with context.snowflake.session() as session:  # as derived assets do
         session.run(_foreign_table(context), "SYSADMIN")
     with deployed.failing():
         left = deployed.delete()

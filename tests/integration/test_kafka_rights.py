@@ -35,8 +35,7 @@ from topicberg.topics import load_topic
 from topicberg.transforms.publish import STATE_TOPIC
 from topicberg_deploy import engine
 from topicberg_deploy.confluent.kafka import Acl
-from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, REGISTRY
-from topicberg_deploy.context import DeployContext, open_context
+from topicberg_deploy.context import CLUSTER, ENVIRONMENT, REGISTRY, DeployContext, open_context
 from topicberg_deploy.platform import CONNECTOR_ACL, binding, resources
 from topicberg_deploy.resource import Resource
 

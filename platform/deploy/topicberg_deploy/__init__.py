@@ -5,10 +5,10 @@ repeated, what was created manually or by Terraform is adopted, and drift is det
 
 | module | does |
 |---|---|
-| ``settings``, ``context`` | what is requested, and the clients |
+| ``settings``, ``context``, ``…_account`` | what is requested, and the clients |
 | ``resource``, ``engine``, ``polling`` | what a resource is; plan, create and delete; waiting |
 | ``platform`` | the resource graph |
 | ``confluent``, ``aws``, ``snowflake`` | the resources, a module a group of APIs |
-| ``rotate``, ``rsa`` | the rotation of keys |
-| ``lock`` | one deploy at a time |
+| ``rotate`` | the rotation of keys |
+| ``lock``, ``record`` | one deploy at a time; what was created |
 """

@@ -57,9 +57,8 @@ class AwsAccount:
         retries: Any = {"mode": "standard", "max_attempts": ATTEMPTS}
         options = Config(retries=retries, max_pool_connections=self._connections)
         if self._config.deployment == "local":
-            endpoints = load_endpoints(self._config)
-            endpoint = self._deploy.aws_endpoint_url if service != "s3" else None
-            if endpoint:  # something that stands between
+            endpoints, endpoint = load_endpoints(self._config), self._deploy.aws_endpoint_url
+            if endpoint and service != "s3":  # something that stands between
                 endpoints = endpoints.model_copy(update={"aws": endpoint})
             client = endpoints.boto3(service, self._config, options)
         else:
@@ -89,15 +88,16 @@ class AwsAccount:
     @cached_property
     def bucket(self) -> str:
         """A bucket's name is global, so in the cloud the default one carries the account."""
-        if self._config.deployment == "local" or "bucket" in self._config.model_fields_set:
-            return self._config.bucket
-        return f"{self._config.bucket}-{self.account}"
+        name = self._config.bucket
+        return name if self._is_chosen("bucket") else f"{name}-{self.account}"
 
     @cached_property
     def derived_bucket(self) -> str:
-        if self._config.deployment == "local" or "derived_bucket" in self._config.model_fields_set:
-            return self._config.derived_bucket
-        return derived_from(self.bucket)
+        is_chosen = self._is_chosen("derived_bucket")
+        return self._config.derived_bucket if is_chosen else derived_from(self.bucket)
+
+    def _is_chosen(self, setting: str) -> bool:
+        return self._config.deployment == "local" or setting in self._config.model_fields_set
 
     @property
     def compute_bucket(self) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from topicberg.errors import TopicbergError
@@ -33,30 +32,11 @@ SESSION_SECONDS: Mapping[Purpose, int] = {"plan": 3600, "deploy": 21600, "rotate
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A repository of GitHub.
-
-    :param owner_id: number of the owner; None: the subject has names only
-    :param repository_id: its number, likewise
-    """
-
-    owner: str
-    name: str
-    owner_id: int | None = None
-    repository_id: int | None = None
-
-    def subject(self, environment: str) -> str:
-        owner, name = self.owner, self.name
-        if self.owner_id is not None and self.repository_id is not None:
-            owner, name = f"{owner}@{self.owner_id}", f"{name}@{self.repository_id}"
-        return f"repo:{owner}/{name}:environment:{environment}"
-
-
 def parse_repository(
     text: str, owner_id: int | None, repository_id: int | None, *, names_only: bool
-) -> Repository:
-    """
+) -> str:
+    """Return how the subject of a repository's tokens begins.
+
     :param text: ``owner/name``
     :raises TopicbergError: it is no such text, or an id is missing
     """
@@ -66,17 +46,17 @@ def parse_repository(
             f"repository {text!r}: expected OWNER/NAME", hint="write it as in its address"
         )
     if names_only:
-        return Repository(owner, name)
+        return f"repo:{text}"
     if owner_id is None or repository_id is None:
         raise TopicbergError(
             f"repository {text}: the ids of its owner and of itself are missing",
             hint=f"run `gh api repos/{text} --jq '.owner.id, .id'`, and give them with --owner-id "
             "and --repository-id; use --names-only if the subject of its tokens has no ids",
         )
-    return Repository(owner, name, owner_id, repository_id)
+    return f"repo:{owner}@{owner_id}/{name}@{repository_id}"
 
 
-def trust(repository: Repository, account: str, environment: str) -> Document:
+def trust(repository: str, account: str, environment: str) -> Document:
     """Return who may take the role: jobs of this repository in this environment."""
     return document(
         {
@@ -86,14 +66,14 @@ def trust(repository: Repository, account: str, environment: str) -> Document:
             "Condition": {
                 "StringEquals": {
                     f"{ISSUER}:aud": AUDIENCE,
-                    f"{ISSUER}:sub": repository.subject(environment),
+                    f"{ISSUER}:sub": f"{repository}:environment:{environment}",
                 }
             },
         }
     )
 
 
-def identities(repository: Repository, of: Deployed) -> dict[Purpose, dict[str, Any]]:
+def identities(repository: str, of: Deployed) -> dict[Purpose, dict[str, Any]]:
     """Return what each purpose's role is created from, as JSON has it.
 
     A policy that is longer than AWS allows is several.

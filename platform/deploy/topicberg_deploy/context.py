@@ -5,33 +5,65 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.clients.secrets import Secrets
+from topicberg.clients.confluent import Api
+from topicberg.clients.secrets import ApiKey, Secrets
 from topicberg.errors.meaning import means
-from topicberg.errors.table import BROKEN, DENIED
+from topicberg.errors.table import DENIED
 from topicberg.naming import Names
 from topicberg.settings import Settings, with_choices
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy.aws_account import AwsAccount
-from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
-from topicberg_deploy.record import CreationRecord, Pages
-from topicberg_deploy.resource import Live, MissingError
+from topicberg_deploy.polling import DeadlineExceededError, T, poll
+from topicberg_deploy.record import ClientLogin, CreationRecord, Pages
 from topicberg_deploy.settings import DeploySettings, check_specs, load
+from topicberg_deploy.snowflake_account import SnowflakeAccount
 
-if TYPE_CHECKING:
-    from topicberg_deploy.lock import Lease
-    from topicberg_deploy.snowflake.session import SnowflakeSession
-
+NOT_GRANTED = "Lake Formation permission"
+"""In Glue's reason, which vendors pass on: "Insufficient Lake Formation permission(s)"."""
 WORKERS = 8
 """Resources that are worked on at the same time."""
+ENVIRONMENT = "confluent/environment"
+CLUSTER = "confluent/cluster"
+REGISTRY = "confluent/schema_registry"
+READER = "reader"
+"""Folder of the secrets with keys that may only read: `plan` uses no others."""
+
+Fields = dict[str, Any]
+"""Field → value as JSON has it. Never a secret: fields are printed."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A resource as it is.
+
+    :param id: how its vendor calls it
+    :param fields: what is compared with what is desired
+    :param facts: what others need of it, e.g. its address
+    """
+
+    id: str
+    fields: Fields = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class MissingError(Exception):
+    """Something that is needed to look at a resource is not there.
+
+    :param key: of the resource that is missing
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is not there")
+        self.key = key
 
 
 def open_context(config: Settings, flags: dict[str, Any] | None = None) -> DeployContext:
@@ -50,8 +82,7 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
 class DeployContext:
     """What the resources of one deployment share: clients, and what is known of each other by key.
 
-    The clients of AWS and Confluent are created with the settings: assigning others later does not
-    reach them.
+    The clients are created with the settings: assigning others later does not reach them.
     """
 
     config: Settings
@@ -62,8 +93,9 @@ class DeployContext:
     purge_secrets: bool = False
     """Deleting a secret leaves no way back."""
     sleep: Callable[[float], None] = time.sleep
-    lease: Lease | None = None
-    """Of the deploy that is under way."""
+    check_lease: Callable[[], None] = lambda: None
+    """Called before each request that changes something; it raises LockLostError if the lease of
+    the deploy that is under way is not held any more."""
     live: dict[str, Live] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     """Key of a resource that cannot be created yet → what it waits for."""
@@ -83,38 +115,46 @@ class DeployContext:
         default_factory=lambda: defaultdict(dict), repr=False
     )
     """Key of a resource → ids of the API keys that this process created for it, and when."""
-    _session: SnowflakeSession | None = field(default=None, repr=False)
-    _snowflake_lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
-        self.aws = AwsAccount(
-            self.config, self.deploy, self.names, self.check_lease, connections=2 * WORKERS
-        )
-        self.confluent = ConfluentApis(self.deploy, self.need, self.sleep, self.check_lease)
+        def check() -> None:
+            self.check_lease()  # as it is when a client asks
 
-    @cached_property
-    def names(self) -> Names:
-        return Names(self.config.prefix)
+        self.names = Names(self.config.prefix)
+        self.aws = AwsAccount(self.config, self.deploy, self.names, check, 2 * WORKERS)
+        self.confluent = ConfluentApis(self, check)
+        self.snowflake = SnowflakeAccount(self.config, self.deploy, lambda: self.secrets, check)
 
     @cached_property
     def record(self) -> CreationRecord:
         """What ``deploy create`` has created."""
         return CreationRecord(Pages(self.aws.client("ssm"), self.names.record))
 
-    def check_lease(self) -> None:
-        """Ask before each change, if the deploy's lease is held.
+    def poll(self, ask: Callable[[], T | None], awaited: str, seconds: float) -> T:
+        """See :func:`~topicberg_deploy.polling.poll`."""
+        return poll(ask, awaited, seconds, sleep=self.sleep)
 
-        :raises LockLostError: it is not any more
+    def poll_problem(self, ask: Callable[[], str], seconds: float) -> str:
+        """Ask until there is no problem. Return the last one; empty: it is solved in ``seconds``.
+
+        A missing grant is returned at once: `create` prints it, and its administrator makes it.
         """
-        if self.lease is not None:
-            self.lease.check()
+        problem = ""
+
+        def is_decided() -> bool:
+            nonlocal problem
+            problem = ask()
+            return not problem or NOT_GRANTED in problem
+
+        with suppress(DeadlineExceededError):
+            self.poll(is_decided, "", seconds)
+        return problem
 
     def need(self, key: str) -> Live:
         """:raises MissingError: it was not seen"""
-        live = self.live.get(key)
-        if live is None:
+        if key not in self.live:
             raise MissingError(key)
-        return live
+        return self.live[key]
 
     @property
     def environment(self) -> str:
@@ -133,6 +173,11 @@ class DeployContext:
     def namespace(self) -> str:
         """Glue database of the topics' tables."""
         return self.config.tableflow_namespace or self.cluster
+
+    @property
+    def catalog_client(self) -> ClientLogin:
+        """The client of the REST catalog, for Snowflake and for Confluent's Tableflow."""
+        return ClientLogin.of(self.deploy.catalog.client_id, self.deploy.catalog.client_secret)
 
     def wait_of(self, *keys: str) -> str:
         """Return what the first of these resources that waits is waiting for; empty: none does."""
@@ -155,9 +200,7 @@ class DeployContext:
         return Secrets(self.aws.client("secretsmanager"), self.aws.tags, key)
 
     def read_secret(self, name: str, version: str | None = None) -> dict[str, str] | None:
-        """Return the values of a version of a secret, by default the current one; None: who plans
-        may not read them.
-        """
+        """Return a version's values, by default the current ones; None: who plans may not."""
         try:
             return self.secrets.read(name, version) or {}
         except ClientError as error:
@@ -165,17 +208,65 @@ class DeployContext:
                 return None
             raise
 
-    @contextmanager
-    def snowflake(self) -> Iterator[SnowflakeSession]:
-        """The admin's session; one thread at a time uses it, and a broken one is opened again."""
-        from topicberg_deploy.snowflake.session import open_session
 
-        with self._snowflake_lock:
-            if self._session is None:
-                self._session = open_session(self)
-            try:
-                yield self._session
-            except Exception as error:
-                if means(error, BROKEN):
-                    self._session = None
-                raise
+class ConfluentApis:
+    """Clients of Confluent's APIs: the control plane, Kafka, the schema registry, Tableflow.
+
+    There is one for each address and key, both of which are known once their resources are.
+    """
+
+    def __init__(self, context: DeployContext, check_lease: Callable[[], None]) -> None:
+        """:param check_lease: called before each request that changes something"""
+        self._context, self._check_lease = context, check_lease
+        self._deploy, self._need = context.deploy, context.need
+        self._apis: dict[tuple[str, str], Api] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def cloud(self) -> Api:
+        """The control plane, with the key of whoever deploys."""
+        key = ApiKey(self._deploy.confluent_api_key, self._deploy.confluent_api_secret)
+        return self.cloud_as(key)
+
+    def cloud_as(self, key: ApiKey) -> Api:
+        return self._api(self._deploy.confluent_url, key)
+
+    def kafka_as(self, key: ApiKey) -> Api:
+        """Kafka's REST API of the cluster."""
+        url = self._deploy.kafka_rest_url or self._need(CLUSTER).facts["http_endpoint"]
+        return self._api(str(url).rstrip("/"), key)
+
+    @property
+    def registry_url(self) -> str:
+        """The address of the schema registry, for clients too; without a trailing slash."""
+        url = self._deploy.schema_registry_url or self._need(REGISTRY).facts["http_endpoint"]
+        return str(url).rstrip("/")
+
+    def registry_as(self, key: ApiKey) -> Api:
+        return self._api(self.registry_url, key)
+
+    @property
+    def kafka(self) -> Api:
+        return self.kafka_as(self.active_key("key/kafka_app_manager"))
+
+    @property
+    def registry(self) -> Api:
+        return self.registry_as(self.active_key("key/schema_registry"))
+
+    @property
+    def tableflow(self) -> Api:
+        return self.cloud_as(self.active_key("key/tableflow"))
+
+    def active_key(self, key: str) -> ApiKey:
+        """:raises MissingError: the key that consumers use now was not seen"""
+        active: ApiKey | None = self._need(key).facts.get("key")
+        if active is None:
+            raise MissingError(key)
+        return active
+
+    def _api(self, url: str, key: ApiKey) -> Api:
+        with self._lock:
+            if (url, key.id) not in self._apis:
+                sleep, check = self._context.sleep, self._check_lease
+                self._apis[url, key.id] = Api(url, key.id, key.secret, sleep, check_lease=check)
+            return self._apis[url, key.id]

@@ -1,19 +1,16 @@
 """What a deployment costs a month by order of magnitude, and which of the vendors' quotas it meets.
 
-Every price and quota of topicberg is here; :meth:`topicberg_deploy.resource.Resource.cost` of a
-resource uses them. They are estimates: list prices change, differ by
-region, and leave out taxes, discounts and traffic. :attr:`Price.checked` says which were read in a
-copy of the vendor's page; the others are from experience and may be out of date.
+Every price and quota of topicberg is here; the resources use them. They are estimates: list prices
+change, differ by region, and leave out taxes, discounts and traffic. :attr:`Price.checked` says
+which were read in a copy of the vendor's page; the others are from experience and may be out of
+date.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from topicberg.settings import Settings
-from topicberg_deploy.resource import Live, Resource
 
 AS_OF = "November 2026"
 HOURS = 730
@@ -67,19 +64,8 @@ class Cost:
     :param basis: what it is computed from, or what costs besides
     """
 
-    resource: Resource
     usd: float
     basis: str
-
-
-def costs(resources: Iterable[Resource], config: Settings, live: Mapping[str, Live]) -> list[Cost]:
-    """Return what the wanted resources cost that are not free, by the month.
-
-    :param live: what exists, by key: a cluster keeps its type
-    """
-    wanted = (resource for resource in resources if resource.wanted)
-    estimates = (resource.cost(config, live.get(resource.key)) for resource in wanted)
-    return [cost for cost in estimates if cost is not None]
 
 
 def poll_credits(config: Settings) -> float:
@@ -124,12 +110,3 @@ QUOTAS = {
 """No number was found for connectors and Tableflow topics of a cluster, nor for Snowflake's
 volumes, integrations and tables. Confluent's Service Quotas API has those of an organization.
 """
-
-
-def usage(resources: Iterable[Resource], config: Settings) -> Counter[Quota]:
-    """Return how much of each quota the wanted resources take, for those that they take."""
-    used = Counter[Quota]()
-    for resource in resources:
-        if resource.wanted and resource.quota is not None:
-            used[resource.quota] += resource.quota_units(config)
-    return used

@@ -83,8 +83,6 @@ def _edges(graph: list[Resource]) -> Iterator[tuple[str, str]]:
     before: dict[str, set[str]] = {}
     for resource in in_order(graph):
         needs = [need for need in dict.fromkeys(resource.needs) if need in before]
-        through = {key for need in needs for key in before[need]}
+        through = set().union(*(before[need] for need in needs))
         before[resource.key] = through | set(needs)
-        for need in needs:
-            if need not in through:
-                yield resource.key, need
+        yield from ((resource.key, need) for need in needs if need not in through)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from graphlib import TopologicalSorter
-from queue import SimpleQueue
 
 from tenacity import wait_exponential
 
@@ -23,13 +23,14 @@ from topicberg.errors.aws import is_expired, login_hint, was_repeated
 from topicberg.errors.meaning import means
 from topicberg.errors.retry import retry
 from topicberg.errors.table import EVENTUAL, EXISTS, MISSING, UNACCEPTED, UNANSWERED
-from topicberg_deploy.context import WORKERS, DeployContext
+from topicberg_deploy.context import WORKERS
 from topicberg_deploy.polling import DeadlineExceededError, poll, report_progress
-from topicberg_deploy.record import BEGUN, identity, may_own, owns
+from topicberg_deploy.record import BEGUN
 from topicberg_deploy.resource import (
     Action,
     CannotChangeError,
     Changes,
+    DeployContext,
     HiddenError,
     Live,
     MissingError,
@@ -72,6 +73,33 @@ def in_order(resources: Iterable[Resource]) -> list[Resource]:
     return [by_key[key] for key in order if key in by_key]
 
 
+def identity(resource: Resource, context: DeployContext, live: Live) -> str:
+    """Return which one it is, as far as vendors tell: its id, and those of what it is inside."""
+    around = [context.live[key].id for key in resource.parents if key in context.live]
+    return " ".join([*around, resource.lasting_id(live)])
+
+
+def _is_inside_ours(resource: Resource, context: DeployContext) -> bool:
+    return not context.ours.isdisjoint(resource.parents)
+
+
+def may_own(resource: Resource, context: DeployContext) -> bool:
+    """Return whether ``deploy`` may have created a resource, before it is looked at."""
+    claimed = _is_inside_ours(resource, context) or resource.key in context.claimed
+    return claimed or context.record.get(resource.key) is not None
+
+
+def owns(resource: Resource, context: DeployContext, live: Live) -> bool:
+    """Return whether ``deploy`` created it, or what it goes with; ``context.ours`` then has it."""
+    created = context.record.get(resource.key) in (BEGUN, identity(resource, context, live))
+    is_ours = created or _is_inside_ours(resource, context) or resource.key in context.claimed
+    if is_ours:
+        context.ours.add(resource.key)
+    else:
+        context.ours.discard(resource.key)
+    return is_ours
+
+
 def look(resource: Resource, context: DeployContext) -> Live | None:
     """The resource as it is now; what depends on it then finds it in ``context``.
 
@@ -81,8 +109,7 @@ def look(resource: Resource, context: DeployContext) -> Live | None:
     context.waiting.pop(resource.key, None)
     for key in resource.within:
         context.need(key)
-    live = resource.find(context)
-    if live is not None:
+    if (live := resource.find(context)) is not None:
         context.live[resource.key] = live
     return live
 
@@ -100,9 +127,8 @@ def examine(resource: Resource, context: DeployContext) -> Step:
         return Step(resource, Action.LOOK, reason=f"{key} comes first")
     ours = live is not None and owns(resource, context, live)
     if not resource.wanted:
-        if live is not None and not ours:
-            return Step(resource, Action.KEEP, reason=NOT_OURS)
-        return Step(resource, Action.DELETE if ours else Action.KEEP)
+        reason = NOT_OURS if live is not None and not ours else ""
+        return Step(resource, Action.DELETE if ours else Action.KEEP, reason=reason)
     if live is None:
         with suppress(MissingError, CredentialsError, GoneError):  # created before it, then
             if reason := resource.waits(context):
@@ -114,9 +140,8 @@ def examine(resource: Resource, context: DeployContext) -> Step:
         return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
     if not changes:
         return Step(resource, Action.KEEP, reason=resource.remark(context, live))
-    if set(changes) & resource.replaced_for:
-        return Step(resource, Action.REPLACE, changes)
-    return Step(resource, Action.CHANGE, changes)
+    is_replaced = set(changes) & resource.replaced_for
+    return Step(resource, Action.REPLACE if is_replaced else Action.CHANGE, changes)
 
 
 def _wait(resource: Resource, context: DeployContext, reason: str) -> Step:
@@ -145,14 +170,30 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
         steps[resource.key] = examine(resource, context)
 
     if failed := _walk(by_key, look_at):
-        _check_session(failed, context)
-        lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
-        hints = [login_hint(error, context.deploy.profile) for error in failed.values()]
-        raise DeployError(
-            f"{len(failed)} resources cannot be planned:\n  " + "\n  ".join(lines),
-            hint=next(filter(None, hints), None),
-        )
+        hints = (login_hint(error, context.deploy.profile) for error in failed.values())
+        hint = next(filter(None, hints), None)
+        raise _failure(by_key, failed, context, "cannot be planned", hint)
     return [steps[key] for key in by_key]
+
+
+def _failure(
+    by_key: dict[str, Resource],
+    failed: dict[str, Exception],
+    context: DeployContext,
+    what: str,
+    hint: str | None,
+) -> DeployError:
+    """Return the error of a walk. A login to AWS that expired explains every other failure as well:
+    without it the lease is not renewed either, and nothing more is changed.
+    """
+    if expired := next(filter(is_expired, failed.values()), None):
+        return DeployError(
+            f"the session with AWS expired; {len(failed)} resources and those that need them are "
+            "not done, what was created stays",
+            hint=login_hint(expired, context.deploy.profile),
+        )
+    lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
+    return DeployError(f"{len(failed)} resources {what}:\n  " + "\n  ".join(lines), hint=hint)
 
 
 def converge(resource: Resource, context: DeployContext, report: Report) -> Live:
@@ -174,7 +215,7 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
             made = _make_recorded(resource, context)
             context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
-        live = poll(lambda: look(resource, context), f"{resource.title} appears", seconds)
+        live = _appeared(resource, context, seconds)
         is_created = not resource.built_in and made is not _Made.ADOPTED
         report(resource, "created" if is_created else "is there")
     _record(resource, context, live)
@@ -187,6 +228,10 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     if remark := resource.remark(context, live):
         report(resource, remark)
     return live
+
+
+def _appeared(resource: Resource, context: DeployContext, seconds: float) -> Live:
+    return poll(lambda: look(resource, context), f"{resource.title} appears", seconds)
 
 
 def _look_again(resource: Resource, context: DeployContext) -> Live:
@@ -216,7 +261,7 @@ def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
     What goes with something that is recorded needs no record of its own, nor does what no delete
     takes. What was refused was not created, and whoever creates it now is another administrator.
     """
-    if not context.ours.isdisjoint(resource.parents) or not resource.is_ours(context):
+    if _is_inside_ours(resource, context) or not resource.is_ours(context):
         return _make(resource, context)
     before = context.record.get(resource.key)
     context.record.put(resource.key, BEGUN)
@@ -238,9 +283,8 @@ def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
 
 
 def _restore(resource: Resource, context: DeployContext, before: str | None) -> None:
-    """Record what was recorded before a request found that the object exists.
-
-    One that is recorded by its id may be hidden from who deploys now, and not from who created it.
+    """Record what was recorded before a request found that the object exists: one that is recorded
+    by its id may be hidden from who deploys now, and not from who created it.
     """
     if before in (None, BEGUN):
         context.record.drop(resource.key)
@@ -275,9 +319,7 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
                 return outcome
             if isinstance(error, UncertainError) and not resource.unique:
                 with suppress(DeadlineExceededError):
-                    poll(
-                        lambda: look(resource, context), "", UNCERTAIN_SECONDS, sleep=context.sleep
-                    )
+                    context.poll(lambda: look(resource, context), "", UNCERTAIN_SECONDS)
                     return outcome
             if made and attempt > 4:
                 hidden = HiddenError(
@@ -308,7 +350,7 @@ def _correct(
     context.record.drop(resource.key)
     _make_recorded(resource, context)
     report(resource, "replaced")
-    live = poll(lambda: look(resource, context), f"{resource.title} appears", 120)
+    live = _appeared(resource, context, 120)
     _record(resource, context, live)
     return live
 
@@ -346,23 +388,18 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
     context.record.load()
     _clear(graph, context, report)
     by_key = {resource.key: resource for resource in graph if resource.wanted}
-    failed = _walk(by_key, lambda resource: _create(resource, context, report))
-    if failed:
-        _check_session(failed, context)
-        lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
-        raise DeployError(
-            f"{len(failed)} resources could not be created:\n  " + "\n  ".join(lines),
-            hint="fix the cause and run the command again: it resumes where it stopped",
-        )
+    if failed := _walk(by_key, lambda resource: _create(resource, context, report)):
+        hint = "fix the cause and run the command again: it resumes where it stopped"
+        raise _failure(by_key, failed, context, "could not be created", hint)
 
 
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        with report_progress(lambda progress: report(resource, progress), resource.usual_minutes):
+        with report_progress(partial(report, resource), resource.usual_minutes):
             ensure(resource, context, report)
     except WaitingError as waiting:
-        reason = waiting.reason
+        reason = str(waiting)
     except MissingError as error:
         if error.key not in context.waiting:
             raise
@@ -374,18 +411,14 @@ def _create(resource: Resource, context: DeployContext, report: Report) -> None:
 
 
 def _clear(graph: list[Resource], context: DeployContext, report: Report) -> None:
-    """Delete what is not wanted any more, each after all that needs it.
-
-    :raises DeployError: something could not be deleted
-    """
+    """Delete what is not wanted any more, each after all that needs it, or raise DeployError."""
     unwanted = [resource for resource in graph if not resource.wanted]
     if not unwanted:
         return
     steps = plan(with_needs(unwanted, graph), context)
     dead = [step.resource for step in steps if step.action is Action.DELETE]
-    if left := delete(
-        [(resource, context.live[resource.key]) for resource in reversed(dead)], context, report
-    ):
+    found: list[Found] = [(resource, context.live[resource.key]) for resource in reversed(dead)]
+    if left := delete(found, context, report):
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
 
@@ -394,16 +427,12 @@ def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Re
     """The chosen ones and all that they need."""
     by_key = {resource.key: resource for resource in graph}
     needed: dict[str, Resource] = {}
-
-    def add(resource: Resource) -> None:
+    found = [*chosen]
+    while found:
+        resource = found.pop()
         if resource.key not in needed:
             needed[resource.key] = resource
-            for key in resource.needs:
-                if key in by_key:
-                    add(by_key[key])
-
-    for resource in chosen:
-        add(resource)
+            found += [by_key[key] for key in resource.needs if key in by_key]
     return list(needed.values())
 
 
@@ -435,37 +464,19 @@ def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dic
     sorter.prepare()
     failed: dict[str, Exception] = {}
     running: dict[Future[object], str] = {}
-    done = SimpleQueue[Future[object]]()
     with ThreadPoolExecutor(WORKERS) as pool:
         while True:
-            for key in sorter.get_ready():
-                future = pool.submit(act, by_key[key])
-                running[future] = key
-                future.add_done_callback(done.put)
+            running |= {pool.submit(act, by_key[key]): key for key in sorter.get_ready()}
             if not running:
                 return failed
-            future = done.get()
-            key = running.pop(future)
-            error = future.exception()
-            if isinstance(error, Exception):
-                failed[key] = error
-            elif error is not None:
-                raise error
-            else:
-                sorter.done(key)
-
-
-def _check_session(failed: dict[str, Exception], context: DeployContext) -> None:
-    """:raises DeployError: the login to AWS expired, which explains every other failure as well:
-    without it the lease is not renewed either, and nothing more is changed
-    """
-    expired = next(filter(is_expired, failed.values()), None)
-    if expired is not None:
-        raise DeployError(
-            f"the session with AWS expired; {len(failed)} resources and those that need them are "
-            "not done, what was created stays",
-            hint=login_hint(expired, context.deploy.profile),
-        )
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key = running.pop(future)
+                try:
+                    future.result()
+                except Exception as error:
+                    failed[key] = error
+                else:
+                    sorter.done(key)
 
 
 def _reason(error: Exception) -> str:
@@ -521,12 +532,10 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
                 context.kept[resource.key] = resource.title
         except Exception as error:  # the others are still to be deleted
             if may_be_ours:  # without its key's owner, it goes with what it is inside
-                goes_by_itself = isinstance(error, MissingError) and not context.ours.isdisjoint(
-                    resource.parents
-                )
+                goes = isinstance(error, MissingError) and _is_inside_ours(resource, context)
             else:
-                goes_by_itself = isinstance(error, MissingError | CredentialsError | GoneError)
-            if not goes_by_itself:
+                goes = isinstance(error, MissingError | CredentialsError | GoneError)
+            if not goes:
                 seen[resource.key] = f"cannot be seen: {_reason(error)}"
 
     _walk(by_key, look_at)
@@ -585,27 +594,24 @@ def delete(
     for key in context.unseen:
         context.record.drop(key)
 
-    def keep_needs(of: Resource) -> None:
-        for key in of.needs:
-            kept.setdefault(key, of.title)
+    def leave(resource: Resource, reason: str) -> None:
+        left[resource.title] = reason
+        for key in resource.needs:
+            kept.setdefault(key, resource.title)
 
     for resource, live in existing_resources:
         if resource.key in kept:
-            left[resource.title] = f"{kept[resource.key]} is left and needs it"
-            keep_needs(resource)
-            continue
-        if isinstance(live, str):
+            leave(resource, f"{kept[resource.key]} is left and needs it")
+        elif isinstance(live, str):
             left[resource.title] = live
-            continue
-        report(resource, "deleting")
-        try:
-            with report_progress(lambda progress, of=resource: report(of, progress), 0):  # type: ignore[misc]
-                remove(resource, context, live)
-            context.record.drop(resource.key)
-        except Exception as error:  # whatever it is, the others are still to be deleted
-            left[resource.title] = _reason(error)
-            keep_needs(resource)
-            report(resource, "left")
         else:
-            report(resource, "deleted")
+            report(resource, "deleting")
+            try:
+                with report_progress(partial(report, resource), 0):
+                    remove(resource, context, live)
+                context.record.drop(resource.key)
+                report(resource, "deleted")
+            except Exception as error:  # whatever it is, the others are still to be deleted
+                leave(resource, _reason(error))
+                report(resource, "left")
     return left

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from topicberg.errors import TopicbergError
 from topicberg_deploy.context import DeployContext
@@ -175,17 +175,13 @@ class Lease:
                 self.state = state_of(entries)
                 if self.state.holder == self.me:
                     self._hold(sent, version)
-                    return True
-                break
+                return self.state.holder == self.me
         return False
 
     def _write(self, *, overwrite: bool, holder: bool = True, after: str | None = None) -> int:
         """Return the parameter's new version."""
-        value = {
-            "holder": self.me if holder else None,
-            "after": after,
-            "who": f"process {os.getpid()} on {socket.gethostname()}",
-        }
+        who = f"process {os.getpid()} on {socket.gethostname()}"
+        value = {"holder": self.me if holder else None, "after": after, "who": who}
         response = self.client.put_parameter(
             Name=self.name, Value=json.dumps(value), Type="String", Overwrite=overwrite
         )
@@ -194,24 +190,19 @@ class Lease:
     def _history(self) -> tuple[list[Entry], float]:
         """The versions that AWS still has, oldest first, and its time when it answered."""
         entries: list[Entry] = []
-        more: dict[str, str] = {}
-        while True:
-            response = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
-            entries += [_entry(parameter) for parameter in response["Parameters"]]
-            if not response.get("NextToken"):
-                break
-            more = {"NextToken": response["NextToken"]}
-        date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
+        paginator = self.client.get_paginator("get_parameter_history")
+        for response in paginator.paginate(Name=self.name, PaginationConfig={"PageSize": _PAGE}):
+            entries += map(_entry, response["Parameters"])
+            date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
         entries.sort(key=lambda entry: entry.version)
         return entries, parsedate_to_datetime(date).timestamp()
 
 
 def _entry(parameter: dict[str, Any]) -> Entry:
-    value: Any = {}
+    value: Any = None
     with suppress(ValueError):
         value = json.loads(parameter["Value"])
-    if not isinstance(value, dict):
-        value = {}
+    value = value if isinstance(value, dict) else {}
     return Entry(
         version=int(parameter["Version"]),
         at=parameter["LastModifiedDate"].timestamp(),
@@ -244,13 +235,13 @@ def exclusive(context: DeployContext, wait_seconds: float = 0.0) -> Iterator[Non
         stop = threading.Event()
         renewing = threading.Thread(target=_renew, args=(lease, stop), daemon=True)
         renewing.start()
-        context.lease = lease
+        unchecked, context.check_lease = context.check_lease, lease.check
         try:
             yield
         finally:
             stop.set()
             renewing.join()
-            context.lease = None
+            context.check_lease = unchecked
             try:
                 lease.release()
             except Exception as error:  # a lease that is not released expires
@@ -282,17 +273,13 @@ def _alive(path: Path) -> Iterator[None]:
 
 def _ended(folder: Path, holder: str) -> bool:
     """Whether a holder was a process of this machine that has ended."""
+    path = folder / holder
     if not _ID.fullmatch(holder):
         return False
-    path = folder / holder
     try:
-        file: IO[str] = path.open("r+")
-    except OSError:  # it is another machine's, or has a state directory of its own
-        return False
-    with file:
-        try:
+        with path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        path.unlink(missing_ok=True)
-    return True
+            path.unlink(missing_ok=True)
+            return True
+    except OSError:  # it lives, is another machine's, or has a state directory of its own
+        return False

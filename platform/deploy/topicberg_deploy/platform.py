@@ -23,15 +23,27 @@ from topicberg_deploy.aws.iam import (
     tableflow_policy,
 )
 from topicberg_deploy.aws.parameters import CONSUMER, PRODUCER, Parameters
-from topicberg_deploy.confluent.catalogs import GLUE, OPEN_CATALOG, PROVIDER_INTEGRATION, UNITY
 from topicberg_deploy.confluent.connect import QUICKSTARTS, Connector
-from topicberg_deploy.confluent.iam import RoleBinding, ServiceAccount
-from topicberg_deploy.confluent.integrations import CatalogIntegration, ProviderIntegration
+from topicberg_deploy.confluent.integrations import (
+    GLUE,
+    OPEN_CATALOG,
+    PROVIDER_INTEGRATION,
+    UNITY,
+    UNITY_INTEGRATION,
+    CatalogIntegration,
+    ProviderIntegration,
+)
 from topicberg_deploy.confluent.kafka import Acl, KafkaTopic, RegistrySubject
 from topicberg_deploy.confluent.keys import KeyKind, RotatingKey
-from topicberg_deploy.confluent.organization import Cluster, Environment, SchemaRegistry
+from topicberg_deploy.confluent.organization import (
+    Cluster,
+    Environment,
+    RoleBinding,
+    SchemaRegistry,
+    ServiceAccount,
+)
 from topicberg_deploy.confluent.tableflow import TableflowTopic
-from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT, READER, REGISTRY
+from topicberg_deploy.context import CLUSTER, ENVIRONMENT, READER, REGISTRY
 from topicberg_deploy.resource import Resource
 from topicberg_deploy.snowflake.integrations import (
     Integration,
@@ -45,15 +57,13 @@ from topicberg_deploy.snowflake.principals import (
     Grant,
     NetworkPolicy,
     RoleGrant,
+    SnowflakeRole,
     User,
     UserKeys,
     UserPolicy,
 )
-from topicberg_deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
-from topicberg_deploy.snowflake.storage import OWNER, Container, Warehouse
+from topicberg_deploy.snowflake.storage import OWNER, Container, Warehouse, object_tags
 from topicberg_deploy.snowflake.tables import IcebergTable, LinkedDatabase, LinkedTable
-from topicberg_deploy.snowflake.tags import object_tags
-from topicberg_deploy.unity_catalog import INTEGRATION as UNITY_INTEGRATION
 
 ACCOUNTS = {
     "app_manager": "creates topics and runs Tableflow",
@@ -72,6 +82,32 @@ CONNECTOR_ACL = "confluent/acl/app_connector"
 IAM_ROLE = "aws/role/snowflake"
 LINKED_INTEGRATION = "snowflake/linked_integration"
 LINKED_DATABASE = "snowflake/linked_database"
+
+
+_BINDINGS = (
+    ("cluster_admin", "app_manager", "CloudClusterAdmin", CLUSTER, ""),
+    # Tableflow validates schemas with the rights of whoever enables it.
+    ("tableflow_subjects", "app_manager", "DeveloperRead", REGISTRY, SUBJECTS),
+    ("subjects_read", "schema_registry", "DeveloperRead", REGISTRY, SUBJECTS),
+    ("subjects_write", "schema_registry", "DeveloperWrite", REGISTRY, SUBJECTS),
+    # A plan, which pull requests start, reads no key that may change something.
+    ("reader_tables", "app_reader", "Operator", CLUSTER, ""),
+    ("reader_subjects", "app_reader", "DeveloperRead", REGISTRY, SUBJECTS),
+)
+"""Name, service account, role, what it is on, and the pattern there."""
+_ACLS = (
+    ("app_connector", "app_connector", "DESCRIBE", "CLUSTER", "kafka-cluster"),
+    # What Dagster's processes need beside the topics of the specs.
+    ("own_group", "app_consumer", "READ", "GROUP", OWN_PREFIX),
+    ("own_topics_read", "app_consumer", "READ", "TOPIC", OWN_PREFIX),
+    ("own_topics_create", "app_producer", "CREATE", "TOPIC", OWN_PREFIX),
+    ("own_topics_write", "app_producer", "WRITE", "TOPIC", OWN_PREFIX),
+    ("own_transactions", "app_producer", "WRITE", "TRANSACTIONAL_ID", OWN_PREFIX),
+    ("topic_configs", "app_producer", "DESCRIBE_CONFIGS", "TOPIC", "*"),
+    ("reader_cluster", "app_reader", "DESCRIBE", "CLUSTER", "kafka-cluster"),
+    ("reader_topics", "app_reader", "DESCRIBE_CONFIGS", "TOPIC", "*"),
+)
+"""Name, service account, operation, kind and name of what it is on."""
 
 
 def account(role: str) -> str:
@@ -110,29 +146,11 @@ def _organization(names: Names, config: Settings) -> Iterator[Resource]:
     for role, purpose in ACCOUNTS.items():
         name, description = names.service_account(role), f"topicberg: {purpose}"
         yield ServiceAccount(account(role), name, description=description)
-    yield _binding("cluster_admin", "app_manager", "CloudClusterAdmin", CLUSTER)
-    # Tableflow validates schemas with the rights of whoever enables it.
-    yield _binding("tableflow_subjects", "app_manager", "DeveloperRead", REGISTRY, pattern=SUBJECTS)
-    for role in ("DeveloperRead", "DeveloperWrite"):
-        name = f"subjects_{role.removeprefix('Developer').lower()}"
-        yield _binding(name, "schema_registry", role, REGISTRY, pattern=SUBJECTS)
-    yield _acl("app_connector", "app_connector", "DESCRIBE", "CLUSTER", "kafka-cluster")
-    # What Dagster's processes need beside the topics of the specs.
+    for name, who, role, on, pattern in _BINDINGS:
+        yield _binding(name, who, role, on, pattern=pattern)
     yield _acl("consumer_group", "app_consumer", "READ", "GROUP", names.prefix, prefixed=True)
-    for name, role, operation, of in (
-        ("own_group", "app_consumer", "READ", "GROUP"),
-        ("own_topics_read", "app_consumer", "READ", "TOPIC"),
-        ("own_topics_create", "app_producer", "CREATE", "TOPIC"),
-        ("own_topics_write", "app_producer", "WRITE", "TOPIC"),
-        ("own_transactions", "app_producer", "WRITE", "TRANSACTIONAL_ID"),
-    ):
-        yield _acl(name, role, operation, of, OWN_PREFIX, prefixed=True)
-    yield _acl("topic_configs", "app_producer", "DESCRIBE_CONFIGS", "TOPIC", "*")
-    # A plan, which pull requests start, reads no key that may change something.
-    yield _acl("reader_cluster", "app_reader", "DESCRIBE", "CLUSTER", "kafka-cluster")
-    yield _acl("reader_topics", "app_reader", "DESCRIBE_CONFIGS", "TOPIC", "*")
-    yield _binding("reader_tables", "app_reader", "Operator", CLUSTER)
-    yield _binding("reader_subjects", "app_reader", "DeveloperRead", REGISTRY, pattern=SUBJECTS)
+    for name, who, operation, of, on in _ACLS:
+        yield _acl(name, who, operation, of, on, prefixed=on == OWN_PREFIX)
 
 
 def _acl(
@@ -153,10 +171,9 @@ def _acl(
 
 
 def _binding(name: str, role_of: str, role: str, on: str, *, pattern: str = "") -> RoleBinding:
-    who, title = account(role_of), f"{role} of {role_of} on {on}{pattern}"
-    needs = (who, on)
+    needs, title = (account(role_of), on), f"{role} of {role_of} on {on}{pattern}"
     return RoleBinding(
-        binding(name), title, needs, needs, account=who, role=role, on=on, pattern=pattern
+        binding(name), title, needs, needs, account=needs[0], role=role, on=on, pattern=pattern
     )
 
 
@@ -212,11 +229,10 @@ def _aws(names: Names, config: Settings) -> Iterator[Resource]:
 
 def _compute(names: Names, config: Settings) -> Iterator[Resource]:
     """What computes the derived tables, unless there is a Spark elsewhere."""
-    bucket = "aws/compute_bucket"
+    bucket, wanted = "aws/compute_bucket", config.on_emr
     in_cloud = config.deployment == "cloud"  # the local stack computes by itself
     yield ComputeBucket(bucket, "of code, logs and query results", wanted=in_cloud)
     yield Workgroup("aws/athena_workgroup", names.athena_workgroup, (bucket,), wanted=config.athena)
-    wanted = config.on_emr
     uploads = wanted and in_cloud and config.emr.image is None
     yield emr.UploadedCode(emr.CODE_KEY, "of this project", (bucket,), (bucket,), uploads)
     yield emr.Application(emr.APPLICATION, names.emr_application, (bucket,), wanted=wanted)
@@ -292,22 +308,21 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         )
         for role, right in (("app_producer", "WRITE"), ("app_consumer", "READ")):
             yield _acl(f"{name}_{role}", role, right, "TOPIC", spec.name)
-    subjects = []
+    before = [] if spec.external else [topic]
     for part, subject, schema, path in (
         ("value", spec.value_subject, spec.value_schema, spec.schema_path("value", config)),
         ("key", spec.key_subject, spec.key, spec.schema_path("key", config)),
     ):
         if path is None or not schema.is_registered:
             continue
-        subjects.append(f"confluent/subject/{name}_{part}")
+        before.append(f"confluent/subject/{name}_{part}")
         needs = [REGISTRY, "key/schema_registry"]
         if schema.compatibility:  # registering takes less than setting the level
-            owner = f"{name}_{part}_owner"
-            on = f"/subject={subject}"
+            owner, on = f"{name}_{part}_owner", f"/subject={subject}"
             yield _binding(owner, "schema_registry", "ResourceOwner", REGISTRY, pattern=on)
             needs.append(binding(owner))
         yield RegistrySubject(
-            subjects[-1],
+            before[-1],
             subject,
             tuple(needs),
             (REGISTRY,),
@@ -316,7 +331,6 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             message=schema.message,
             compatibility=schema.compatibility,
         )
-    before = [*subjects] if spec.external else [topic, *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
     has_source = bool(quickstart) and config.generators
     dead_letters = [*_dead_letters(spec)]
@@ -343,7 +357,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         spec=spec,
         has_source=has_source,
     )
-    yield from _snowflake_table(spec, config, has_source=has_source)
+    tables = _linked_table if config.snowflake_linked_database else _snowflake_table
+    yield from tables(spec, config, has_source=has_source)
 
 
 def _dead_letters(spec: TopicSpec) -> Iterator[Resource]:
@@ -379,16 +394,11 @@ def _connector(
 
 
 def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
-    called = SnowflakeNames.of(config)
-    user = config.snowflake_name("user")
-    reader = config.snowflake_name("system_admin_role")
-    manager = config.snowflake_name("security_admin_role")
-    asker = config.snowflake_name(QUERY_ROLE)
-    owner = config.snowflake_owner_role or OWNER
-    database: tuple[str, ...] = (called.database,)
+    called, owner = SnowflakeNames.of(config), config.snowflake_owner_role or OWNER
+    user, reader, asker = map(config.snowflake_name, ("user", "system_admin_role", QUERY_ROLE))
     schema = (called.database, called.schema)
     roles = (
-        ("security_admin", manager, "Security Admin"),
+        ("security_admin", config.snowflake_name("security_admin_role"), "Security Admin"),
         ("system_admin", reader, "System Admin"),
         ("query", asker, "Query"),
     )
@@ -401,7 +411,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         f"database {called.database}",
         (*used, ROLE_TO_SYSADMIN),
         of="DATABASE",
-        path=database,
+        path=schema[:1],
         comment="Database for Tableflow Kafka Topic data",
     )
     within = ("snowflake/database",)
@@ -424,11 +434,10 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     }
     yield User("snowflake/user", user, (KEYS, "snowflake/warehouse"), properties=properties)
     networks = tuple(filter(None, config.snowflake_allowed_ips.split(",")))
-    policy = config.snowflake_name("network_policy")
-    key, wanted = "snowflake/network_policy", bool(networks)
-    yield NetworkPolicy(key, policy, wanted=wanted, allowed=networks)
-    needs, name = (key, "snowflake/user"), f"{policy} of {user}"
-    key = "snowflake/user_network_policy"
+    policy, wanted = config.snowflake_name("network_policy"), bool(networks)
+    needs: tuple[str, ...] = ("snowflake/network_policy", "snowflake/user")
+    yield NetworkPolicy(needs[0], policy, wanted=wanted, allowed=networks)
+    key, name = "snowflake/user_network_policy", f"{policy} of {user}"
     yield UserPolicy(key, name, needs, needs[1:], wanted, user=user, policy=policy)
     for key, role, _ in roles:
         both = (f"snowflake/role/{key}", "snowflake/user")
@@ -444,8 +453,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield Volume("snowflake/derived_volume", called.derived_volume, needs, derived=True)
     yield Integration("snowflake/integration", called.integration, (CLUSTER,))
     rest = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
-    needs = (CLUSTER, "confluent/catalog_integration")
-    key = "snowflake/rest_integration"
+    needs, key = (CLUSTER, "confluent/catalog_integration"), "snowflake/rest_integration"
     yield RestIntegration(key, called.rest_integration, needs, (CLUSTER,), rest)
     linked = config.snowflake_linked_database
     begin = (LINKED_INTEGRATION, called.linked_integration)
@@ -477,7 +485,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     integration = ("INTEGRATION", (called.integration,), "snowflake/integration")
     usable: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("WAREHOUSE", (called.warehouse,), "snowflake/warehouse"),
-        ("DATABASE", database, "snowflake/database"),
+        ("DATABASE", schema[:1], "snowflake/database"),
         ("SCHEMA", schema, "snowflake/schema"),
         volume,
         ("EXTERNAL VOLUME", (called.derived_volume,), "snowflake/derived_volume"),
@@ -524,9 +532,6 @@ def _grant(
 
 
 def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
-    if config.snowflake_linked_database:
-        yield from _linked_table(spec, config, has_source=has_source)
-        return
     called, wanted = SnowflakeNames.of(config), spec.has_table(config)
     table, name = f"snowflake/table/{spec.asset_name}", spec.snowflake_name
     # By which Snowflake finds the topics' tables.
@@ -557,10 +562,8 @@ def _readers(config: Settings) -> list[tuple[str, str]]:
 
 
 def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
-    """The table as Snowflake discovers it, and what the reader needs to query it.
-
-    Tables that were created one by one stay: they hold no data, and their readers move when they
-    want to.
+    """The table as Snowflake discovers it, and what the reader needs to query it. Tables that were
+    created one by one stay: they hold no data, and their readers move when they want to.
     """
     if not spec.has_table(config):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 from topicberg.errors import TopicbergError
@@ -16,8 +16,6 @@ FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 """What takes longer says so, again and again."""
-NOT_GRANTED = "Lake Formation permission"
-"""In Glue's reason, which vendors pass on: "Insufficient Lake Formation permission(s)"."""
 
 
 class DeadlineExceededError(TopicbergError):
@@ -51,23 +49,6 @@ def poll(
             )
         sleep(interval)
         interval = min(LONGEST_SECONDS, interval * 1.5)
-
-
-def poll_problem(ask: Callable[[], str], seconds: float, *, sleep: Callable[[float], None]) -> str:
-    """Ask until there is no problem. Return the last one; empty: it is solved in ``seconds``.
-
-    A missing grant is returned at once: `create` prints it, and its administrator makes it.
-    """
-    problem = ""
-
-    def is_decided() -> bool:
-        nonlocal problem
-        problem = ask()
-        return not problem or NOT_GRANTED in problem
-
-    with suppress(DeadlineExceededError):
-        poll(is_decided, "", seconds, sleep=sleep)
-    return problem
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from topicberg.errors import TopicbergError
 from topicberg.errors.aws import login_hint
 from topicberg_deploy.aws.lake_formation import check_deployer
-from topicberg_deploy.aws.simulate import check_permissions
+from topicberg_deploy.aws.permissions import check_permissions
 from topicberg_deploy.confluent.organization import check_given, organization
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.settings import check_secrets
-from topicberg_deploy.snowflake.session import account, admin, refusal_hint, take_roles
+from topicberg_deploy.snowflake_account import refusal_hint
 
 PARTITION = "aws"
 """Confluent Cloud and its Tableflow write to buckets of this partition."""
@@ -35,8 +35,7 @@ def check_confluent(context: DeployContext, before: Command | None) -> None:
 def check_aws(context: DeployContext) -> None:
     """:raises TopicbergError: the account is of another partition"""
     arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
-    partition = arn.split(":")[1]
-    if partition != PARTITION:
+    if (partition := arn.split(":")[1]) != PARTITION:
         raise TopicbergError(
             f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
             hint="log in to an account of another partition than China's and GovCloud's",
@@ -53,7 +52,7 @@ def check_catalog(context: DeployContext) -> None:
     if catalog not in ("open_catalog", "iceberg_rest") or uri is None:
         return
     host = (urlsplit(uri).hostname or "").removesuffix(".snowflakecomputing.com")
-    own = account(context).lower().replace("_", "-")
+    own = context.snowflake.identifier.lower().replace("_", "-")
     if own and host.removesuffix(".privatelink") == own:
         raise TopicbergError(
             f"TOPICBERG_CATALOG__URI: {uri} is Snowflake Horizon, the catalog of this account, "
@@ -64,30 +63,22 @@ def check_catalog(context: DeployContext) -> None:
 
 
 def check(context: DeployContext, before: Command | None = None) -> None:
-    """:raises TopicbergError: names every account that does not let us in, or lacks what is
-    needed
-    """
+    """:raises TopicbergError: names every account that refuses us, or lacks what is needed"""
     from snowflake.connector.errors import Error as SnowflakeError
 
-    requests: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: check_confluent(context, before)),
-        ("AWS", lambda: check_aws(context)),
-        ("Snowflake's admin user", lambda: take_roles(context)),
+    creates = before == "create"  # who plans or rotates may only read, and sends no secrets
+    in_cloud = context.config.deployment == "cloud"
+    requests: list[tuple[str, bool, Callable[[], object]]] = [
+        ("Confluent Cloud", True, lambda: check_confluent(context, before)),
+        ("AWS", True, lambda: check_aws(context)),
+        ("Snowflake's admin user", True, context.snowflake.take_roles),
+        ("Snowflake's REST catalog", before is not None, lambda: check_catalog(context)),
+        ("Clients of catalogs", creates, lambda: check_secrets(context.config, context.deploy)),
+        ("AWS Lake Formation", creates and in_cloud, lambda: check_deployer(context)),
+        ("AWS IAM", creates and in_cloud, lambda: check_permissions(context)),
     ]
-    if before:
-        requests.append(("Snowflake's REST catalog", lambda: check_catalog(context)))
-    if before == "create":  # who plans or rotates sends none
-        requests.append(
-            ("Clients of catalogs", lambda: check_secrets(context.config, context.deploy))
-        )
-    if before == "create" and context.config.deployment == "cloud":  # who plans may only read
-        requests += [
-            ("AWS Lake Formation", lambda: check_deployer(context)),
-            ("AWS IAM", lambda: check_permissions(context)),
-        ]
-    problems = []
-    hint = "see docs/cloud.md for what each account needs"
-    for name, ask in requests:
+    problems, hint = [], "see docs/cloud.md for what each account needs"
+    for name, ask in ((name, ask) for name, is_asked, ask in requests if is_asked):
         try:
             ask()
         except TopicbergError as error:
@@ -98,6 +89,6 @@ def check(context: DeployContext, before: Command | None = None) -> None:
             hint = login_hint(error, context.deploy.profile) or hint
         except SnowflakeError as error:  # e.g. a network policy, before anything costs money
             problems.append(f"{name} cannot log in: {error.msg}")
-            hint = refusal_hint(str(error.msg), admin(context)["user"]) or hint
+            hint = refusal_hint(str(error.msg), context.snowflake.admin()["user"]) or hint
     if problems:
         raise TopicbergError("nothing was changed, because:\n  " + "\n  ".join(problems), hint=hint)

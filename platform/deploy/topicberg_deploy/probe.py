@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from topicberg.clients.confluent import GoneError
 from topicberg.endpoints import LakeEndpoints, load_endpoints
 from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
@@ -25,11 +24,10 @@ from topicberg_deploy.aws.bucket import CODE
 from topicberg_deploy.aws.emr import STATE_SECONDS
 from topicberg_deploy.aws.lake_formation import read_data_lake
 from topicberg_deploy.confluent.integrations import CATALOGS
+from topicberg_deploy.confluent.keys import is_shown
 from topicberg_deploy.confluent.tableflow import listed
-from topicberg_deploy.confluent_apis import READER
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.polling import poll
-from topicberg_deploy.snowflake.session import SqlObject, admin, run
+from topicberg_deploy.context import READER, DeployContext
+from topicberg_deploy.snowflake.session import SqlObject, run
 
 OWNER = "ACCOUNTADMIN"
 ROLE_ARN = "arn:aws:iam::123456789012:role/probe"
@@ -105,7 +103,7 @@ def probe(context: DeployContext) -> Iterator[ProbeResult]:
         yield _observe(
             integration.title, lambda: _names(integration, context, _PROPERTIES, *principals)
         )
-    user = _User("probe/user", admin(context)["user"])
+    user = _User("probe/user", context.snowflake.admin()["user"])
     yield _observe(user.title, lambda: _names(user, context, _FINGERPRINTS))
     yield _observe("network policy of Snowflake's account", lambda: _network_policy(context))
     yield _observe("AWS Lake Formation", lambda: _lake_formation(context))
@@ -144,9 +142,9 @@ def _created(resource: SqlObject, context: DeployContext) -> Iterator[None]:
 def _observe(what: str, look: Callable[[], str]) -> ProbeResult:
     try:
         return ProbeResult(what, look())
-    except TopicbergError as error:  # it names what the answer has
-        return ProbeResult(what, error.message)
     except Exception as error:
+        if isinstance(error, TopicbergError):  # it names what the answer has
+            return ProbeResult(what, error.message)
         if not is_of_vendor(error):
             raise
         return ProbeResult(what, str(error))
@@ -164,44 +162,38 @@ def _names(
     if described is None:
         return "DESC finds nothing"
     missing = [name for name in names if name not in described]
-    if one_of and not any(all(name in described for name in group) for group in one_of):
-        missing.append(" or ".join(" and ".join(group) for group in one_of))
+    if one_of and not any(described.keys() >= {*group} for group in one_of):
+        missing.append(" or ".join(map(" and ".join, one_of)))
     return f"DESC lacks {', '.join(missing)}; it has {', '.join(described)}" if missing else ""
 
 
 def _network_policy(context: DeployContext) -> str:
     rows = run(context, "SHOW PARAMETERS LIKE 'network_policy' IN ACCOUNT", "SECURITYADMIN")
     policy = next((row["value"] for row in rows), "")
-    if not policy:
-        return ""
-    return f"{policy} must allow this machine, and every other one that runs `topicberg deploy`"
+    why = "must allow this machine, and every other one that runs `topicberg deploy`"
+    return f"{policy} {why}" if policy else ""
 
 
 def _lake_formation(context: DeployContext) -> str:
-    if not read_data_lake(context).is_governed:
-        return ""
-    return "it governs the catalog: `topicberg deploy plan` prints the grants that are missing"
+    why = "it governs the catalog: `topicberg deploy plan` prints the grants that are missing"
+    return why if read_data_lake(context).is_governed else ""
 
 
 def _shown(context: DeployContext, key: str) -> str:
-    try:
-        context.confluent.cloud.get(f"/iam/v2/api-keys/{key}")
-    except GoneError:
-        return (
-            f"Confluent does not show {key} to this login, so stored keys are tried instead, and "
-            "those that `topicberg deploy rotate` replaces may stay"
-        )
-    return ""
+    if is_shown(context, key):
+        return ""
+    return (
+        f"Confluent does not show {key} to this login, so stored keys are tried instead, and "
+        "those that `topicberg deploy rotate` replaces may stay"
+    )
 
 
 def _seen_by_reader(context: DeployContext) -> str:
     for path in (TOPICS, CATALOGS):
-        all_of_them, seen = (
-            len(listed(context, path, name) or []) for name in ("tableflow", _READER)
-        )
-        if seen < all_of_them:
+        total, seen = (len(listed(context, path, name) or []) for name in ("tableflow", _READER))
+        if seen < total:
             return (
-                f"it lists {seen} of {all_of_them} at {path}, so plans of CI do not see the rest: "
+                f"it lists {seen} of {total} at {path}, so plans of CI do not see the rest: "
                 "the role Operator does not suffice"
             )
     return ""
@@ -227,10 +219,9 @@ def run_job(context: DeployContext, emr: EmrSettings, config: Settings, lake: La
             return state if state["state"] in _ENDED else None
 
         awaited = f"job run {job['jobRunId']} of EMR Serverless ends"
-        run = poll(ended, awaited, STATE_SECONDS, sleep=context.sleep)
+        run = context.poll(ended, awaited, STATE_SECONDS)
         client.get_dashboard_for_job_run(**job)  # which Dagster requests, too
     finally:
         s3.delete_object(Bucket=bucket, Key=program)
-    if run["state"] == "SUCCESS":
-        return ""
-    return f"{job['jobRunId']} ended as {run['state']}: {run['stateDetails']}; see {emr.log_uri}"
+    end = f"{job['jobRunId']} ended as {run['state']}: {run['stateDetails']}; see {emr.log_uri}"
+    return "" if run["state"] == "SUCCESS" else end

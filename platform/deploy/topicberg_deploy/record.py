@@ -5,42 +5,72 @@ is recorded before it is created, and by its id once it exists. What has no reco
 another id, is never deleted; whoever lost the records names what to delete all the same.
 
 The record is in SSM Parameter Store, beside the lease, so that every machine has it. A parameter
-takes 4,096 characters, so there are several; only the holder of the lease writes them. It also has
-the fingerprints of the logins that were sent: :mod:`topicberg_deploy.logins`.
+takes 4,096 characters, so there are several; only the holder of the lease writes them.
+
+It also has the fingerprints of logins of clients, which vendors store and never return, such as
+that of a catalog: so a plan shows a login that differs from the settings', and a client's secret
+can be changed while the one before still works.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from pydantic import SecretStr
 
 from topicberg.clients.aws import every
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg_deploy.context import DeployContext
-    from topicberg_deploy.resource import Live, Resource
 
 PAGE_CHARACTERS = 3500
 """Of a parameter, before another one begins: less than AWS takes, since an entry gets its id
 later."""
 BEGUN = ""
 """In place of the id of what may have been created."""
+CURRENT = "that of the settings"
+"""State of a login that was sent; what a plan wants."""
+UNKNOWN, EARLIER = "unknown", "an earlier one"
 _LOGIN = "login of "
 """Begins the entry of the login that was sent for a resource."""
 
 
-class Pages:
-    """Where the record is kept: texts by their numbers, as parameters of AWS.
+@dataclass(frozen=True)
+class ClientLogin:
+    id: str
+    secret: SecretStr
 
-    :param client: boto3's ``ssm``
-    """
+    @classmethod
+    def of(cls, id: str | None, secret: SecretStr | None) -> ClientLogin:
+        """The settings have been checked: the secret is missing only where it is not sent."""
+        return cls(id or "", secret or SecretStr(""))
+
+    def fields(self) -> dict[str, str]:
+        """:raises TopicbergError: the secret is missing, as where only plans are made"""
+        secret = self.secret.get_secret_value()
+        if not secret:
+            raise TopicbergError(
+                f"the secret of client {self.id} is missing",
+                hint="set TOPICBERG_CATALOG__CLIENT_SECRET or TOPICBERG_UNITY__CLIENT_SECRET",
+            )
+        return {"client_id": self.id, "client_secret": secret}
+
+    @property
+    def fingerprint(self) -> str:
+        """By a slow function, so that a secret cannot be found by trying."""
+        secret = self.secret.get_secret_value().encode()
+        return hashlib.scrypt(secret, salt=self.id.encode(), n=2**11, r=8, p=1, dklen=12).hex()
+
+
+class Pages:
+    """Where the record is kept: texts by their numbers, as parameters of AWS (boto3's ``ssm``)."""
 
     def __init__(self, client: Any, path: str) -> None:
-        self._client = client
-        self._path = path
+        self._client, self._path = client, path
 
     def read(self) -> dict[int, str]:
         listed = every(self._client, "get_parameters_by_path", "Parameters", Path=self._path)
@@ -75,10 +105,9 @@ class CreationRecord:
         """
         pages: dict[int, dict[str, str]] = {}
         for number, text in self._kept.read().items():
-            try:
+            page = None
+            with suppress(ValueError):
                 page = json.loads(text)
-            except ValueError:
-                page = None
             if not isinstance(page, dict):
                 raise TopicbergError(
                     f"page {number} of the record of what `deploy` created is not a JSON object: "
@@ -94,26 +123,31 @@ class CreationRecord:
     def _loaded(self) -> dict[int, dict[str, str]]:
         return self.load() if self._pages is None else self._pages
 
-    def get(self, key: str) -> str | None:
-        """Return the identity of what was created; None: nothing was."""
+    def _entries(self) -> dict[str, str]:
         pages = self._loaded()
         with self._lock:
-            return next((page[key] for page in pages.values() if key in page), None)
+            return {key: identity for page in pages.values() for key, identity in page.items()}
+
+    def get(self, key: str) -> str | None:
+        """Return the identity of what was created; None: nothing was."""
+        return self._entries().get(key)
 
     def keys(self) -> set[str]:
         """Return the keys of all that was created."""
-        pages = self._loaded()
-        with self._lock:
-            entries = {key for page in pages.values() for key in page}
-        return {key for key in entries if not key.startswith(_LOGIN)}
+        return {key for key in self._entries() if not key.startswith(_LOGIN)}
 
-    def login(self, key: str) -> str | None:
-        """Return the fingerprint of the login that was sent for a resource; None: unknown."""
-        return self.get(_LOGIN + key)
+    def login_state(self, key: str, login: ClientLogin) -> str:
+        """Return which login was sent for a resource: :data:`CURRENT`, or what to show instead.
+        Without its secret, as in a plan by CI, nothing differs.
+        """
+        sent = self.get(_LOGIN + key)
+        if not login.secret.get_secret_value() or sent == login.fingerprint:
+            return CURRENT
+        return UNKNOWN if sent is None else EARLIER
 
-    def put_login(self, key: str, fingerprint: str) -> None:
-        """It is kept when this returns."""
-        self.put(_LOGIN + key, fingerprint)
+    def put_login(self, key: str, login: ClientLogin) -> None:
+        """Record that the vendor has this login; it is kept when this returns."""
+        self.put(_LOGIN + key, login.fingerprint)
 
     def put(self, key: str, identity: str) -> None:
         """It is kept when this returns."""
@@ -128,73 +162,43 @@ class CreationRecord:
 
     def drop(self, key: str) -> None:
         """Drop what is recorded of a resource, the login that was sent for it as well."""
-        entries = [recorded for recorded in (key, _LOGIN + key) if self.get(recorded) is not None]
-        if not entries:
-            return
-        pages = self._loaded()
+        pages, entries = self._loaded(), {key, _LOGIN + key}
         with self._lock:
-            for number, page in pages.items():
+            holding = {number for number, page in pages.items() if entries & page.keys()}
+            for number in holding:
                 for entry in entries:
-                    if page.pop(entry, None) is not None:
-                        self._changed.add(number)
-        self._write()
+                    pages[number].pop(entry, None)
+            self._changed |= holding
+        if holding:
+            self._write()
 
     @staticmethod
     def _number(pages: dict[int, dict[str, str]], key: str, identity: str) -> int:
         """Return the page that has the key, or the first one with room for it."""
-        for number, page in sorted(pages.items()):
-            if key in page:
-                return number
         length = len(json.dumps({key: identity}))
-        for number, page in sorted(pages.items()):
-            if len(json.dumps(page)) + length <= PAGE_CHARACTERS:
-                return number
-        return next(number for number in range(len(pages) + 1) if number not in pages)
+        with_key = (number for number, page in pages.items() if key in page)
+        with_room = (
+            number
+            for number, page in sorted(pages.items())
+            if len(json.dumps(page)) + length <= PAGE_CHARACTERS
+        )
+        unused = (number for number in range(len(pages) + 1) if number not in pages)
+        return next(chain(with_key, with_room, unused))
 
     def _write(self) -> None:
         """Write what changed, also what other threads changed meanwhile: one request for all."""
         with self._writing:
             pages = self._loaded()
             with self._lock:
-                texts = {
-                    page_number: json.dumps(pages[page_number])
-                    for page_number in self._changed
-                    if pages[page_number]
-                }
-                empty = self._changed - texts.keys()
+                texts = {number: json.dumps(pages[number]) for number in self._changed}
                 self._changed = set()
             try:
                 for number, text in texts.items():
-                    self._kept.write(number, text)
-                for number in empty:
-                    self._kept.delete(number)
+                    if text == "{}":
+                        self._kept.delete(number)
+                    else:
+                        self._kept.write(number, text)
             except Exception:
                 with self._lock:
-                    self._changed |= {*texts, *empty}
+                    self._changed |= texts.keys()
                 raise
-
-
-def identity(resource: Resource, context: DeployContext, live: Live) -> str:
-    """Return which one it is, as far as vendors tell: its id, and those of what it is inside."""
-    around = [context.live[key].id for key in resource.parents if key in context.live]
-    return " ".join([*around, resource.lasting_id(live)])
-
-
-def may_own(resource: Resource, context: DeployContext) -> bool:
-    """Return whether ``deploy`` may have created a resource, before it is looked at."""
-    inside = not context.ours.isdisjoint(resource.parents)
-    return inside or resource.key in context.claimed or context.record.get(resource.key) is not None
-
-
-def owns(resource: Resource, context: DeployContext, live: Live) -> bool:
-    """Return whether ``deploy`` created a resource, or what it goes with; :attr:`~.ours` of the
-    context then has it.
-    """
-    recorded = context.record.get(resource.key)
-    created = recorded is not None and recorded in (BEGUN, identity(resource, context, live))
-    inside = not context.ours.isdisjoint(resource.parents)
-    if created or inside or resource.key in context.claimed:
-        context.ours.add(resource.key)
-        return True
-    context.ours.discard(resource.key)
-    return False

@@ -11,14 +11,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
-    from topicberg_deploy.context import DeployContext
-    from topicberg_deploy.costs import Cost, Quota
+from topicberg.settings import Settings
+from topicberg_deploy.context import DeployContext as DeployContext
+from topicberg_deploy.context import Fields as Fields
+from topicberg_deploy.context import Live as Live
+from topicberg_deploy.context import MissingError as MissingError
+from topicberg_deploy.costs import Cost, Quota
 
 
 class Action(StrEnum):
@@ -35,44 +36,8 @@ class Action(StrEnum):
     """It cannot be created before something happens that is not ours to do; nothing is wrong."""
 
 
-Fields = dict[str, Any]
-"""Field → value as JSON has it. Never a secret: fields are printed."""
-
-
-@dataclass(frozen=True)
-class Live:
-    """A resource as it is.
-
-    :param id: how its vendor calls it
-    :param fields: what is compared with :meth:`Resource.desired`
-    :param facts: what others need of it, e.g. its address
-    """
-
-    id: str
-    fields: Fields = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict, repr=False)
-
-
-class MissingError(Exception):
-    """Something that is needed to look at a resource is not there.
-
-    :param key: of the resource that is missing
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key} is not there")
-        self.key = key
-
-
 class WaitingError(Exception):
-    """A resource cannot be created before something happens that is not ours to do.
-
-    :param reason: what it waits for
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """What a resource waits for before it can be created, and that is not ours to do."""
 
 
 class HiddenError(TopicbergError):

@@ -22,9 +22,8 @@ from topicberg.clients.secrets import ApiKey, Version, active_slot
 from topicberg.errors import TopicbergError
 from topicberg.errors.aws import is_expired, login_hint
 from topicberg_deploy.confluent.keys import RotatingKey
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.engine import TRIES, ensure, look, plan, with_needs
-from topicberg_deploy.resource import Action, Resource
+from topicberg_deploy.resource import Action, DeployContext, Resource
 from topicberg_deploy.snowflake.principals import User, UserKeys
 
 Tell = Callable[[str], None]
@@ -51,12 +50,11 @@ def decide(
     newest_first = sorted(keys.items(), key=lambda key: key[1], reverse=True)
     is_due = force or newest_first[0][1] + period <= now
     after = [("", now), *newest_first] if is_due else newest_first
-    revoke = [
+    return is_due, [
         key
         for number, (key, _) in enumerate(after)
         if number >= retain and after[number - 1][1] + period <= now
     ]
-    return is_due, revoke
 
 
 def rotate(
@@ -73,8 +71,7 @@ def rotate(
     """
     moment = now or datetime.now(UTC)
     user = next((candidate for candidate in graph if isinstance(candidate, User)), None)
-    rotated = 0
-    problems: list[str] = []
+    rotated, problems = 0, list[str]()
     for resource in graph:
         if not isinstance(resource, RotatingKey | UserKeys):
             continue
@@ -108,8 +105,7 @@ def _rotate_key(
     live = ensure(resource, context, lambda _, progress: tell(f"{progress}: {resource.title}"))
     period = timedelta(days=context.deploy.day_count)
     versions: list[Version] = live.facts["versions"]  # not of a key whose secret is lost
-    made = resource.alive(context, versions)
-    known = {version.label for version in versions}
+    made, known = resource.alive(context, versions), {version.label for version in versions}
     keys = {key: when for key, when in made.items() if key in known}
     retain = context.deploy.number_of_api_keys_to_retain
     is_due, revoke = decide(keys, now, period, retain, force=force)
@@ -118,12 +114,15 @@ def _rotate_key(
         ensure(resource, context, _quiet)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
-        due = max(keys.values()) + period
-        tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
+        _tell_due(tell, max(keys.values()) + period, resource)
     for old in revoke:
         resource.revoke(context, old)
         tell(f"deleted: {resource.title}: {old}")
     return is_due
+
+
+def _tell_due(tell: Tell, due: datetime, resource: Resource) -> None:
+    tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
 
 
 def _add(resource: RotatingKey, context: DeployContext) -> ApiKey:
@@ -150,10 +149,9 @@ def _rotate_pair(
     ensure(user, context, _quiet)  # a pair that was stored is put in, tried and published
     live = look(resource, context)
     assert live is not None  # noqa: S101  it was just converged
-    active = live.facts["versions"][-1]
-    due = active.created + timedelta(days=context.deploy.day_count)
+    due = live.facts["versions"][-1].created + timedelta(days=context.deploy.day_count)
     if not force and now < due:
-        tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
+        _tell_due(tell, due, resource)
         return False
     values = live.facts["values"]
     slot = 3 - active_slot(values)

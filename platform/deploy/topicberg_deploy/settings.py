@@ -85,72 +85,81 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     try:
         deploy = DeploySettings(**_local(config) | given)
     except ValidationError as error:
-        errors = error.errors(include_input=False)
-        for detail in errors:
+        for detail in error.errors(include_input=False):
             name, is_missing = _called(str(detail["loc"][0])), detail["type"] == "missing"
-            (missing if is_missing else problems).append(
-                f"{name}: {'missing' if is_missing else detail['msg']}"
-            )
+            if is_missing:
+                missing.append(f"{name}: missing")
+            else:
+                problems.append(f"{name}: {detail['msg']}")
     stated = deploy or _Stated(**given)
-    problems += _catalog_problems(stated.catalog, config)
-    problems += _unity_problems(config)
-    problems += _emr_problems(config)
-    problems += _private_problems(config)
-    problems += _existing_problems(config)
+    problems += _problems(stated.catalog, config)
     if config.deployment == "cloud":
         missing += _missing_in_cloud(stated, problems)
-    if deploy is None or problems or missing:
-        logins = ("confluent_api_key", "confluent_api_secret", "admin_user_secrets_root_path")
-        has_login = any(getattr(stated, name) for name in logins)
-        text = "\n  ".join(
-            ["the deployment's settings are incomplete or wrong:", *missing, *problems]
-        )
-        hint = "set them in the environment or in .env, or by the flag of the same name"
-        if problems or has_login:
-            raise TopicbergError(text, hint=hint)
-        raise NoLoginError(text, missing, hint)
-    return deploy
+    if deploy is not None and not problems and not missing:
+        return deploy
+    logins = ("confluent_api_key", "confluent_api_secret", "admin_user_secrets_root_path")
+    text = "\n  ".join(["the deployment's settings are incomplete or wrong:", *missing, *problems])
+    hint = "set them in the environment or in .env, or by the flag of the same name"
+    if problems or any(getattr(stated, name) for name in logins):
+        raise TopicbergError(text, hint=hint)
+    raise NoLoginError(text, missing, hint)
 
 
-def _catalog_problems(catalog: RestCatalog, config: Settings) -> list[str]:
-    """What Snowflake needs to log in to a REST catalog."""
-    needed = {
+def _problems(catalog: RestCatalog, config: Settings) -> list[str]:
+    """Return what contradicts itself, or lacks what another setting needs.
+
+    https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/release-versions.html and
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-private
+    """
+    emr, unity, chosen = config.emr, config.unity, config.snowflake_catalog
+    of_catalog = {
         "open_catalog": ("uri", "name", "client_id", "scope"),
         "iceberg_rest": ("uri", "client_id", "scope"),
-    }.get(config.snowflake_catalog, ())
-    problems = []
-    if config.has_topics_catalog and config.on_emr and not config.emr.subnet_ids:
-        problems.append(
-            "TOPICBERG_SPARK_REMOTE: missing; TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, which "
-            "job runs of EMR Serverless do not reach: they have no network but to AWS, unless "
-            "TOPICBERG_EMR__SUBNET_IDS gives them one. Without a Spark, set TOPICBERG_COMPUTE=none"
-        )
-    if bool(catalog.iam_user_arn) != bool(catalog.external_id):
-        problems.append(
-            f"{TOPICS_PREFIX}__IAM_USER_ARN, {TOPICS_PREFIX}__EXTERNAL_ID: set both or none"
-        )
-    return problems + [
-        f"{name}: missing; TOPICBERG_SNOWFLAKE_CATALOG is {config.snowflake_catalog}"
-        for name in catalog.absent(*needed)
+    }.get(chosen, ())
+    of_unity = ("workspace_url", "catalog", "client_id")
+    stated = next((name for name in of_unity if getattr(unity, name)), None)
+    a_unity = f"TOPICBERG_UNITY__{(stated or '').upper()}"
+    series, _, number = emr.release.rpartition("-spark-")
+    is_new = bool(series) and tuple(map(int, re.findall(r"\d+", number)[:2])) >= FIRST_RELEASE
+    private, cluster = config.snowflake_privatelink, config.existing_cluster
+    contradictions = {
+        "TOPICBERG_SPARK_REMOTE: missing; TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, which "
+        "job runs of EMR Serverless do not reach: they have no network but to AWS, unless "
+        "TOPICBERG_EMR__SUBNET_IDS gives them one. Without a Spark, set TOPICBERG_COMPUTE=none": (
+            config.has_topics_catalog and config.on_emr and not emr.subnet_ids
+        ),
+        f"{TOPICS_PREFIX}__IAM_USER_ARN, {TOPICS_PREFIX}__EXTERNAL_ID: set both or none": (
+            bool(catalog.iam_user_arn) != bool(catalog.external_id)
+        ),
+        f"{a_unity}: only Confluent's Tableflow publishes to Unity Catalog, and "
+        "TOPICBERG_TABLEFLOW is topicberg": stated and config.tableflow == "topicberg",
+        f"TOPICBERG_EMR__RELEASE: {emr.release} has no Spark 4.1; the first release that has it is "
+        f"emr-spark-{'.'.join(map(str, FIRST_RELEASE))}.0": config.on_emr and not is_new,
+        "TOPICBERG_EMR__SUBNET_IDS, TOPICBERG_EMR__SECURITY_GROUP_IDS: set both or none": (
+            bool(emr.subnet_ids) != bool(emr.security_group_ids)
+        ),
+        "TOPICBERG_SNOWFLAKE_PRIVATELINK: by AWS PrivateLink, Snowflake reaches Glue only at "
+        "its Iceberg REST API; set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest": (
+            private and chosen == "glue"
+        ),
+        "TOPICBERG_SNOWFLAKE_PRIVATELINK: Snowflake takes no vended credentials by AWS "
+        "PrivateLink; set TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false": (
+            private and config.snowflake_vended_credentials
+        ),
+        "TOPICBERG_EXISTING_ENVIRONMENT: missing; it is the environment of "
+        f"TOPICBERG_EXISTING_CLUSTER, {cluster}": cluster and config.existing_environment is None,
+        "TOPICBERG_CLUSTER_TYPE: leave it out; the type of TOPICBERG_EXISTING_CLUSTER, "
+        f"{cluster}, is not changed": cluster and config.cluster_type is not None,
+    }
+    absent_of_unity = absent(_UNITY_PREFIX, unity, *of_unity) if stated else ()
+    return [
+        *(
+            f"{name}: missing; TOPICBERG_SNOWFLAKE_CATALOG is {chosen}"
+            for name in catalog.absent(*of_catalog)
+        ),
+        *(f"{name}: missing; {a_unity} is set" for name in absent_of_unity),
+        *(problem for problem, holds in contradictions.items() if holds),
     ]
-
-
-def _unity_problems(config: Settings) -> list[str]:
-    """Return what is missing to log in to Unity Catalog, and what contradicts it."""
-    needed = ("workspace_url", "catalog", "client_id")
-    first = next((name for name in needed if getattr(config.unity, name)), None)
-    if first is None:
-        return []
-    problems = [
-        f"{name}: missing; TOPICBERG_UNITY__{first.upper()} is set"
-        for name in absent(_UNITY_PREFIX, config.unity, *needed)
-    ]
-    if config.tableflow == "topicberg":
-        problems.append(
-            f"TOPICBERG_UNITY__{first.upper()}: only Confluent's Tableflow publishes to Unity "
-            "Catalog, and TOPICBERG_TABLEFLOW is topicberg"
-        )
-    return problems
 
 
 def check_secrets(config: Settings, deploy: DeploySettings) -> None:
@@ -170,73 +179,15 @@ def check_specs(config: Settings, specs: Sequence[TopicSpec]) -> None:
 
     https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
     """
-    is_empty = not any(spec.tableflow.enabled for spec in specs)
-    if config.unity.workspace_url is None or is_empty:
-        return
-    if not any(spec.has_delta_table for spec in specs):
+    enabled = any(spec.tableflow.enabled for spec in specs)
+    has_delta = any(spec.has_delta_table for spec in specs)
+    if config.unity.workspace_url is not None and enabled and not has_delta:
         raise TopicbergError(
             "TOPICBERG_UNITY__WORKSPACE_URL: Tableflow publishes only Delta tables to Unity "
             "Catalog, and no topic has DELTA in tableflow.table_formats",
             hint="set `tableflow: {table_formats: [ICEBERG, DELTA]}` in the spec of a topic, or "
             "unset TOPICBERG_UNITY__WORKSPACE_URL",
         )
-
-
-def _existing_problems(config: Settings) -> list[str]:
-    """Return what contradicts an environment or a cluster that exists."""
-    if config.existing_cluster is None:
-        return []
-    problems = []
-    if config.existing_environment is None:
-        problems.append(
-            "TOPICBERG_EXISTING_ENVIRONMENT: missing; it is the environment of "
-            f"TOPICBERG_EXISTING_CLUSTER, {config.existing_cluster}"
-        )
-    if config.cluster_type is not None:
-        problems.append(
-            "TOPICBERG_CLUSTER_TYPE: leave it out; the type of TOPICBERG_EXISTING_CLUSTER, "
-            f"{config.existing_cluster}, is not changed"
-        )
-    return problems
-
-
-def _emr_problems(config: Settings) -> list[str]:
-    """Return why the release cannot compute the tables: it has an earlier Spark than the library.
-
-    https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/release-versions.html
-    """
-    series, _, number = config.emr.release.rpartition("-spark-")
-    is_new = bool(series) and tuple(map(int, re.findall(r"\d+", number)[:2])) >= FIRST_RELEASE
-    if not config.on_emr or is_new:
-        return []
-    first = f"emr-spark-{'.'.join(map(str, FIRST_RELEASE))}.0"
-    return [
-        f"TOPICBERG_EMR__RELEASE: {config.emr.release} has no Spark 4.1; the first release that "
-        f"has it is {first}"
-    ]
-
-
-def _private_problems(config: Settings) -> list[str]:
-    """Return what contradicts private networks.
-
-    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-private
-    """
-    problems = []
-    if bool(config.emr.subnet_ids) != bool(config.emr.security_group_ids):
-        problems.append(
-            "TOPICBERG_EMR__SUBNET_IDS, TOPICBERG_EMR__SECURITY_GROUP_IDS: set both or none"
-        )
-    if config.snowflake_privatelink and config.snowflake_catalog == "glue":
-        problems.append(
-            "TOPICBERG_SNOWFLAKE_PRIVATELINK: by AWS PrivateLink, Snowflake reaches Glue only at "
-            "its Iceberg REST API; set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest"
-        )
-    if config.snowflake_privatelink and config.snowflake_vended_credentials:
-        problems.append(
-            "TOPICBERG_SNOWFLAKE_PRIVATELINK: Snowflake takes no vended credentials by AWS "
-            "PrivateLink; set TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false"
-        )
-    return problems
 
 
 def _missing_in_cloud(known: DeploySettings | _Stated, problems: list[str]) -> list[str]:
@@ -269,16 +220,13 @@ def _local(config: Settings) -> dict[str, Any]:
         return {}
     from topicberg.endpoints import load_endpoints
 
-    endpoints = load_endpoints(config)
-    settings_of_emulators = {
+    endpoints, stated = load_endpoints(config), _Stated().model_fields_set
+    of_emulators = {
         "confluent_url": endpoints.confluent,
         "confluent_api_key": endpoints.confluent_api_key,
         "confluent_api_secret": endpoints.confluent_api_secret,
     }
-    stated = _Stated().model_fields_set
-    return {
-        name: value for name, value in settings_of_emulators.items() if value and name not in stated
-    }
+    return {name: text for name, text in of_emulators.items() if text and name not in stated}
 
 
 class _Stated(HoldsSecrets, EnvironmentSettings):

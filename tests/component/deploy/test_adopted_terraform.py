@@ -12,7 +12,6 @@ from waiting import wait_until
 
 from topicberg.clients import rsa
 from topicberg_deploy.aws.parameters import CONSUMER
-from topicberg_deploy.snowflake.session import login_problem
 
 USER = "flyer"
 """Its ``--service-account-user``."""
@@ -116,11 +115,11 @@ def check_create(vendors: Vendors) -> None:
     assert cluster["spec"]["config"]["kind"] == "Basic"
     vendors.sql(f"SELECT * FROM {USER}_DATABASE.{USER}_SCHEMA.NOTES")  # the table is still there
     user = context.config.snowflake_name("user")
-    assert not login_problem(context, user, OLD.private)  # a reader of the old secret
+    assert not context.snowflake.login_problem(user, OLD.private)  # a reader of the old secret
     values = context.secrets.read(SECRET)
     assert values
     assert values["active_key_number"] == "2"
-    assert not login_problem(context, user, rsa.private_key(values))
+    assert not context.snowflake.login_problem(user, rsa.private_key(values))
     # The other kickstarter's name, if both are in one account: it is not this deployment's.
     held = vendors.client("iam").get_role(RoleName="snowflake_s3_glue_role")["Role"]
     assert "glue.amazonaws.com" in json.dumps(held["AssumeRolePolicyDocument"])

@@ -12,7 +12,7 @@ from topicberg.clients import rsa
 from topicberg.errors import TopicbergError
 from topicberg_deploy.preflight import check
 from topicberg_deploy.snowflake.bootstrap import Admin
-from topicberg_deploy.snowflake.session import refusal_hint
+from topicberg_deploy.snowflake_account import refusal_hint
 
 OWN = "SEC.POLICIES.KEY_PAIR"
 REFUSING = {

@@ -28,12 +28,12 @@ from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
 from topicberg.settings.confluent import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
-from topicberg_deploy import confluent_apis, engine
+from topicberg_deploy import engine
 from topicberg_deploy.confluent import keys
-from topicberg_deploy.confluent.catalogs import PROVIDER_INTEGRATION
+from topicberg_deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg_deploy.confluent.keys import RotatingKey
-from topicberg_deploy.confluent_apis import ENVIRONMENT
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.context import CLUSTER as CLUSTER_KEY
+from topicberg_deploy.context import ENVIRONMENT, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Action, Live, Resource
 from topicberg_deploy.rotate import rotate
@@ -144,7 +144,7 @@ def with_tableflow(
     context, graph = opened(server, catalog)
     context.config.tableflow_namespace = namespace
     account = "confluent/service_account/app_manager"
-    made = (ENVIRONMENT, confluent_apis.CLUSTER, account, ADMIN, "key/tableflow")
+    made = (ENVIRONMENT, CLUSTER_KEY, account, ADMIN, "key/tableflow")
     engine.create([one for one in graph if one.key in made], context, quiet)
     context.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     return context, graph
@@ -268,7 +268,7 @@ def test_catalog_integration_with_a_login_is_created_changed_and_deleted(
     assert catalogs["tci-1"]["spec"]["config"] == expected
     engine.remove(integration, context, live)
     context.record.drop(key)
-    assert context.record.login(key) is None
+    assert context.record.get(f"login of {key}") is None
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
     changing = [one.operation for one in server.asked if "catalog-int" in one.path]
@@ -302,7 +302,7 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     assert catalogs["tci-1"]["spec"]["config"][field] == "a new one"
     again = opened(server, catalog)[0]  # another process
     again.config, again.deploy = context.config, context.deploy
-    for needed in (ENVIRONMENT, confluent_apis.CLUSTER, "key/tableflow"):
+    for needed in (ENVIRONMENT, CLUSTER_KEY, "key/tableflow"):
         again.live[needed] = context.need(needed)
     again.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     assert engine.examine(integration, again).action is Action.KEEP
@@ -581,7 +581,7 @@ def test_keys_that_no_list_shows_are_kept(
     age_keys(monkeypatch)
     assert actions(deployed, "key/") == {}
     context, graph = opened(deployed, only="key/")
-    monkeypatch.setattr(keys, "_exists", lambda *_: False)
+    monkeypatch.setattr(keys, "is_shown", lambda *_: False)
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     assert rotate(graph, context, quiet) == 0
     assert key_ids(deployed) == before
@@ -593,7 +593,7 @@ def test_plan_keeps_keys_that_it_may_neither_see_nor_read(
 ) -> None:
     """With the policy and the Confluent user of CI's plans: only the reader's keys are read."""
     let_lists_lag(deployed)
-    monkeypatch.setattr(keys, "_exists", lambda *_: False)
+    monkeypatch.setattr(keys, "is_shown", lambda *_: False)
     context, graph = opened(deployed, only="key/")
     context.only_plans = True
 

@@ -32,9 +32,8 @@ from topicberg.topics import load_topics
 from topicberg_deploy import engine
 from topicberg_deploy.aws import archive, emr
 from topicberg_deploy.aws.bucket import LOG_DAYS
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.note import note
+from topicberg_deploy.aws.parameters import note
+from topicberg_deploy.context import CLUSTER, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, Resource, Step
 from topicberg_deploy.settings import DeploySettings
@@ -242,8 +241,16 @@ def test_dagster_finds_the_application(
         settings.cache_clear()
 
 
-def test_only_job_runs_of_the_application_get_the_role(service: Any, opened: Any) -> None:
+def test_role_of_job_runs_has_what_they_need_and_nothing_else(service: Any, opened: Any) -> None:
     context = created(opened)
+    check_trust(context)
+    check_requests_are_allowed(context)
+    check_each_action_is_needed(context)
+    check_writes(context)
+
+
+def check_trust(context: DeployContext) -> None:
+    """Only job runs of the application get the role."""
     role = context.aws.client("iam").get_role(RoleName="demo_spark_job_role")["Role"]
     (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
     arn = context.need(emr.APPLICATION).facts["arn"]
@@ -251,18 +258,14 @@ def test_only_job_runs_of_the_application_get_the_role(service: Any, opened: Any
     assert statement["Condition"]["ArnLike"] == {"aws:SourceArn": [arn, f"{arn}/*"]}
 
 
-def test_role_may_do_all_that_a_job_run_requests(service: Any, opened: Any) -> None:
-    context = created(opened)
+def check_requests_are_allowed(context: DeployContext) -> None:
     role = context.aws.client("iam").get_role(RoleName="demo_spark_job_role")["Role"]
     needs = arns(context.namespace, context.names.namespace("stock_trades"))
     assert denial(context.aws.client("iam"), context.aws.client("s3"), role, *needs) is None
 
 
-def test_policy_of_the_role_lacks_no_action_and_has_none_too_many(
-    service: Any, opened: Any
-) -> None:
+def check_each_action_is_needed(context: DeployContext) -> None:
     """Without any of its actions, something that a job run requests is denied."""
-    context = created(opened)
     needs = arns(context.namespace, context.names.namespace("stock_trades"))
     whole = emr.emr_policy(context)["Statement"]
     assert len(whole) == 7
@@ -276,8 +279,8 @@ def test_policy_of_the_role_lacks_no_action_and_has_none_too_many(
                 assert denied, f"nothing needs {action} on {statement['Resource']}"
 
 
-def test_role_writes_derived_tables_and_logs_only(service: Any, opened: Any) -> None:
-    context = created(opened)
+def check_writes(context: DeployContext) -> None:
+    """It writes derived tables and logs only."""
     writes: dict[str, set[str]] = {}
     for statement in emr.emr_policy(context)["Statement"]:
         assert "*" not in statement["Action"]

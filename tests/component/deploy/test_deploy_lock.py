@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -42,7 +42,7 @@ from topicberg_deploy.lock import (
     state_of,
 )
 from topicberg_deploy.settings import DeploySettings
-from topicberg_deploy.snowflake.session import SnowflakeSession
+from topicberg_deploy.snowflake_account import SnowflakeSession
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -179,19 +179,21 @@ class Client:
             raise NotAnsweredError
         return {"Version": written}
 
-    def get_parameter_history(
-        self, *, MaxResults: int, NextToken: str = "0", **_: Any
-    ) -> dict[str, Any]:
-        self._travel()
-        if self.aws.random.random() < 0.05:
-            raise NotAnsweredError
-        first, more = int(NextToken), int(NextToken) + MaxResults
-        date = format_datetime(self.aws.stamp(), usegmt=True)
-        return {
-            "Parameters": self.aws.versions[first:more],
-            "NextToken": str(more) if more < len(self.aws.versions) else None,
-            "ResponseMetadata": {"HTTPHeaders": {"date": date}},
-        }
+    def get_paginator(self, _: str) -> Any:
+        return SimpleNamespace(paginate=self._history)
+
+    def _history(self, *, PaginationConfig: dict[str, int], **_: Any) -> Iterator[dict[str, Any]]:
+        first, size = 0, PaginationConfig["PageSize"]
+        while first == 0 or first < len(self.aws.versions):
+            self._travel()
+            if self.aws.random.random() < 0.05:
+                raise NotAnsweredError
+            date = format_datetime(self.aws.stamp(), usegmt=True)
+            yield {
+                "Parameters": self.aws.versions[first : first + size],
+                "ResponseMetadata": {"HTTPHeaders": {"date": date}},
+            }
+            first += size
 
 
 @dataclass
@@ -335,11 +337,9 @@ def test_lease_without_renewal_stops_before_it_ends() -> None:
         lease.check()
 
 
-class Lost:
-    """A lease that was not renewed in time."""
-
-    def check(self) -> None:
-        raise LockLostError("lost")
+def lose() -> None:
+    """Check a lease that was not renewed in time."""
+    raise LockLostError("lost")
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> DeployContext:
         confluent_url="http://127.0.0.1:9",
     )
     lost = DeployContext(Settings(deployment="cloud"), deploy, [], sleep=lambda _: None)
-    lost.lease = cast("Lease", Lost())
+    lost.check_lease = lose
     return lost
 
 
@@ -375,7 +375,7 @@ def test_aws_change_without_lease_is_not_sent(
 ) -> None:
     with pytest.raises(LockLostError):
         getattr(context.aws.client(service), action)(**arguments)
-    context.lease = None
+    context.check_lease = lambda: None
     with pytest.raises(EndpointConnectionError):
         getattr(context.aws.client(service), action)(**arguments)
 

@@ -38,11 +38,10 @@ from topicberg_deploy.aws.athena import Workgroup
 from topicberg_deploy.aws.iam import Policy
 from topicberg_deploy.aws.permissions import Deployed, Purpose, policy
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.graph.assets import asset_key, deployed_assets
+from topicberg_deploy.graph.definitions import asset_key, deployed_assets
 from topicberg_deploy.preflight import check
 from topicberg_deploy.resource import Step
 from topicberg_deploy.rotate import rotate
-from topicberg_deploy.snowflake.session import _connect
 from topicberg_local.emulators.confluent.server import Fault
 from topicberg_local.emulators.iam import Policies
 
@@ -206,7 +205,8 @@ def logged_in(context: DeployContext) -> Iterator[SnowflakeConnection]:
     """As the runtime does: the service user with its own role and warehouse."""
     values = context.need("snowflake/user_keys").facts["values"]
     key = base64.b64encode(rsa.private_key(values)).decode()
-    connection = _connect(context, user=context.config.snowflake_name("user"), private_key=key)
+    user = context.config.snowflake_name("user")
+    connection = context.snowflake.connect(user=user, private_key=key)
     try:
         yield connection
     finally:
@@ -313,7 +313,7 @@ def test_service_user_creates_derived_tables(deployed: DeployContext, derived: s
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             ask(connection, f"DROP ICEBERG TABLE {table.name}")
     derived_table = SnowflakeNames.of(deployed.config).table("TOTALS")
-    with deployed.snowflake() as session:
+    with deployed.snowflake.session() as session:
         session.run(f"DROP ICEBERG TABLE {derived_table}", "SYSADMIN")  # by the role that owns it
 
 

@@ -11,8 +11,7 @@ import pytest
 from strict_aws import ACCOUNT, Account, strict_aws
 
 from topicberg.errors import TopicbergError
-from topicberg_deploy.aws.permissions import Deployed, policy
-from topicberg_deploy.aws.simulate import check_permissions
+from topicberg_deploy.aws.permissions import Deployed, check_permissions, policy
 from topicberg_deploy.context import DeployContext
 
 ROLE = "demo_ci_deploy"

@@ -18,8 +18,7 @@ from topicberg.topics import load_topics
 from topicberg_deploy import engine
 from topicberg_deploy.aws import emr, iam
 from topicberg_deploy.aws.bucket import Bucket
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.context import CLUSTER, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, Resource
 from topicberg_deploy.settings import DeploySettings

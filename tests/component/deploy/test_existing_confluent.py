@@ -17,11 +17,10 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 from topicberg_deploy import engine, preflight
+from topicberg_deploy.cli.output import costs
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.confluent.organization import Cluster, check_given
-from topicberg_deploy.confluent_apis import CLUSTER, ENVIRONMENT
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.costs import costs
+from topicberg_deploy.context import CLUSTER, ENVIRONMENT, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Resource
 from topicberg_deploy.rotate import rotate
@@ -174,7 +173,7 @@ def test_cluster_that_is_paid_anyway_costs_nothing() -> None:
         {"deployment": "cloud", "existing_environment": "env-1", "existing_cluster": "lkc-1"}
     )
     found = costs(resources(config, []), config, {})
-    assert not [one for one in found if isinstance(one.resource, Cluster)]
+    assert not [one for one, _ in found if isinstance(one, Cluster)]
 
 
 def key_ids(context: DeployContext) -> set[str]:

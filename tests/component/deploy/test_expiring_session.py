@@ -17,8 +17,7 @@ from topicberg_deploy import engine
 from topicberg_deploy.aws import iam
 from topicberg_deploy.aws.glue import GlueDatabase
 from topicberg_deploy.aws.parameters import CONSUMER, Parameters
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.context import CLUSTER, DeployContext
 from topicberg_deploy.resource import Live, Resource
 from topicberg_deploy.settings import DeploySettings
 from topicberg_local.emulators.aws.state import backends

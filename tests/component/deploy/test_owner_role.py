@@ -41,7 +41,7 @@ def test_role_of_its_own_creates_and_deletes_everything(tmp_path: Path) -> None:
         context = vendors.create("stock_trades", **OWN)
         assert context.waiting == {}
         assert vendors.plan("stock_trades", **OWN) == {}
-        with context.snowflake() as session:
+        with context.snowflake.session() as session:
             session.only_role = None
             with pytest.raises(ProgrammingError):
                 session.take("ACCOUNTADMIN")

@@ -87,12 +87,11 @@ class Cloud:
 
     @property
     def deployed(self) -> Deployed:
-        prefix = "TOPICBERG_"
-        given = {
-            name.removeprefix(prefix).lower(): text
-            for name, text in self.settings.items()
-            if name.startswith(prefix) and text
-        }
+        given: dict[str, Any] = {}
+        for name, text in self.settings.items():
+            group, _, of_group = name.removeprefix("TOPICBERG_").lower().partition("__")
+            if group in Settings.model_fields and text:
+                given[group] = {**given.get(group, {}), of_group: text} if of_group else text
         config = Settings.model_validate(given | {"project_root": self.root, "deployment": "cloud"})
         return Deployed(config, ACCOUNT, tuple(load_topics(config)), (ADMIN_SECRET,))
 

@@ -235,7 +235,7 @@ GROUP = '''
             context.aws.client("iam").delete_group(GroupName=self.name)
 
         def cost(self, config, live):
-            return Cost(self, 1.0, "a group")
+            return Cost(1.0, "a group")
 '''
 
 
@@ -274,11 +274,11 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
         from topicberg_deploy import engine
         from topicberg_deploy.aws.permissions import Deployed, policy
         from topicberg_deploy.context import DeployContext
-        from topicberg_deploy.costs import costs, usage
+        from topicberg_deploy.cli.output import costs, usage
         from topicberg_deploy.draw import lines
         from topicberg_deploy.platform import resources
         from topicberg_deploy.settings import DeploySettings
-        from topicberg_deploy.graph.assets import platform_assets
+        from topicberg_deploy.graph.definitions import platform_assets
         from topicberg.settings import Settings
 
         os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
@@ -303,7 +303,7 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
             assert planned(context) == "create"
 
         # The previews of a plan, the picture, the assets and the permissions of users have it.
-        assert [(one.usd, one.basis) for one in costs([group], config, {})] == [(1.0, "a group")]
+        assert [(one.usd, one.basis) for _, one in costs([group], config, {})] == [(1.0, "a group")]
         ((quota, used),) = usage([group], config).items()
         assert (quota.name, used) == ("IAM groups", 1)
         assert any('"aws/group"' in line for line in lines([group]))

@@ -32,7 +32,7 @@ from topicberg.topics.event_time import EventTimeSpec
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.unread import SourceTable
 from topicberg.transforms.windows import FOREVER
-from topicberg_deploy.graph.assets import platform_assets
+from topicberg_deploy.graph.definitions import platform_assets
 from topicberg_deploy.platform import resources
 
 REPOSITORY = defs.get_repository_def()

@@ -52,7 +52,7 @@ def test_missing_ids_are_an_error_that_says_how_to_find_them() -> None:
         parse_repository("octocat/my-repo", 1, None, names_only=False)
     assert "gh api repos/octocat/my-repo" in str(caught.value.hint)
     older = parse_repository("octocat/my-repo", None, None, names_only=True)
-    assert older.subject("platform") == "repo:octocat/my-repo:environment:platform"
+    assert older == "repo:octocat/my-repo"
     with pytest.raises(TopicbergError, match="expected OWNER/NAME"):
         parse_repository("my-repo", None, None, names_only=True)
 

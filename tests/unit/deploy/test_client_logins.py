@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,10 +13,10 @@ from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.clients.answers import VendorAnswer
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg_deploy import logins
+from topicberg_deploy import record
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.preflight import check_catalog
-from topicberg_deploy.record import CreationRecord
+from topicberg_deploy.record import ClientLogin, CreationRecord
 from topicberg_deploy.resource import compare
 from topicberg_deploy.settings import DeploySettings
 from topicberg_deploy.snowflake import integrations
@@ -42,6 +43,11 @@ class Context:
         self.pages = InMemory()
         self.record = CreationRecord(self.pages)
         self.seen = self.config.model_copy(update={"cluster_id": "lkc-1"})
+        self.snowflake = SimpleNamespace(identifier="ORG-MY_ACCOUNT")
+
+    @property
+    def catalog_client(self) -> ClientLogin:
+        return DeployContext.catalog_client.fget(self)  # type: ignore[attr-defined]
 
     def set(self, **given: Any) -> None:
         catalog = self.deploy.catalog.model_copy(update=given)
@@ -54,21 +60,20 @@ def opened(**given: Any) -> tuple[Context, DeployContext]:
 
 
 def test_login_is_known_by_its_fingerprint() -> None:
-    fake, context = opened()
-    login = logins.ClientLogin("client", SecretStr("hush"))
-    assert logins.state(context, KEY, login) == logins.UNKNOWN
-    logins.note_sent(context, KEY, login)
-    assert logins.state(context, KEY, login) == logins.CURRENT
-    for other in ("another", "hush "):
-        changed = logins.ClientLogin("client", SecretStr(other))
-        assert logins.state(context, KEY, changed) == logins.EARLIER
-    assert logins.state(context, KEY, logins.ClientLogin("b", SecretStr("hush"))) == logins.EARLIER
-    without = logins.ClientLogin("client", SecretStr(""))  # as in a plan by CI
-    assert logins.state(context, KEY, without) == logins.CURRENT
+    fake, _ = opened()
+    login = ClientLogin("client", SecretStr("hush"))
+    assert fake.record.login_state(KEY, login) == record.UNKNOWN
+    fake.record.put_login(KEY, login)
+    assert fake.record.login_state(KEY, login) == record.CURRENT
+    for client, secret in (("client", "another"), ("client", "hush "), ("b", "hush")):
+        changed = ClientLogin(client, SecretStr(secret))
+        assert fake.record.login_state(KEY, changed) == record.EARLIER
+    without = ClientLogin("client", SecretStr(""))  # as in a plan by CI
+    assert fake.record.login_state(KEY, without) == record.CURRENT
     with pytest.raises(TopicbergError, match="secret of client client is missing"):
         without.fields()
     again = CreationRecord(fake.pages)  # as another process reads it
-    assert again.login(KEY) == login.fingerprint
+    assert again.login_state(KEY, login) == record.CURRENT
     assert again.keys() == set()  # nothing was created
     assert "hush" not in str(fake.pages.pages)
     again.put(KEY, "id")
@@ -101,7 +106,7 @@ def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -
     live = integration.find(context)
     assert live is not None
     changes = compare(live.fields, integration.desired(context))
-    assert changes == {"login": (logins.EARLIER, logins.CURRENT)}
+    assert changes == {"login": (record.EARLIER, record.CURRENT)}
     assert not set(changes) & integration.replaced_for
     integration.update(context, live, changes)
     assert len(statements) == 2
@@ -124,11 +129,10 @@ def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_horizon_is_refused_as_a_catalog_of_tableflow(
-    monkeypatch: pytest.MonkeyPatch, catalog: str, uri: str, is_refused: bool
+    catalog: str, uri: str, is_refused: bool
 ) -> None:
     fake, context = opened(uri=uri)
     fake.config = Settings.model_validate({"deployment": "cloud", "snowflake_catalog": catalog})
-    monkeypatch.setattr("topicberg_deploy.preflight.account", lambda _: "ORG-MY_ACCOUNT")
     if not is_refused:
         check_catalog(context)
         return

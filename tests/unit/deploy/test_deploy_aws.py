@@ -25,12 +25,10 @@ from topicberg_deploy import engine, preflight
 from topicberg_deploy.aws import emr, iam
 from topicberg_deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
 from topicberg_deploy.aws.glue import GlueDatabase
-from topicberg_deploy.aws.parameters import Parameters
+from topicberg_deploy.aws.parameters import Parameters, noting
 from topicberg_deploy.aws.permissions import Deployed
 from topicberg_deploy.aws.permissions import policy as permissions
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.note import noting
+from topicberg_deploy.context import CLUSTER, DeployContext
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live
 from topicberg_deploy.settings import DeploySettings

@@ -8,10 +8,11 @@ import pytest
 
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg_deploy.cli.output import costs, usage
 from topicberg_deploy.confluent.organization import Cluster
 from topicberg_deploy.confluent.tableflow import TableflowTopic
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.costs import HOURS, PRICES, costs, usage
+from topicberg_deploy.context import CLUSTER
+from topicberg_deploy.costs import HOURS, PRICES
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, Resource
 
@@ -23,7 +24,7 @@ def graph(topics: list[TopicSpec] | None = None, **changes: Any) -> tuple[list[R
 
 def by_kind(found: list[Resource], config: Settings, kind: type[Resource], **live: Live) -> float:
     every = costs(found, config, live)
-    return sum(one.usd for one in every if isinstance(one.resource, kind))
+    return sum(cost.usd for resource, cost in every if isinstance(resource, kind))
 
 
 def test_each_tableflow_topic_costs_by_the_hour() -> None:

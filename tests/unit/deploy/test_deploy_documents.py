@@ -19,9 +19,9 @@ from topicberg.logins.catalog import RestCatalog
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
-from topicberg_deploy import unity_catalog
 from topicberg_deploy.aws import iam
 from topicberg_deploy.confluent.connect import Connector
+from topicberg_deploy.confluent.integrations import UNITY_INTEGRATION, unity_steps
 from topicberg_deploy.confluent.keys import _open, _values
 from topicberg_deploy.confluent.tableflow import config_of
 from topicberg_deploy.context import DeployContext
@@ -95,15 +95,15 @@ def test_unity_steps_are_listed_until_it_is_connected() -> None:
     unity = {"catalog": "lake", "client_id": "principal", "client_secret": "quiet"}
     context.config = Settings.model_validate({"unity": unity})
     context.live = {}
-    steps = unity_catalog.manual_steps(context)
+    steps = unity_steps(context)
     assert any("s3://demo-bucket/" in step for step in steps)
     assert any("ON CATALOG `lake` TO `principal`" in step for step in steps)
     assert "quiet" not in str(steps)
     for phase in ("PENDING", "FAILED"):
-        context.live = {unity_catalog.INTEGRATION: Live("tci-1", facts={"phase": phase})}
-        assert unity_catalog.manual_steps(context) == steps
-    context.live = {unity_catalog.INTEGRATION: Live("tci-1", facts={"phase": "CONNECTED"})}
-    assert unity_catalog.manual_steps(context) == []
+        context.live = {UNITY_INTEGRATION: Live("tci-1", facts={"phase": phase})}
+        assert unity_steps(context) == steps
+    context.live = {UNITY_INTEGRATION: Live("tci-1", facts={"phase": "CONNECTED"})}
+    assert unity_steps(context) == []
 
 
 def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:

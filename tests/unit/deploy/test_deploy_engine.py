@@ -21,10 +21,9 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
 from topicberg_deploy import engine, polling
-from topicberg_deploy.confluent.catalogs import PROVIDER_INTEGRATION
-from topicberg_deploy.confluent.iam import RoleBinding
-from topicberg_deploy.confluent_apis import CLUSTER, REGISTRY
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg_deploy.confluent.organization import RoleBinding
+from topicberg_deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg_deploy.lock import LockLostError
 from topicberg_deploy.platform import resources
 from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
@@ -94,6 +93,8 @@ class TwoParts(Thing):
 
 class Toy:
     """The part of a deploy context that the engine uses."""
+
+    poll = DeployContext.poll
 
     def __init__(self) -> None:
         self.there: dict[str, Fields] = {}

@@ -17,7 +17,6 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.settings import DeploySettings
-from topicberg_deploy.snowflake.session import open_session
 
 
 @pytest.fixture
@@ -92,5 +91,5 @@ def test_admins_key_that_is_none_is_named(secrets: Secrets, key: str) -> None:
     )
     context = DeployContext(Settings(deployment="cloud"), deploy, [])
     with pytest.raises(TopicbergError, match="secret /admin: the active private key") as raised:
-        open_session(context)
+        context.snowflake.take_roles()
     assert key not in str(raised.value)

@@ -12,8 +12,8 @@ import pytest
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
 from topicberg_deploy.resource import Live
-from topicberg_deploy.snowflake.session import SnowflakeSession
 from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
+from topicberg_deploy.snowflake_account import SnowflakeSession
 
 
 class Account:
@@ -26,8 +26,12 @@ class Account:
         self.status = json.dumps({"executionState": state}) if state else ""
         self.sent: list[str] = []
 
+    @property
+    def snowflake(self) -> Account:
+        return self
+
     @contextmanager
-    def snowflake(self) -> Iterator[Account]:
+    def session(self) -> Iterator[Account]:
         yield self
 
     def run(self, statement: str, _role: str) -> list[dict[str, Any]]:

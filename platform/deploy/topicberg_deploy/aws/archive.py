@@ -85,10 +85,7 @@ _PATHS = ("library", "project", "project/src", SITE)
 
 
 def python_path(place: str) -> str:
-    """Return the variable PYTHONPATH of a worker.
-
-    :param place: the folder that has the unpacked archive
-    """
+    """Return the variable PYTHONPATH of a worker, which has the unpacked archive in a folder."""
     return ":".join(f"{place}/{UNPACKED}/{path}" for path in _PATHS)
 
 
@@ -148,9 +145,8 @@ def _files(root: Path) -> dict[str, Path]:
 
 
 def _requirements(root: Path) -> str:
-    """Return the dependencies without Spark and what no job imports, one a line.
-
-    They are those of the project's lock file, with their hashes; else what is installed here.
+    """Return the dependencies without Spark and what no job imports, one a line: those of the
+    project's lock file, with their hashes; else what is installed here.
 
     :raises TopicbergError: the lock file lacks one
     """
@@ -201,9 +197,8 @@ def _origin(one: Distribution) -> dict[str, Any] | None:
 
 
 def _not_in_index(root: Path) -> dict[str, Distribution]:
-    """Return the libraries of the project that were installed from a file or a repository.
-
-    Those that are installed in place are packed as packages of the project.
+    """Return the libraries of the project that were installed from a file or a repository; those
+    that are installed in place are packed as packages of the project.
 
     :raises TopicbergError: one has compiled code, which is that of this machine
     """
@@ -266,6 +261,7 @@ def write_image_context(root: Path, folder: Path) -> None:
 def _install(requirements: Path, target: Path) -> None:
     """Download wheels for EMR's image, whatever machine this is, checked by hashes if there are."""
     target.mkdir()
+    text = requirements.read_text()
     if find_spec("pip") is None:
         raise TopicbergError(
             "the code for EMR Serverless cannot be packed: this Python has no pip",
@@ -274,12 +270,12 @@ def _install(requirements: Path, target: Path) -> None:
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
         *("--no-compile", "--no-deps", "--only-binary=:all:"),
-        *(("--require-hashes",) if "--hash=" in requirements.read_text() else ()),
+        *(("--require-hashes",) if "--hash=" in text else ()),
         *("--implementation", "cp", "--python-version", PYTHON_VERSION),
         *(word for platform in PLATFORMS for word in ("--platform", platform)),
         *("--target", str(target), "--requirement", str(requirements)),
     ]
-    if not requirements.read_text().strip():
+    if not text.strip():
         return
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

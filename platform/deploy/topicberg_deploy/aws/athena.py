@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from topicberg.settings import Settings
 from topicberg_deploy.aws.bucket import RESULTS
 from topicberg_deploy.aws.iam import tags, tags_of
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import PRICES, QUOTAS, Cost
-from topicberg_deploy.resource import Changes, Fields, Live, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
 
 SCAN_LIMIT = 100 * 1024**3
 """Bytes that one query may read: at about 5 USD a terabyte, half a dollar."""
@@ -22,7 +20,7 @@ class Workgroup(Resource):
     quota = QUOTAS["Athena workgroups"]
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self, 0.0, f"${PRICES['athena'].usd:.0f} a TB read")
+        return Cost(0.0, f"${PRICES['athena'].usd:.0f} a TB read")
 
     def find(self, context: DeployContext) -> Live | None:
         athena = context.aws.client("athena")
@@ -33,14 +31,13 @@ class Workgroup(Resource):
                 return None
             raise
         configuration = workgroup.get("Configuration", {})
-        results = configuration.get("ResultConfiguration", {})
-        found_tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
+        tag_set = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
         fields = {
-            "results": results.get("OutputLocation"),
+            "results": configuration.get("ResultConfiguration", {}).get("OutputLocation"),
             "enforced": configuration.get("EnforceWorkGroupConfiguration"),
             "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
             "state": workgroup["State"],
-            "tags": tags_of(found_tags, context),
+            "tags": tags_of(tag_set, context),
         }
         return Live(self.name, fields)
 
@@ -54,12 +51,11 @@ class Workgroup(Resource):
         }
 
     def create(self, context: DeployContext) -> None:
-        wanted = self.desired(context)
         context.aws.client("athena").create_work_group(
             Name=self.name,
             Description="Queries of topicberg's tables",
             Configuration={
-                "ResultConfiguration": {"OutputLocation": wanted["results"]},
+                "ResultConfiguration": {"OutputLocation": self.desired(context)["results"]},
                 "EnforceWorkGroupConfiguration": True,
                 "PublishCloudWatchMetricsEnabled": False,
                 "BytesScannedCutoffPerQuery": SCAN_LIMIT,
@@ -68,17 +64,19 @@ class Workgroup(Resource):
         )
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        athena, wanted = context.aws.client("athena"), self.desired(context)
+        athena = context.aws.client("athena")
         if "tags" in changes:
             athena.tag_resource(ResourceARN=self._arn(context), Tags=tags(context))
         if changes.keys() - {"tags"}:
-            updates: dict[str, Any] = {
-                "ResultConfigurationUpdates": {"OutputLocation": wanted["results"]},
-                "EnforceWorkGroupConfiguration": True,
-                "BytesScannedCutoffPerQuery": SCAN_LIMIT,
-            }
+            results = {"OutputLocation": self.desired(context)["results"]}
             athena.update_work_group(
-                WorkGroup=self.name, ConfigurationUpdates=updates, State="ENABLED"
+                WorkGroup=self.name,
+                ConfigurationUpdates={
+                    "ResultConfigurationUpdates": results,
+                    "EnforceWorkGroupConfiguration": True,
+                    "BytesScannedCutoffPerQuery": SCAN_LIMIT,
+                },
+                State="ENABLED",
             )
 
     def delete(self, context: DeployContext, live: Live) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
@@ -15,9 +14,8 @@ from topicberg.errors.aws import code_of
 from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg_deploy.confluent.tableflow import writes_to
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import PRICES, QUOTAS, Cost
-from topicberg_deploy.resource import Changes, Fields, Live, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -44,8 +42,7 @@ NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOp
 
 def _rule(name: str, action: str, unit: str, days: int, prefix: str = "") -> dict[str, Any]:
     """Return a lifecycle rule of the objects whose keys begin with the prefix."""
-    filter_ = {"Prefix": prefix}
-    return {"ID": name, "Status": "Enabled", "Filter": filter_, action: {unit: days}}
+    return {"ID": name, "Status": "Enabled", "Filter": {"Prefix": prefix}, action: {unit: days}}
 
 
 _UPLOADS = _rule(
@@ -83,33 +80,27 @@ class Bucket(Resource):
         return context.aws.bucket
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self, 0.0, f"${PRICES['s3'].usd} a GB, and requests")
+        return Cost(0.0, f"${PRICES['s3'].usd} a GB, and requests")
 
     def find(self, context: DeployContext) -> Live | None:
-        s3 = context.aws.client("s3")
-        try:
-            s3.head_bucket(Bucket=self.bucket(context))
-        except ClientError as error:
-            if code_of(error) in ("404", "NoSuchBucket"):
-                return None
-            raise
-        region = s3.get_bucket_location(Bucket=self.bucket(context)).get("LocationConstraint")
+        s3, bucket = context.aws.client("s3"), self.bucket(context)
+        if _read(s3.head_bucket, bucket, None, ("404", "NoSuchBucket")) is None:
+            return None
+        region = s3.get_bucket_location(Bucket=bucket).get("LocationConstraint")
         fields: Fields = {"region": region or "us-east-1"}
         if self.is_ours(context):
-            for name, read in _SETTINGS.items():
-                fields[name] = _read(partial(read, s3, self.bucket(context)))
+            fields |= {name: read(s3, bucket) for name, read in _SETTINGS.items()}
             if fields["encryption"] and not context.config.kms.bucket_key_arn:
                 fields["encryption"] = "AES256"  # a key that an operator chose stays
             enabled = {
                 rule["ID"]: _days(rule)
-                for rule in _rules(s3, self.bucket(context))
+                for rule in _rules(s3, bucket)
                 if rule["Status"] == "Enabled" and "ID" in rule
             }
-            for name, rule in self.rules(context).items():
-                fields[name] = enabled.get(rule["ID"])
-            tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
-            fields["tags"] = tags_of(tag_set, context)
-        return Live(self.bucket(context), fields)
+            rules = self.rules(context).items()
+            fields |= {name: enabled.get(rule["ID"]) for name, rule in rules}
+            fields["tags"] = tags_of(_read(s3.get_bucket_tagging, bucket, "TagSet"), context)
+        return Live(bucket, fields)
 
     def desired(self, context: DeployContext) -> Fields:
         if context.config.deployment == "local":
@@ -129,11 +120,9 @@ class Bucket(Resource):
         }
 
     def _check_contents(self, context: DeployContext) -> None:
-        """Check that an existing bucket is empty, or that Tableflow writes to it already.
+        """:raises TopicbergError: it has objects, and Tableflow does not write to it already
 
         Source: Confluent, "Configure Storage": existing objects of a bucket may be lost.
-
-        :raises TopicbergError: it has objects of others
         """
         name, s3 = self.bucket(context), context.aws.client("s3")
         if (
@@ -153,56 +142,45 @@ class Bucket(Resource):
         return context.config.deployment == "cloud" and not self.given
 
     def waits(self, context: DeployContext) -> str:
-        if not self.given:
-            return ""
-        name = self.bucket(context)
-        return f"bucket {name} does not exist, and TOPICBERG_EXISTING_BUCKETS is set: create it"
+        why = "does not exist, and TOPICBERG_EXISTING_BUCKETS is set: create it"
+        return f"bucket {self.bucket(context)} {why}" if self.given else ""
 
     def create(self, context: DeployContext) -> None:
-        s3 = context.aws.client("s3")
-        where: dict[str, Any] = {}
-        if context.config.aws_region != "us-east-1" and context.config.deployment == "cloud":
-            where["CreateBucketConfiguration"] = {"LocationConstraint": context.config.aws_region}
-        s3.create_bucket(Bucket=self.bucket(context), **where)
+        config, where = context.config, {}
+        if config.aws_region != "us-east-1" and config.deployment == "cloud":
+            where["CreateBucketConfiguration"] = {"LocationConstraint": config.aws_region}
+        context.aws.client("s3").create_bucket(Bucket=self.bucket(context), **where)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)
         if "encryption" in changes:
-            rule: dict[str, Any] = {
-                "ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}
-            }
-            if key := context.config.kms.bucket_key_arn:
-                kms = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+            key = context.config.kms.bucket_key_arn
+            kms = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+            rule = {
+                "ApplyServerSideEncryptionByDefault": kms if key else {"SSEAlgorithm": "AES256"},
                 # One data key for many objects: without it, each request calls KMS.
-                rule = {"ApplyServerSideEncryptionByDefault": kms, "BucketKeyEnabled": True}
+                **({"BucketKeyEnabled": True} if key else {}),
+            }
             s3.put_bucket_encryption(
                 Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]}
             )
         if "public_access" in changes:
             s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
         if "policy" in changes:  # other statements, which an operator may have added, stay
-            statements = [
-                statement
-                for statement in _statements(s3, bucket)
-                if statement.get("Sid") != _TLS_ONLY
-            ]
-            policy = document(*statements, _tls_only(bucket))
+            others = (other for other in _statements(s3, bucket) if other.get("Sid") != _TLS_ONLY)
+            policy = document(*others, _tls_only(bucket))
             s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
         if "versioning" in changes:
             status = "Enabled" if context.config.bucket_versioning else "Suspended"
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
         if "tags" in changes:  # a call that replaces all of them
-            tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
+            tag_set = _read(s3.get_bucket_tagging, bucket, "TagSet") or []
             kept_tags = [tag for tag in tag_set if tag["Key"] not in context.aws.tags]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them
             ids = {rule["ID"] for rule in own.values()}
-            kept = [
-                lifecycle_rule
-                for lifecycle_rule in _rules(s3, bucket)
-                if lifecycle_rule.get("ID") not in ids
-            ]
+            kept = [other for other in _rules(s3, bucket) if other.get("ID") not in ids]
             rules = {"Rules": [*kept, *own.values()]}
             s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
 
@@ -237,24 +215,31 @@ class ComputeBucket(Bucket):
         return context.aws.compute_bucket
 
 
-def _read(ask: Callable[[], Any]) -> Any:
+def _read(
+    ask: Callable[..., Any], bucket: str, field: str | None, unset: Container[str] = _UNSET
+) -> Any:
+    """Return a field of what S3 answers about a bucket, or all of it; None: it is not set."""
     try:
-        return ask()
+        answer = ask(Bucket=bucket)
     except ClientError as error:
-        if code_of(error) in _UNSET:
+        if code_of(error) in unset:
             return None
         raise
+    return answer if field is None else answer[field]
 
 
 def _encryption(s3: Any, bucket: str) -> Any:
-    found = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]
+    found = _read(s3.get_bucket_encryption, bucket, "ServerSideEncryptionConfiguration")
+    if found is None:
+        return None
     default = found["Rules"][0]["ApplyServerSideEncryptionByDefault"]
     return default.get("KMSMasterKeyID", default["SSEAlgorithm"])
 
 
-def _public_access(s3: Any, bucket: str) -> str:
-    found = s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
-    return "blocked" if found == _BLOCK else "open in part"
+def _public_access(s3: Any, bucket: str) -> str | None:
+    found = _read(s3.get_public_access_block, bucket, "PublicAccessBlockConfiguration")
+    shown = "blocked" if found == _BLOCK else "open in part"
+    return None if found is None else shown
 
 
 def _tls_only(bucket: str) -> Document:
@@ -270,7 +255,7 @@ def _tls_only(bucket: str) -> Document:
 
 
 def _statements(s3: Any, bucket: str) -> list[Document]:
-    found = _read(lambda: s3.get_bucket_policy(Bucket=bucket)["Policy"])
+    found = _read(s3.get_bucket_policy, bucket, "Policy")
     return listed(json.loads(found)["Statement"]) if found else []
 
 
@@ -280,20 +265,19 @@ def _policy(s3: Any, bucket: str) -> str:
 
 def _versioning(s3: Any, bucket: str) -> str:
     """Never on and suspended are the same: no new versions."""
-    status = s3.get_bucket_versioning(Bucket=bucket).get("Status")
-    return "On" if status == "Enabled" else "Off"
+    return "On" if s3.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled" else "Off"
 
 
 def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
-    return _read(lambda: s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]) or []
+    return _read(s3.get_bucket_lifecycle_configuration, bucket, "Rules") or []
 
 
 def _days(rule: dict[str, Any]) -> int | None:
     """Return the days after which a rule acts on uploads or objects; None: it is another rule."""
     uploads = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
     versions = rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays")
-    found: int | None = uploads or versions or rule.get("Expiration", {}).get("Days")
-    return found
+    days: int | None = uploads or versions or rule.get("Expiration", {}).get("Days")
+    return days
 
 
 _SETTINGS: dict[str, Callable[[Any, str], Any]] = {
@@ -322,8 +306,7 @@ def drop(s3: Any, bucket: str, objects: list[dict[str, Any]]) -> None:
     if not keys:
         return
     answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
-    left = [problem["Key"] for problem in answer.get("Errors", [])]
-    if left:
+    if left := [problem["Key"] for problem in answer.get("Errors", [])]:
         raise TopicbergError(f"bucket {bucket}: {len(left)} objects are left, e.g. {left[0]}")
 
 

@@ -27,10 +27,8 @@ from topicberg_deploy.aws.iam import (
     document,
     key_use,
 )
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import JOB_HOURS, PRICES, QUOTAS, Cost
-from topicberg_deploy.polling import poll
-from topicberg_deploy.resource import Changes, Fields, Live, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -91,10 +89,9 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
 
     See :class:`topicberg.settings.compute.EmrSettings`.
     """
-    if not {APPLICATION, ROLE} <= context.live.keys():
-        return None
     code = context.live.get(CODE_KEY)
-    if code is None and context.config.emr.image is None:
+    has_code = code is not None or context.config.emr.image is not None
+    if not has_code or not {APPLICATION, ROLE} <= context.live.keys():
         return None
     executors = min(WORKERS, context.config.emr.max_vcpu // WORKER_VCPU) - 1
     properties = {
@@ -156,13 +153,12 @@ class UploadedCode(Resource):
 
     def create(self, context: DeployContext) -> None:
         """Upload it. Earlier versions stay, since a job run may use one."""
-        folder = f"{CODE}{archive.version(context.config.project_root)}"
-        s3 = context.aws.client("s3")
-        with archive.built(context.config.project_root) as path, path.open("rb") as file:
-            key = f"{folder}/{archive.ARCHIVE}"
-            s3.put_object(Bucket=context.aws.compute_bucket, Key=key, Body=file)
-        key, script = f"{folder}/{archive.ENTRY_POINT}", archive.entry_point().encode()
-        s3.put_object(Bucket=context.aws.compute_bucket, Key=key, Body=script)
+        root, bucket = context.config.project_root, context.aws.compute_bucket
+        s3, folder = context.aws.client("s3"), f"{CODE}{archive.version(root)}"
+        with archive.built(root) as path, path.open("rb") as file:
+            s3.put_object(Bucket=bucket, Key=f"{folder}/{archive.ARCHIVE}", Body=file)
+        script = archive.entry_point().encode()
+        s3.put_object(Bucket=bucket, Key=f"{folder}/{archive.ENTRY_POINT}", Body=script)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self.create(context)
@@ -186,25 +182,13 @@ class Application(Resource):
         run = min(WORKERS * WORKER_VCPU, config.emr.max_vcpu)
         hourly = run * PRICES["vcpu"].usd + run * GB_PER_VCPU * PRICES["memory"].usd
         basis = f"an hour of job runs a day at ${hourly:.2f}; nothing while idle"
-        return Cost(self, hourly * JOB_HOURS, basis)
+        return Cost(hourly * JOB_HOURS, basis)
 
     def quota_units(self, config: Settings) -> int:
         return config.emr.max_vcpu
 
     def find(self, context: DeployContext) -> Live | None:
-        name, value = context.names.tag
-
-        def is_ours(candidate: dict[str, Any]) -> bool:
-            return bool(candidate.get("tags", {}).get(name) == value)
-
         applications = self._all(context)
-        applications.sort(
-            key=lambda candidate: (
-                not is_ours(candidate),
-                candidate["createdAt"],
-                candidate["applicationId"],
-            )
-        )
         if not applications:
             return None
         application = applications[0]
@@ -227,20 +211,23 @@ class Application(Resource):
             "log_uri": monitoring.get("s3MonitoringConfiguration", {}).get("logUri"),
             "tags": {key: text for key, text in part("tags").items() if key in context.aws.tags},
         }
-        facts = {
-            "arn": application["arn"],
-            "others": [other["applicationId"] for other in applications[1:] if is_ours(other)],
-        }
+        ours = [other for other in applications[1:] if _is_tagged(other, context.names.tag)]
+        others = [other["applicationId"] for other in ours]
+        facts = {"arn": application["arn"], "others": others}
         return Live(application["applicationId"], fields, facts)
 
     def _all(self, context: DeployContext) -> list[dict[str, Any]]:
-        """Return the applications of this name that are not deleted."""
-        emr = context.aws.client("emr-serverless")
-        return [
+        """Return the applications of this name that are not deleted, those with our tag first."""
+        emr, tag = context.aws.client("emr-serverless"), context.names.tag
+        applications = (
             emr.get_application(applicationId=application["id"])["application"]
             for application in every(emr, "list_applications", "applications")
             if application.get("name") == self.name and application["state"] != "TERMINATED"
-        ]
+        )
+        return sorted(
+            applications,
+            key=lambda one: (not _is_tagged(one, tag), one["createdAt"], one["applicationId"]),
+        )
 
     def desired(self, context: DeployContext) -> Fields:
         vcpu, image = context.config.emr.max_vcpu, context.config.emr.image
@@ -311,16 +298,14 @@ class Application(Resource):
         for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
         condition = f"{self.title} has no job runs"
-        poll(
-            lambda: not _job_runs(context, identity), condition, STATE_SECONDS, sleep=context.sleep
-        )
+        context.poll(lambda: not _job_runs(context, identity), condition, STATE_SECONDS)
         self._stop(context, identity)
         emr.delete_application(applicationId=identity)
 
     def _stop(self, context: DeployContext, identity: str) -> None:
         emr = context.aws.client("emr-serverless")
-        state = self._wait(context, identity, "CREATED", "STARTED", "STOPPED", "STOPPING")
-        if state == "STARTED":
+        states = ("CREATED", "STARTED", "STOPPED", "STOPPING")
+        if self._wait(context, identity, *states) == "STARTED":
             emr.stop_application(applicationId=identity)
         self._wait(context, identity, "CREATED", "STOPPED")
 
@@ -337,8 +322,11 @@ class Application(Resource):
                 )
             return state if state in states else None
 
-        awaited = f"{self.title} is {' or '.join(states)}"
-        return poll(reached, awaited, STATE_SECONDS, sleep=context.sleep)
+        return context.poll(reached, f"{self.title} is {' or '.join(states)}", STATE_SECONDS)
+
+
+def _is_tagged(application: dict[str, Any], tag: tuple[str, str]) -> bool:
+    return tag in application.get("tags", {}).items()
 
 
 def _wanted_network(config: Settings) -> dict[str, list[str]]:

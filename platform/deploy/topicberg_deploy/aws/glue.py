@@ -10,8 +10,7 @@ from topicberg.clients.aws import every
 from topicberg.errors import TopicbergError
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.resource import HiddenError, Live, Resource
+from topicberg_deploy.resource import DeployContext, HiddenError, Live, Resource
 
 
 def tableflow_key(spec: TopicSpec) -> str:
@@ -75,46 +74,35 @@ class GlueDatabase(Resource):
 
         :raises TopicbergError: a namespace of the user's choice has other tables than the topics'
         """
-        glue, names, others = context.aws.client("glue"), tables(context, live.id), []
-        if self._is_shared(context):
-            topics = self._topics(context)
-            others = [name for name in names if name not in topics]
-            names = [name for name in names if name in topics]
+        glue, names = context.aws.client("glue"), tables(context, live.id)
+        others = set(names) - self._topics(context) if self._is_shared(context) else set[str]()
+        names = [name for name in names if name not in others]
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
             response = glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
             _check_deleted(live.id, response.get("Errors", []))
         if others:
             raise TopicbergError(
-                f"{live.id} has {len(others)} tables that are of no topic here, e.g. {others[0]}",
+                f"{live.id} has {len(others)} tables that are of no topic here, e.g. {min(others)}",
                 hint="drop them if they are not needed, or leave the database as it is",
             )
         glue.delete_database(Name=live.id)
 
     def _is_shared(self, context: DeployContext) -> bool:
-        """Whether others may have tables in it: a name that the user chose, or that of a cluster
-        that exists, may be another deployment's as well.
-        """
+        """Whether its name may be another deployment's: the user's choice, or a given cluster's."""
         config = context.config
-        is_chosen = bool(config.tableflow_namespace or config.existing_cluster)
-        return not self.database and is_chosen
+        return not self.database and bool(config.tableflow_namespace or config.existing_cluster)
 
     def _topics(self, context: DeployContext) -> set[str]:
-        """Return the names of the topics' tables, if it is their database; without those that
-        Tableflow wrote before ``deploy``.
-        """
-        if self.database:
-            return set()
-        ours = (spec for spec in context.specs if tableflow_key(spec) not in context.kept)
-        return {spec.glue_name for spec in ours}
+        """The topics' tables, if they are in it, without what Tableflow wrote before ``deploy``."""
+        specs = [] if self.database else context.specs
+        return {spec.glue_name for spec in specs if tableflow_key(spec) not in context.kept}
 
 
 def _check_deleted(database: str, errors: list[Any]) -> None:
     """:raises TopicbergError: Glue answers that a table is left, e.g. by AWS Lake Formation"""
-    left = [
-        error for error in errors if error["ErrorDetail"]["ErrorCode"] != "EntityNotFoundException"
-    ]
-    if left:
+    gone = "EntityNotFoundException"
+    if left := [error for error in errors if error["ErrorDetail"]["ErrorCode"] != gone]:
         name, reason = left[0]["TableName"], left[0]["ErrorDetail"]
         raise TopicbergError(
             f"{count(len(left), 'table')} of Glue database {database} cannot be deleted, e.g. "

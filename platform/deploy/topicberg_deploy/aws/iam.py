@@ -10,7 +10,7 @@ it: what needs a role retries its vendor until it works.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, count
@@ -20,9 +20,8 @@ from topicberg.clients.aws import every
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg_deploy.aws.glue import pipelines
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import QUOTAS
-from topicberg_deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, MissingError, Resource
 
 Document = dict[str, Any]
 GLUE_READS = [
@@ -67,8 +66,8 @@ def tags(context: DeployContext) -> list[dict[str, str]]:
 
 def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
-    tags = {tag["Key"]: tag["Value"] for tag in tag_set or []}
-    return {name: tags[name] for name in context.aws.tags if name in tags}
+    ours = context.aws.tags
+    return {tag["Key"]: tag["Value"] for tag in tag_set or [] if tag["Key"] in ours}
 
 
 def confluent_trust(context: DeployContext) -> Document:
@@ -88,15 +87,14 @@ def snowflake_trust(context: DeployContext) -> Document:
     config = context.config
     if config.snowflake_linked_database and config.topics_in_glue:
         keys.append("snowflake/linked_integration")
-    for key in keys:
-        facts = context.need(key).facts
+    for facts in (context.need(key).facts for key in keys):
         statement = trusted_by(facts["principal"], facts["external_id"])
         if statement not in statements:
             statements.append(statement)
     if config.snowflake_catalog == "open_catalog":
-        user, external_id = context.deploy.catalog.iam_user_arn, context.deploy.catalog.external_id
-        if user and external_id:
-            statements.append(trusted_by(user, external_id))
+        catalog = context.deploy.catalog
+        if catalog.iam_user_arn and catalog.external_id:
+            statements.append(trusted_by(catalog.iam_user_arn, catalog.external_id))
     return document(*statements)
 
 
@@ -111,26 +109,23 @@ def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) 
 
 
 def key_use(
-    config: Settings, actions: Iterable[str], services: Iterable[str] = ("s3", "glue")
+    config: Settings, actions: Collection[str], services: Iterable[str] = ("s3", "glue")
 ) -> list[Document]:
-    """Return what is needed of the keys that encrypt what these services have: of each one only by
-    way of its service.
-    """
+    """Return what is needed of the keys of these services, by way of the service only."""
+    region = config.aws_region
     keys = {
         "s3": config.kms.bucket_key_arn,
         "glue": config.kms.glue_key_arn,
         "secretsmanager": config.kms.secrets_key_arn,
     }
-    used = [(service, key) for service in services if (key := keys[service])]
-    return [_by_way_of(service, config.aws_region, actions, key) for service, key in used]
-
-
-def _by_way_of(service: str, region: str, actions: Iterable[str], key: str) -> Document:
-    """Return a statement that allows the use of a key by a service only."""
-    condition = {"StringEquals": {"kms:ViaService": f"{service}.{region}.amazonaws.com"}}
     # Glue's catalog also encrypts: https://docs.aws.amazon.com/glue/latest/dg/encrypt-glue-data-catalog.html
-    writes = ("kms:Encrypt",) if service == "glue" and "kms:GenerateDataKey" in actions else ()
-    return {**allow([*actions, *writes], key), "Condition": condition}
+    of_glue = ["kms:Encrypt"] if "kms:GenerateDataKey" in actions else []
+    return [
+        allow([*actions, *(of_glue if service == "glue" else ())], key)
+        | {"Condition": {"StringEquals": {"kms:ViaService": f"{service}.{region}.amazonaws.com"}}}
+        for service in services
+        if (key := keys[service])
+    ]
 
 
 READS_KEY, WRITES_KEY = ("kms:Decrypt",), ("kms:Decrypt", "kms:GenerateDataKey")
@@ -182,8 +177,7 @@ def snowflake_policy(context: DeployContext) -> Document:
     https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-glue
     """
     buckets = [f"arn:aws:s3:::{name}" for name in (context.aws.bucket, context.aws.derived_bucket)]
-    derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
-    config = context.config
+    derived, config = map(context.names.namespace, pipelines(context.specs)), context.config
     vends = config.snowflake_linked_database and config.snowflake_vended_credentials
     lake = allow(["lakeformation:GetDataAccess"], "*")
     # Open Catalog gives out keys of this role to who writes tables of its internal catalog.
@@ -264,7 +258,7 @@ class Policy(Resource):
     def desired(self, context: DeployContext) -> Fields:
         documents = enumerate(self._documents(context), 1)
         fields = {_field(number): document for number, document in documents}
-        return {**fields, "tags": context.aws.tags}
+        return fields | {"tags": context.aws.tags}
 
     def waits(self, context: DeployContext) -> str:
         self._documents(context)  # a plan shows already that it cannot be created
@@ -323,7 +317,7 @@ def _drop_versions(iam: Any, arn: str, *, keep: int) -> None:
     found = every(iam, "list_policy_versions", "Versions", PolicyArn=arn)
     versions = sorted(found, key=lambda version: version["CreateDate"], reverse=True)
     rest = [version["VersionId"] for version in versions if not version["IsDefaultVersion"]]
-    for version in rest[max(0, keep - 1) :]:
+    for version in rest[keep - 1 :]:
         iam.delete_policy_version(PolicyArn=arn, VersionId=version)
 
 
@@ -365,23 +359,19 @@ class Role(Resource):
             lacking = self._lacking(context, live)
         except MissingError as error:
             return f"IAM role {self.given}: whom it must trust is known once {error.key} exists"
-        if not lacking:
-            return ""
-        statements = json.dumps(document(*lacking))
-        if live is None or live.id != self.given:
-            return f"IAM role {self.given} does not exist: create it with the trust {statements}"
-        return f"IAM role {self.given} lacks statements of its trust: add {statements}"
+        what = "does not exist: create it with the trust"
+        if live is not None and live.id == self.given:
+            what = "lacks statements of its trust: add"
+        return f"IAM role {self.given} {what} {json.dumps(document(*lacking))}" if lacking else ""
 
     def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
         """Return the statements of the trust that a given role does not have."""
-        wanted: list[Document] = self.trust(context)["Statement"]
-        statements = (
-            listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
-        )
+        is_given = live is not None and live.id == self.given
+        actual = listed(live.fields["trust"]["Statement"]) if live and is_given else []
         return [
-            statement
-            for statement in wanted
-            if not any(_covers(other, statement) for other in statements)
+            wanted
+            for wanted in self.trust(context)["Statement"]
+            if not any(_covers(statement, wanted) for statement in actual)
         ]
 
     def _live(self, context: DeployContext) -> Live | None:
@@ -461,8 +451,8 @@ def caller(context: DeployContext) -> str:
     arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
     if ":assumed-role/" not in arn:
         return arn
-    name = arn.split("/")[1]
-    return str(context.aws.client("iam").get_role(RoleName=name)["Role"]["Arn"])
+    role = context.aws.client("iam").get_role(RoleName=arn.split("/")[1])["Role"]
+    return str(role["Arn"])
 
 
 def listed(value: Any) -> list[Any]:
@@ -495,8 +485,8 @@ def _covers(actual: Document, wanted: Document) -> bool:
 def _names(statement: Document, principal: str) -> bool:
     """Return whether a statement is about a principal, also by its account."""
     account = principal.split(":")[4] if principal.startswith("arn:") else principal
-    by_account = {account, f"arn:aws:iam::{account}:root", "*"}
-    return bool(_principals(statement) & {principal, *by_account})
+    names = {principal, account, f"arn:aws:iam::{account}:root", "*"}
+    return not names.isdisjoint(_principals(statement))
 
 
 def _principals(statement: Document) -> set[str]:

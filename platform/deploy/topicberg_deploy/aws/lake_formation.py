@@ -24,8 +24,7 @@ from topicberg.errors.meaning import means
 from topicberg.errors.table import DENIED
 from topicberg_deploy.aws.glue import pipelines
 from topicberg_deploy.aws.iam import Document, caller
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.context import CLUSTER, DeployContext
 
 logger = logging.getLogger(__name__)
 EVERYONE_BY_IAM = "IAM_ALLOWED_PRINCIPALS"
@@ -45,18 +44,10 @@ class LakeGrant:
 
     def command(self) -> str:
         """Return the command line that makes the grant."""
-        words = [
-            "aws",
-            "lakeformation",
-            "grant-permissions",
-            "--principal",
-            f"DataLakePrincipalIdentifier={self.principal}",
-            "--permissions",
-            *self.permissions,
-            "--resource",
-            json.dumps(self.resource),
-        ]
-        return shlex.join(words)
+        principal = f"DataLakePrincipalIdentifier={self.principal}"
+        words = ["aws", "lakeformation", "grant-permissions", "--principal", principal]
+        resource = json.dumps(self.resource)
+        return shlex.join([*words, "--permissions", *self.permissions, "--resource", resource])
 
 
 @dataclass(frozen=True)
@@ -94,32 +85,30 @@ def read_data_lake(context: DeployContext) -> DataLake:
         if not _governs(settings):
             return DataLake(is_governed=False)
         locations = client.list_resources().get("ResourceInfoList", [])
-        permissions = tuple(_permissions(client))
+        admins = settings.get("DataLakeAdmins", [])
+        return DataLake(
+            is_governed=True,
+            admins=frozenset(admin["DataLakePrincipalIdentifier"] for admin in admins),
+            locations=frozenset(location["ResourceArn"] for location in locations),
+            held=tuple(_permissions(client)),
+        )
     except ClientError as error:
         if not means(error, DENIED):
             raise
         logger.info("the settings of AWS Lake Formation cannot be read: %s", error)
         return DataLake(is_governed=False)
-    admins = settings.get("DataLakeAdmins", [])
-    return DataLake(
-        is_governed=True,
-        admins=frozenset(admin["DataLakePrincipalIdentifier"] for admin in admins),
-        locations=frozenset(location["ResourceArn"] for location in locations),
-        held=permissions,
-    )
 
 
 def _governs(settings: Document) -> bool:
     """Return whether IAM alone does not let principals use new databases or new tables."""
-    for name in _DEFAULTS:
-        by_iam = any(
+    return not all(
+        any(
             permission["Principal"]["DataLakePrincipalIdentifier"] == EVERYONE_BY_IAM
             and "ALL" in permission["Permissions"]
             for permission in settings.get(name, [])
         )
-        if not by_iam:
-            return True
-    return False
+        for name in _DEFAULTS
+    )
 
 
 def _permissions(client: Any) -> Iterator[Document]:
@@ -161,25 +150,22 @@ def check_deployer(context: DeployContext) -> None:
 
 
 def manual_steps(context: DeployContext) -> list[str]:
-    """Return the commands of the grants that are missing for what exists by now; empty: none is.
-
-    A grant names a role and a database that exist, so there are more after `create` has created
-    these.
+    """Return the commands of the grants that are missing for what exists; empty: none is. There are
+    more after `create`, since a grant names a role and a database that exist.
     """
     lake = read_data_lake(context)
-    if not lake.is_governed:
-        return []
-    return [grant.command() for grant in _wanted(context, lake) if not lake.holds(grant)]
+    wanted = _wanted(context, lake) if lake.is_governed else ()
+    return [grant.command() for grant in wanted if not lake.holds(grant)]
 
 
 def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
     """Yield the grants of the roles and databases that exist."""
     config, names = context.config, context.names
-    pipeline_keys = {
-        f"aws/pipeline_database/{pipeline}": names.namespace(pipeline)
+    derived = [
+        names.namespace(pipeline)
         for pipeline in pipelines(context.specs)
-    }
-    derived = [name for key, name in pipeline_keys.items() if key in context.live]
+        if f"aws/pipeline_database/{pipeline}" in context.live
+    ]
     topics = [context.namespace] if {"aws/glue_database", CLUSTER} <= context.live.keys() else []
     roles = {
         kind: context.aws.role_arn(given or own)

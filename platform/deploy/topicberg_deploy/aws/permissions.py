@@ -1,4 +1,5 @@
-"""What the users of ``topicberg deploy`` need in AWS, as policy documents: one for each purpose.
+"""What the users of ``topicberg deploy`` need in AWS, as one policy a purpose, and whether a login
+has it.
 
 ``calls.json`` has the actions of all requests of each purpose, with what each is about. It is
 recorded: the tests create, change, rotate and delete whole deployments, with derived tables on EMR
@@ -9,26 +10,48 @@ Names that contain the account's number or the cluster's id are patterns, since 
 before the first deployment.
 
 https://docs.aws.amazon.com/service-authorization/latest/reference/
+
+IAM simulates the policies of a user or a role, its boundary and those of the organization. It does
+not know all of a request: a denial may depend on a key that is unknown here, such as an address, so
+it is a warning.
+https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from botocore.exceptions import ClientError
+
+from topicberg.clients.aws import every
+from topicberg.errors import TopicbergError
+from topicberg.errors.meaning import means
+from topicberg.errors.table import DENIED, MISSING
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.settings.aws import derived_from
 from topicberg.topics import TopicSpec
 from topicberg_deploy.aws.glue import pipelines
-from topicberg_deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, document, key_use
-from topicberg_deploy.confluent_apis import READER
+from topicberg_deploy.aws.iam import (
+    READS_KEY,
+    WRITES_KEY,
+    Document,
+    allow,
+    caller,
+    document,
+    key_use,
+    listed,
+)
+from topicberg_deploy.context import READER, DeployContext
 
+logger = logging.getLogger(__name__)
 Purpose = Literal["plan", "deploy", "rotate"]
 """Of a user: to plan, to create and delete, to rotate keys."""
 CALLS = Path(__file__).with_name("calls.json")
@@ -40,6 +63,9 @@ _GIVEN = ("table_bucket", "table_object")
 """With TOPICBERG_EXISTING_BUCKETS, another administrator manages these: they are only read."""
 _LIMITED = ("iam:CreateRole", "iam:PutRolePermissionsBoundary", "iam:AttachRolePolicy")
 """Actions that could widen what a role may do: with a boundary, only of roles that have it."""
+_OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
+"""Beginnings of actions whose denial `deploy` gets by with: an account has one service-linked role,
+and may have it already."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +122,14 @@ class Deployed:
         topics = config.tableflow_namespace or CLUSTER_IDS
         derived = [*map(names.namespace, pipelines(self.specs))]
         roles = (names.tableflow_role, names.snowflake_role, names.emr_role)
-        given = (
-            config.iam.tableflow_role_arn,
-            config.iam.snowflake_role_arn,
-            config.iam.emr_role_arn,
-        )
-        secrets = (names.confluent_secret("*"), names.snowflake_secret)
+        iam = config.iam
+        given = (iam.tableflow_role_arn, iam.snowflake_role_arn, iam.emr_role_arn)
 
         def ssm(*paths: str) -> list[str]:
             return [self.arn("ssm", f"parameter{path}") for path in paths]
 
         def glue(*resources: str) -> list[str]:
             return [self.arn("glue", resource) for resource in resources]
-
-        def emr(path: str) -> list[str]:
-            return [self.arn("emr-serverless", path)]
 
         return {
             "compute_bucket": buckets[-1:],
@@ -127,17 +146,17 @@ class Deployed:
             "table": glue(*(f"table/{name}/*" for name in (topics, *derived))),
             "function": glue(*(f"userDefinedFunction/{name}/*" for name in (topics, *derived))),
             "reader_secret": self.secret_arns(names.confluent_secret(f"{READER}/*")),
-            "secret": self.secret_arns(*secrets),
+            "secret": self.secret_arns(names.confluent_secret("*"), names.snowflake_secret),
             "login": self.secret_arns(*self.secrets),
             "lock": ssm(names.lock),
             "deployment": ssm(names.deployment),
             "record": ssm(names.record, f"{names.record}/*"),
             "parameter": ssm(names.confluent_secret("*")),
-            "application": emr("/applications/*"),
-            "applications": emr("/*"),
+            "application": [self.arn("emr-serverless", "/applications/*")],
+            "applications": [self.arn("emr-serverless", "/*")],
             "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
             "any": ["*"],
-            "passed_role": [config.iam.emr_role_arn or self.iam("role", names.emr_role)[0]],
+            "passed_role": [iam.emr_role_arn or self.iam("role", names.emr_role)[0]],
         }
 
 
@@ -215,3 +234,97 @@ def _of_aws(of: Deployed) -> list[Document]:
 def ci_role(of: Deployed, purpose: Purpose) -> str:
     """Return the name of the role of a purpose."""
     return of.names.of(f"tableflow_ci_{purpose}")
+
+
+def check_permissions(context: DeployContext) -> None:
+    """:raises TopicbergError: lists all actions that who deploys may not do"""
+    principal = ""
+    try:
+        principal = caller(context)
+        if principal.endswith(":root"):  # nothing denies it anything, and it cannot be simulated
+            return
+        denied_actions = list(_denied(context, principal))
+    except ClientError as error:
+        if not means(error, DENIED, MISSING):
+            raise
+        logger.warning(
+            "whether %s has all permissions is not checked, because IAM does not simulate them "
+            "(%s): a missing one shows when it is needed",
+            principal or "the login",
+            error,
+        )
+        return
+    if doubtful := [f"{action} ({', '.join(keys)})" for action, keys in denied_actions if keys]:
+        logger.warning(
+            "%s may lack permissions, by keys that are not known yet: %s",
+            principal,
+            "; ".join(doubtful),
+        )
+    if denied := [action for action, keys in denied_actions if not keys]:
+        raise TopicbergError(
+            f"{principal} lacks permissions: {'; '.join(denied)}",
+            hint="attach the policies that `topicberg deploy bootstrap-ci` prints for `deploy`",
+        )
+
+
+def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each action that is denied, and the unknown keys on which that depends."""
+    config = context.config
+    secrets = tuple(filter(None, (context.deploy.admin_user_secrets_root_path,)))
+    of = Deployed(config, context.aws.account, tuple(context.specs), secrets)
+    of_emr = () if config.on_emr else ("emr-serverless:", "iam:PassRole")
+    unused = (*_OPTIONAL, *of_emr, *(() if config.athena else ("athena:",)))
+    for statement in policy("deploy", of)["Statement"]:
+        actions = [action for action in statement["Action"] if not action.startswith(unused)]
+        results = every(
+            context.aws.client("iam"),
+            "simulate_principal_policy",
+            "EvaluationResults",
+            PolicySourceArn=principal,
+            ActionNames=actions,
+            ResourceArns=[_example(resource) for resource in listed(statement["Resource"])],
+            ContextEntries=_entries(context, statement),
+        )
+        for result in results if actions else ():
+            whole = {
+                "EvalResourceName": result.get("EvalResourceName", "*"),
+                "EvalResourceDecision": result["EvalDecision"],
+                "MissingContextValues": result.get("MissingContextValues", []),
+            }
+            denied = [
+                resource
+                for resource in result.get("ResourceSpecificResults") or [whole]
+                if resource["EvalResourceDecision"] != "allowed"
+            ]
+            if denied:
+                more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
+                keys = [set(resource.get("MissingContextValues", [])) for resource in denied]
+                action = f"{result['EvalActionName']} on {denied[0]['EvalResourceName']}{more}"
+                # It is certain if one resource is denied whatever the unknown keys are.
+                yield action, sorted(set().union(*keys)) if all(keys) else []
+
+
+def _example(arn: str) -> str:
+    """Return an ARN that a pattern is about: IAM takes the signs of a pattern literally."""
+    return arn if arn == "*" else arn.replace("??????", "AbCdEf").replace("*", "example")
+
+
+def _entries(context: DeployContext, statement: Document) -> list[dict[str, Any]]:
+    """Return what is known of the requests."""
+    known = {
+        "aws:RequestedRegion": context.config.aws_region,
+        "aws:SecureTransport": "true",
+        **{f"aws:RequestTag/{name}": value for name, value in context.aws.tags.items()},
+    }
+    if boundary := context.config.iam.permissions_boundary_arn:
+        known["iam:PermissionsBoundary"] = boundary
+    for tests in statement.get("Condition", {}).values():
+        known |= {key: _example(listed(value)[0]) for key, value in tests.items()}
+    return [
+        {
+            "ContextKeyName": name,
+            "ContextKeyValues": [value],
+            "ContextKeyType": "boolean" if name == "aws:SecureTransport" else "string",
+        }
+        for name, value in known.items()
+    ]

@@ -146,8 +146,7 @@ def _client(config: Settings, profile: str | None, service: str = "secretsmanage
         return load_endpoints(config).boto3(service, config)
     from topicberg.clients.aws import aws_session
 
-    session = aws_session(profile_name=profile, region_name=config.aws_region)
-    return session.client(service)
+    return aws_session(profile_name=profile, region_name=config.aws_region).client(service)
 
 
 def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
@@ -156,17 +155,17 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
     from snowflake.connector.errors import Error
 
     from topicberg.endpoints.addresses import Addresses
+    from topicberg_deploy.snowflake_account import address
 
-    address = Addresses().snowflake_address()
-    if config.deployment == "local" and not address:
-        local = load_endpoints(config).snowflake
-        address = {"host": local.host, "port": local.port, "protocol": local.protocol}
-    login: dict[str, Any] = {"authenticator": "externalbrowser"}
+    login = {"authenticator": "externalbrowser"}
     if not browser:
         login = {"password": typer.prompt(f"password of {run_as}", hide_input=True, err=True)}
     try:
         with snowflake.connector.connect(
-            account=admin.account, user=run_as, **login, **address
+            account=admin.account,
+            user=run_as,
+            **login,
+            **address(config, Addresses().snowflake_address()),
         ) as connection:
             for statement in admin.statements():
                 connection.cursor().execute(statement)

@@ -88,57 +88,47 @@ def _trace(debug: bool) -> bool:
     return debug
 
 
-_OPTIONS: dict[str, Any] = {
-    "profile": Annotated[str | None, typer.Option("--profile", help="AWS profile, e.g. of SSO")],
-    "confluent_api_key": Annotated[
-        str | None, typer.Option("--confluent-api-key", help="Cloud API key [TOPICBERG_…]")
-    ],
-    "confluent_api_secret": Annotated[
-        str | None,
-        typer.Option(
-            "--confluent-api-secret",
-            help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
-            "keeps flags; '-' asks for it",
+def _option(
+    name: str, help: str, *flags: str, of: Any = str | None, **more: Any
+) -> tuple[str, Any]:
+    flag = f"--{name.replace('_', '-')}"
+    return name, Annotated[of, typer.Option(flag, *flags, help=help, **more)]
+
+
+_OPTIONS = dict(
+    (
+        _option("profile", "AWS profile, e.g. of SSO"),
+        _option("confluent_api_key", "Cloud API key [TOPICBERG_…]"),
+        _option(
+            "confluent_api_secret",
+            "its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history keeps "
+            "flags; '-' asks for it",
         ),
-    ],
-    "snowflake_warehouse": Annotated[
-        str | None, typer.Option("--snowflake-warehouse", help="of the admin's session")
-    ],
-    "admin_user_secrets_root_path": Annotated[
-        str | None,
-        typer.Option(
-            "--admin-user-secrets-root-path",
+        _option("snowflake_warehouse", "of the admin's session"),
+        _option(
+            "admin_user_secrets_root_path",
+            "Secrets Manager secret of Snowflake's admin user",
             "--admin-service-user-secrets-root-path",
-            help="Secrets Manager secret of Snowflake's admin user",
         ),
-    ],
-    "debug": Annotated[
-        bool,
-        typer.Option(
-            "--debug",
+        _option(
+            "debug",
+            "log every request to the vendors, without bodies, headers and secrets",
+            of=bool,
             callback=_trace,
-            help="log every request to the vendors, without bodies, headers and secrets",
         ),
-    ],
-    "day_count": Annotated[
-        int | None,
-        typer.Option("--day-count", help="days between rotations; at least 1, default 30"),
-    ],
-    "number_of_api_keys_to_retain": Annotated[
-        int | None,
-        typer.Option(
-            "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
+        _option("day_count", "days between rotations; at least 1, default 30", of=int | None),
+        _option(
+            "number_of_api_keys_to_retain",
+            "keys alive of each kind; at least 2, default 2",
+            of=int | None,
         ),
-    ],
-}
+    )
+)
 """The options of all commands; except for ``--debug`` they are settings."""
 
 
 def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command with the options of all commands, whose settings are its first argument.
-
-    :param without: options that it does not have
-    """
+    """Register a command with the options of all commands but some: its first argument has them."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -238,8 +228,8 @@ def create(
     In the local deployment it starts the stack if it is down.
     """
     from topicberg_deploy import engine
+    from topicberg_deploy.aws.parameters import noting
     from topicberg_deploy.lock import exclusive
-    from topicberg_deploy.note import noting
 
     if settings().deployment == "local":
         local_stack().start(settings())
@@ -256,22 +246,23 @@ def create(
             list_grants(context)
         raise
     list_grants(context)
-    if not no_compute and not target and context.config.deployment == "cloud":
+    computes = not no_compute and not target
+    if computes and context.config.deployment == "cloud":
         try:
             compute_in_cloud(context)
         except TopicbergError:
             list_waiting(context)
             raise
-    if not no_compute and not target and context.config.deployment == "local":
+    elif computes:
         compute_derived(context)
         if context.waiting:  # the computation also creates tables of topics without records
             with exclusive(context):
                 engine.create(graph, context, report)
     list_waiting(context)
-    wanted = sum(resource.wanted for resource in graph)
-    made = wanted - len(context.waiting)
-    later = f", {len(context.waiting)} wait" if context.waiting else ""
-    echo(f"{made} of {wanted} resources are up to date{later}; nothing is left to do now")
+    wanted, waiting = sum(resource.wanted for resource in graph), len(context.waiting)
+    state = f"{wanted - waiting} of {wanted} resources are up to date"
+    later = f", {waiting} wait" if waiting else ""
+    echo(f"{state}{later}; nothing is left to do now")
 
 
 @_command("number_of_api_keys_to_retain")
@@ -288,8 +279,8 @@ def delete(
     What existed before is not deleted, and listed.
     """
     from topicberg_deploy import engine
+    from topicberg_deploy.aws.parameters import forget_note
     from topicberg_deploy.lock import exclusive
-    from topicberg_deploy.note import forget_note
 
     context, graph = _open(flags)
     context.purge_secrets = purge_secrets
@@ -307,9 +298,9 @@ def delete(
         listed: set[str] = set()
         for resource in deleted:
             echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
-            for inside in sorted(set(resource.contents(context)) - listed):
-                listed.add(inside)
-                echo(f"      with table {inside}")
+            inside = set(resource.contents(context)) - listed
+            listed |= inside
+            echo(f"      with table {table}" for table in sorted(inside))
         if holding := [resource.title for resource in deleted if resource.holds_data]:
             complain(
                 f"warning: {len(holding)} of them hold data, which cannot be restored: "
@@ -380,12 +371,14 @@ def probe(flags: dict[str, Any]) -> None:
 
     context, _ = _open(flags)
     use_deployment(context)
-    differences = 0
+    differs = False
     for result in observe(context):
-        differences += bool(result.difference)
-        state = f"differs: {result.what}: {result.difference}" if result.difference else result.what
-        echo(state if result.difference else f"as expected: {state}")
-    exit_if(differences)
+        if result.difference:
+            differs = True
+            echo(f"differs: {result.what}: {result.difference}")
+        else:
+            echo(f"as expected: {result.what}")
+    exit_if(differs)
 
 
 @app.command()
@@ -457,10 +450,7 @@ def _open(
 
 
 def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource]:
-    """The resources that are meant, and all that they need; in the same order.
-
-    :raises TopicbergError: there is no such resource
-    """
+    """The resources that are meant, and all that they need; in the same order."""
     from topicberg_deploy.engine import with_needs
 
     if not targets:
@@ -474,16 +464,15 @@ def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
 
     :raises TopicbergError: there is no such resource
     """
-    by_key = {resource.key: resource for resource in graph}
     chosen: list[Resource] = []
     for target in targets:
-        prefix = target if target.endswith("/") else f"{target}/"
-        meant = [key for key in by_key if key == target or key.startswith(prefix)]
+        prefix = target.removesuffix("/") + "/"
+        meant = [one for one in graph if one.key == target or one.key.startswith(prefix)]
         if not meant:
-            close = suggestion(target, by_key).partition("; there are")[0]
+            close = suggestion(target, [one.key for one in graph]).partition("; there are")[0]
             raise TopicbergError(
                 f"no resource {target!r}{close}",
                 hint="`topicberg deploy status` lists the keys of all resources",
             )
-        chosen += [by_key[key] for key in meant]
+        chosen += meant
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topicberg.cli.compute import materialize, materialize_derived
@@ -29,15 +30,14 @@ def compute_derived(context: DeployContext) -> None:
     from topicberg_deploy.platform import resources
 
     endpoints = load_endpoints(context.config)
-    graph = resources(context.config, context.specs)
-    for topic in [
-        resource.topic for resource in graph if isinstance(resource, Connector) and resource.wanted
-    ]:
 
-        def has_records(topic: str = topic) -> bool:
-            return any(kafka.end_offsets(endpoints, topic).values())
+    def has_records(topic: str) -> bool:
+        return any(kafka.end_offsets(endpoints, topic).values())
 
-        poll(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
+    for resource in resources(context.config, context.specs):
+        if isinstance(resource, Connector) and resource.wanted:
+            awaited = f"topic {resource.topic} has records"
+            poll(partial(has_records, resource.topic), awaited, FIRST_RECORDS_SECONDS)
     echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
     materialize(context.config, endpoints, datetime.now(UTC))
 
@@ -61,10 +61,12 @@ def compute_in_cloud(context: DeployContext) -> None:
     from topicberg.settings.emr import emr_settings
 
     use_deployment(context)
-    later = "Dagster computes them: start its daemon with this deployment's settings"
-    where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
-    if emr_settings() is None and context.config.spark_remote is None:
-        echo(f"the derived tables are not computed here: there is no Spark. {later}")
+    on_emr = emr_settings() is not None
+    if not on_emr and context.config.spark_remote is None:
+        echo(
+            "the derived tables are not computed here: there is no Spark. Dagster computes them: "
+            "start its daemon with this deployment's settings"
+        )
         return
     waiting = {
         spec.name
@@ -72,6 +74,7 @@ def compute_in_cloud(context: DeployContext) -> None:
         if not spec.has_table(context.config)
         or f"snowflake/table/{spec.asset_name}" in context.waiting
     }
+    where = "EMR Serverless" if on_emr else "TOPICBERG_SPARK_REMOTE"
     echo(f"computing the derived tables by {where}: minutes for each", err=True)
     try:
         computed = materialize_derived(settings(), load_endpoints(settings()), waiting)

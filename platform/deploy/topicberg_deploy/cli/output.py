@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
     from topicberg_deploy.context import DeployContext
+    from topicberg_deploy.costs import Cost, Quota
     from topicberg_deploy.resource import Live, Resource, Step
 
 
@@ -58,10 +60,7 @@ def announce_generators(graph: list[Resource]) -> None:
 
 
 def step_document(context: DeployContext | None, step: Step) -> dict[str, Any]:
-    """Return a step of a plan, for programs.
-
-    :param context: None: the accounts were not read
-    """
+    """Return a step of a plan, for programs; without a context, the accounts were not read."""
     live_id, table_path = _ids(context, step.resource)
     return {
         "resource": step.resource.key,
@@ -105,11 +104,9 @@ def show_plan(steps: list[Step], *, everything: bool) -> int:
             echo(f"      {line}" for line in step.lines())
     kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
     later = f"; {waiting} wait" if waiting else ""
-    if not counts:
-        echo(f"nothing to do: {kept} resources are up to date{later}")
-    else:
-        summary = ", ".join(f"{count} to {action}" for action, count in counts.items())
-        echo(f"{summary}; {kept} are up to date{later}")
+    summary = ", ".join(f"{count} to {action}" for action, count in counts.items())
+    state = f"{summary}; {kept}" if counts else f"nothing to do: {kept} resources"
+    echo(f"{state} are up to date{later}")
     return sum(counts.values())
 
 
@@ -119,11 +116,10 @@ def list_manual_steps(context: DeployContext, graph: list[Resource]) -> None:
 
     list_grants(context)
     for integration in graph:
-        if not (isinstance(integration, CatalogIntegration) and integration.wanted):
-            continue
-        steps = enumerate(integration.catalog.steps(context), 1)
-        title = f"to do manually in {integration.catalog.title}:"
-        echo_section(title, (f"{place}. {step}" for place, step in steps))
+        if isinstance(integration, CatalogIntegration) and integration.wanted:
+            steps = enumerate(integration.catalog.steps(context), 1)
+            title = f"to do manually in {integration.catalog.title}:"
+            echo_section(title, (f"{place}. {step}" for place, step in steps))
 
 
 def list_impossible(config: Settings) -> None:
@@ -145,20 +141,19 @@ def preview(
 
     :param live: what exists, by key
     """
-    from topicberg_deploy.costs import AS_OF, costs, usage
-    from topicberg_deploy.uncomputed import uncomputed
+    from topicberg_deploy.costs import AS_OF
 
     missing = uncomputed(config, specs, _left_out(config))
     echo_section("not computed without TOPICBERG_SPARK_REMOTE:", missing)
-    resource_costs = costs(graph, config, live)
-    total = sum(cost.usd for cost in resource_costs)
-    kinds: dict[str, list[Any]] = {}
-    for cost in resource_costs:
-        kinds.setdefault(cost.resource.kind, []).append(cost)
-    echo(f"about ${total:,.0f} a month (order of magnitude, list prices of {AS_OF})", bold=True)
-    for kind, some in sorted(kinds.items(), key=lambda item: -sum(cost.usd for cost in item[1])):
-        usd, number = sum(cost.usd for cost in some), f" x {len(some)}" if len(some) > 1 else ""
-        echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
+    kinds: dict[str, list[Cost]] = {}
+    for resource, cost in costs(graph, config, live):
+        kinds.setdefault(resource.kind, []).append(cost)
+    sums = {kind: sum(cost.usd for cost in some) for kind, some in kinds.items()}
+    total = f"about ${sum(sums.values()):,.0f} a month"
+    echo(f"{total} (order of magnitude, list prices of {AS_OF})", bold=True)
+    for kind, usd in sorted(sums.items(), key=lambda item: -item[1]):
+        number = f" x {len(kinds[kind])}" if len(kinds[kind]) > 1 else ""
+        echo(f"  ${usd:>6,.0f}  {kind}{number}: {kinds[kind][0].basis}")
     used = {quota: units for quota, units in usage(graph, config).items() if units}
     listed = ", ".join(f"{quota.name} {units} of {quota.limit:,}" for quota, units in used.items())
     echo(f"default quotas: {listed}")
@@ -168,6 +163,52 @@ def preview(
                 f"warning: {units} {quota.name} pass the default quota of {quota.limit:,} of "
                 f"each {quota.scope}; ask the vendor for more: https://{quota.source}"
             )
+
+
+def uncomputed(
+    config: Settings, specs: Iterable[TopicSpec], derived: Iterable[str] = ()
+) -> list[str]:
+    """Return what is left out of the graph of a deployment without Spark Connect; empty: nothing.
+
+    EMR Serverless computes tables: its job runs reach only AWS, and Dagster sends it no queries.
+
+    :param derived: names of the derived tables that are left out
+    """
+    if config.has_spark:
+        return []
+    enabled = [spec for spec in specs if spec.tableflow.enabled]
+    left_out = {
+        "published topics": [spec.name for spec in specs if spec.publishes],
+        "histories": [f"{spec.asset_name}_history" for spec in enabled if spec.history],
+        "derived tables that read a history": list(derived),
+    }
+    lines = [f"{kind}: {', '.join(sorted(names))}" for kind, names in left_out.items() if names]
+    if not config.on_emr:
+        lines.insert(0, "derived tables and upsert views")
+    return [*lines, "charts of derived tables, and checks of their rows that are functions"]
+
+
+def costs(
+    graph: Iterable[Resource], config: Settings, live: Mapping[str, Live]
+) -> list[tuple[Resource, Cost]]:
+    """Return what the wanted resources cost a month that are not free.
+
+    :param live: what exists, by key: a cluster keeps its type
+    """
+    return [
+        (resource, cost)
+        for resource in graph
+        if resource.wanted and (cost := resource.cost(config, live.get(resource.key))) is not None
+    ]
+
+
+def usage(graph: Iterable[Resource], config: Settings) -> Counter[Quota]:
+    """Return how much of each quota the wanted resources take, for those that they take."""
+    used: Counter[Quota] = Counter()
+    for resource in graph:
+        if resource.wanted and resource.quota is not None:
+            used[resource.quota] += resource.quota_units(config)
+    return used
 
 
 def list_grants(context: DeployContext) -> None:
@@ -197,12 +238,10 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
     rows = []
     for step in steps:
         remark = f"; {step.reason}" if step.reason else ""
-        state = {"keep": cell(f"up to date{remark}"), "wait": cell(f"waits {step.reason}")}.get(
-            step.action.value, cell(step.action.value, "red")
-        )
-        resource = step.resource
-        ids = " ".join(filter(None, _ids(context, resource)))
-        rows.append((resource.key, cell(resource.name), cell(ids), state))
+        states = {"keep": cell(f"up to date{remark}"), "wait": cell(f"waits {step.reason}")}
+        state = states.get(step.action.value, cell(step.action.value, "red"))
+        ids = " ".join(filter(None, _ids(context, step.resource)))
+        rows.append((step.resource.key, cell(step.resource.name), cell(ids), state))
     print_table(("resource", "name", "id", "state"), rows)
 
 

@@ -8,10 +8,8 @@ from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
 from topicberg.settings import Settings
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import HOURS, PRICES, Cost
-from topicberg_deploy.polling import poll
-from topicberg_deploy.resource import Changes, Fields, Live, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
@@ -67,13 +65,12 @@ class Connector(Resource):
         }
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self, self.tasks * PRICES["task"].usd * HOURS, "by task, and traffic")
+        return Cost(self.tasks * PRICES["task"].usd * HOURS, "by task, and traffic")
 
     def find(self, context: DeployContext) -> Live | None:
-        listed = context.confluent.cloud.get(
-            self._path(context, "/connectors"), expand="info,status,id"
-        )
-        connector = (listed or {}).get(self.name)
+        path = self._path(context, "/connectors")
+        listed = context.confluent.cloud.get(path, expand="info,status,id") or {}
+        connector = listed.get(self.name)
         if connector is None:
             return None
         config = (connector.get("info") or {}).get("config") or {}
@@ -102,37 +99,32 @@ class Connector(Resource):
             context.confluent.cloud.put(self._named(context, "/resume"))
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        """It runs. One that failed is given its configuration again: see :mod:`transient`."""
+        """It runs. One that failed is given its configuration again by the next attempt."""
         failures = 0
 
         def running() -> bool:
             nonlocal failures
             status = context.confluent.cloud.get(self._named(context, "/status"))["connector"]
-            state, trace = status["state"], status.get("trace") or "no reason is given"
+            state = status["state"]
             failures = failures + 1 if state == "FAILED" else 0
-            if state == "RUNNING":
-                return True
-            if state in _PENDING or (state == "PAUSED" and live.facts["state"] == "PAUSED"):
-                return False  # the connector is still being provisioned
-            if state == "FAILED" and failures < FAILED_POLLS:
-                return False
-            error = FailedError if state == "FAILED" else ApiError
-            raise error(f"{self.title} is {state}: {trace}")
+            is_pending = state in _PENDING or state == live.facts["state"] == "PAUSED"
+            if state != "RUNNING" and not is_pending and not 0 < failures < FAILED_POLLS:
+                error = FailedError if failures else ApiError
+                trace = status.get("trace") or "no reason is given"
+                raise error(f"{self.title} is {state}: {trace}")
+            return bool(state == "RUNNING")
 
-        poll(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
+        context.poll(running, f"{self.title} runs", RUNNING_SECONDS)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        response = context.confluent.cloud.delete(self._named(context))
-        if problem := (response or {}).get("error"):
+        if problem := (context.confluent.cloud.delete(self._named(context)) or {}).get("error"):
             raise ApiError(f"{self.title}: {problem}")
 
 
 def _problems(response: dict[str, Any]) -> list[str]:
-    if not response.get("error_count"):
-        return []
-    values = [config.get("value") or {} for config in response.get("configs", [])]
+    configs = response.get("configs", []) if response.get("error_count") else []
     return [
         f"{value.get('name')}: {problem}"
-        for value in values
+        for value in (config.get("value") or {} for config in configs)
         for problem in value.get("errors") or []
     ]

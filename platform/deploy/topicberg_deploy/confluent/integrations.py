@@ -1,28 +1,124 @@
-"""How Confluent reaches AWS (API pim/v1), and the catalogs of Tableflow (tableflow/v1)."""
+"""How Confluent reaches AWS (API pim/v1), and the catalogs that Tableflow publishes tables to (API
+tableflow/v1).
+
+A cluster can have a catalog of each kind. Each kind takes tables of one format: AWS Glue and
+Snowflake Open Catalog those of Iceberg, Unity Catalog those of Delta Lake.
+https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
+
+Snowflake Horizon is none of them: it reads Tableflow's own REST catalog, and nothing is configured
+in Tableflow.
+https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-snowflake-horizon-catalog.html
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from topicberg.clients.confluent import FailedError
+from topicberg.clients.confluent import Api, FailedError
 from topicberg.tableflow.service.confluent import where
-from topicberg_deploy.confluent.catalogs import CatalogKind
-from topicberg_deploy.confluent.organization import named
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.logins import CURRENT, note_sent, state
-from topicberg_deploy.polling import poll
-from topicberg_deploy.resource import Changes, Fields, Live, Resource
+from topicberg_deploy.confluent.organization import NamedObject
+from topicberg_deploy.context import CLUSTER, ENVIRONMENT
+from topicberg_deploy.record import CURRENT, ClientLogin
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live
 
+PROVIDER_INTEGRATION = "confluent/provider_integration"
+UNITY_INTEGRATION = "confluent/unity_integration"
 CONNECTED_SECONDS = 20 * 60.0
 PENDING_POLLS = 8
 """Times that PENDING must be seen: one that fails does so within seconds."""
 CATALOGS = "/tableflow/v1/catalog-integrations"
 
 
+def unity_steps(context: DeployContext) -> list[str]:
+    """Return what the administrator of Databricks has to do, with the values; empty: Tableflow has
+    published a table, so it is done.
+
+    Tableflow registers its Delta tables as external tables, with Unity Catalog's open API, and
+    Databricks reads their files with a storage credential of its own. The workspace must be
+    reachable over the public internet.
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-unity-catalog.html
+    and https://docs.databricks.com/aws/en/external-access/create-external-tables
+    """
+    live, unity = context.live.get(UNITY_INTEGRATION), context.config.unity
+    if live is not None and live.facts["phase"] == "CONNECTED":
+        return []
+    client, catalog = unity.client_id, unity.catalog
+    return [
+        "enable external data access in the details of the metastore",
+        "create a storage credential and an external location for "
+        f"s3://{context.aws.bucket}/, with an IAM role that Databricks may assume and that reads "
+        "the bucket",
+        f"create the catalog {catalog}, and a service principal with an OAuth secret: "
+        f"TOPICBERG_UNITY__CLIENT_ID ({client}) and TOPICBERG_UNITY__CLIENT_SECRET",
+        "GRANT USE CATALOG, USE SCHEMA, CREATE SCHEMA, CREATE TABLE, EXTERNAL USE SCHEMA "
+        f"ON CATALOG `{catalog}` TO `{client}`",
+        "GRANT CREATE EXTERNAL TABLE, EXTERNAL USE LOCATION ON EXTERNAL LOCATION "
+        f"`<location>` TO `{client}`",
+    ]
+
+
 @dataclass(frozen=True)
-class ProviderIntegration(Resource):
+class CatalogKind:
+    """A kind of catalog, as the API's ``spec.config`` has it.
+
+    :param title: what people call the catalog
+    :param kind: ``config.kind``
+    :param namespace: field of the user-defined namespace, see
+        https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html
+    :param address: field → its value by the settings; the API returns these fields
+    :param login: the client that Tableflow logs in as, which the API does not return; None: it
+        takes the provider integration, and the address cannot be changed
+    :param steps: returns what the catalog's administrator has to do, since ``deploy`` has no login
+    """
+
+    title: str
+    kind: str
+    namespace: str
+    address: Mapping[str, Callable[[DeployContext], str]]
+    login: Callable[[DeployContext], ClientLogin] | None = None
+    steps: Callable[[DeployContext], list[str]] = lambda _: []
+
+
+GLUE = CatalogKind(
+    "AWS Glue",
+    "AwsGlue",
+    "custom_database",
+    {"provider_integration_id": lambda context: context.need(PROVIDER_INTEGRATION).id},
+)
+OPEN_CATALOG = CatalogKind(
+    "Snowflake Open Catalog",
+    "Snowflake",
+    "custom_namespace",
+    {
+        # Confluent wants the account's address, Snowflake the API's.
+        "endpoint": lambda context: (context.deploy.catalog.uri or "").removesuffix(
+            "/polaris/api/catalog"
+        ),
+        "warehouse": lambda context: context.deploy.catalog.name or "",
+        "allowed_scope": lambda context: context.deploy.catalog.scope or "",
+    },
+    lambda context: context.catalog_client,
+)
+UNITY = CatalogKind(
+    "Databricks Unity Catalog",
+    "Unity",
+    "custom_schema",
+    {
+        "workspace_endpoint": lambda context: context.config.unity.workspace_url or "",
+        "catalog_name": lambda context: context.config.unity.catalog or "",
+    },
+    lambda context: ClientLogin.of(
+        context.config.unity.client_id, context.config.unity.client_secret
+    ),
+    unity_steps,
+)
+
+
+@dataclass(frozen=True)
+class ProviderIntegration(NamedObject):
     """Confluent's half of the trust. It is created before the IAM role, which needs its answers.
 
     :param role: name of the IAM role
@@ -31,24 +127,22 @@ class ProviderIntegration(Resource):
     role: str = field(kw_only=True)
 
     kind = "provider integration"
+    path = "/pim/v1/integrations"
+    plural = "provider integrations"
     is_part = True
     replaced_for = frozenset({"role"})
 
-    def find(self, context: DeployContext) -> Live | None:
-        pages = context.confluent.cloud.pages(
-            "/pim/v1/integrations", environment=context.environment
-        )
-        integration = named(pages, self.name, "provider integrations")
-        if integration is None:
-            return None
-        config = integration["config"]
-        crn = f"{context.need('confluent/environment').facts['crn']}/provider-integration"
+    def params(self, context: DeployContext) -> dict[str, str]:
+        return {"environment": context.environment}
+
+    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+        config, within = found["config"], context.need(ENVIRONMENT).facts["crn"]
         facts = {
-            "crn": f"{crn}={integration['id']}",
+            "crn": f"{within}/provider-integration={found['id']}",
             "principal": config["iam_role_arn"],
             "external_id": config["external_id"],
         }
-        return Live(integration["id"], {"role": config.get("customer_iam_role_arn")}, facts)
+        return Live(found["id"], {"role": config.get("customer_iam_role_arn")}, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         return {"role": context.aws.role_arn(self.role)}
@@ -61,16 +155,11 @@ class ProviderIntegration(Resource):
             "config": {"kind": "AwsIntegrationConfig", "customer_iam_role_arn": role},
             "environment": {"id": context.environment},
         }
-        context.confluent.cloud.post("/pim/v1/integrations", body)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        context.confluent.cloud.delete(
-            f"/pim/v1/integrations/{live.id}", environment=context.environment
-        )
+        context.confluent.cloud.post(self.path, body)
 
 
 @dataclass(frozen=True)
-class CatalogIntegration(Resource):
+class CatalogIntegration(NamedObject):
     """Tableflow's tables of the cluster, in one catalog: those of the format that it takes.
 
     Nothing makes a failed integration try again: one without a login is replaced, which loses
@@ -83,6 +172,8 @@ class CatalogIntegration(Resource):
     waits_for: str | None = None
 
     kind = "catalog integration"
+    path = CATALOGS
+    plural = "catalog integrations"
     usual_minutes = 5
     replaced_for = frozenset({"kind", "provider_integration_id", "failed"})
 
@@ -90,14 +181,14 @@ class CatalogIntegration(Resource):
     def parents(self) -> tuple[str, ...]:
         return (CLUSTER,)
 
-    def find(self, context: DeployContext) -> Live | None:
-        pages = context.confluent.tableflow.pages(
-            CATALOGS, **where(context.environment, context.cluster)
-        )
-        integration = named(pages, self.name, "catalog integrations")
-        if integration is None:
-            return None
-        spec, status = integration["spec"], integration.get("status") or {}
+    def params(self, context: DeployContext) -> dict[str, str]:
+        return where(context.environment, context.cluster)
+
+    def api(self, context: DeployContext) -> Api:
+        return context.confluent.tableflow
+
+    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+        spec, status = found["spec"], found.get("status") or {}
         config, is_failed = spec.get("config") or {}, status.get("phase") == "FAILED"
         fields: Fields = {"kind": config.get("kind"), "suspended": bool(spec.get("suspended"))}
         if config.get("kind") == self.catalog.kind:
@@ -107,10 +198,10 @@ class CatalogIntegration(Resource):
             if self.catalog.login is None:
                 fields["failed"] = is_failed
             else:
-                login = state(context, self.key, self.catalog.login(context))
+                login = context.record.login_state(self.key, self.catalog.login(context))
                 fields["login"] = "one that fails" if is_failed else login
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
-        return Live(integration["id"], fields, facts)
+        return Live(found["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         return {
@@ -132,7 +223,7 @@ class CatalogIntegration(Resource):
         if context.config.tableflow_namespace:
             config[self.catalog.namespace] = context.namespace
         spec = {"display_name": self.name, **context.place, "config": config}
-        context.confluent.tableflow.post(CATALOGS, {"spec": spec})
+        context.confluent.tableflow.post(self.path, {"spec": spec})
         self._note_login(context)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
@@ -146,7 +237,7 @@ class CatalogIntegration(Resource):
             # Stated also if it is the default, the cluster's id, to which it may return.
             if "namespace" in changes or context.config.tableflow_namespace:
                 spec["config"][self.catalog.namespace] = context.namespace
-        context.confluent.tableflow.patch(f"{CATALOGS}/{live.id}", {"spec": spec})
+        context.confluent.tableflow.patch(f"{self.path}/{live.id}", {"spec": spec})
         if "config" in spec:
             self._note_login(context)
 
@@ -157,7 +248,7 @@ class CatalogIntegration(Resource):
 
     def _note_login(self, context: DeployContext) -> None:
         if self.catalog.login is not None:
-            note_sent(context, self.key, self.catalog.login(context))
+            context.record.put_login(self.key, self.catalog.login(context))
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """It is connected, or has nothing to sync: the first sync comes with the first table.
@@ -171,15 +262,9 @@ class CatalogIntegration(Resource):
             current = self.find(context)
             phase = current.facts["phase"] if current else None
             if current and phase == "FAILED":
-                raise FailedError(
-                    f"{self.title} with {self.catalog.title}: "
-                    f"{current.facts['error'] or 'no reason is given'}"
-                )
+                reason = current.facts["error"] or "no reason is given"
+                raise FailedError(f"{self.title} with {self.catalog.title}: {reason}")
             polls += phase == "PENDING"
             return phase == "CONNECTED" or polls >= PENDING_POLLS
 
-        poll(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=context.sleep)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        place = where(context.environment, context.cluster)
-        context.confluent.tableflow.delete(f"{CATALOGS}/{live.id}", **place)
+        context.poll(decided, f"{self.title} is connected", CONNECTED_SECONDS)

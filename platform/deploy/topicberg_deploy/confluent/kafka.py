@@ -15,9 +15,15 @@ from topicberg.formats.table import FORMATS
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import QUOTAS
-from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg_deploy.resource import (
+    CannotChangeError,
+    Changes,
+    DeployContext,
+    Fields,
+    Live,
+    Resource,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class KafkaTopic(Resource):
         if topic is None:
             return None
         configs = context.confluent.kafka.get(self._path(context, "/configs"))["data"]
-        values = {one["name"]: one.get("value") for one in configs}
+        values = {config["name"]: config.get("value") for config in configs}
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
     def desired(self, context: DeployContext) -> Fields:
@@ -145,23 +151,22 @@ class RegistrySubject(Resource):
         versions = if_found(registry.listed, self._path(end="/versions"))
         if versions is None:
             return None
-        fields: Fields = {}
+        fields: Fields = {"schema": "as in its file"}
         if self.compatibility:  # without a level of its own, it has the registry's
             level = if_found(registry.get, self._path("/config"))
             fields["compatibility"] = level and level.get("compatibilityLevel")
-        registered = if_found(registry.post, self._path(), self._body(), repeatable=True)
-        has = (
-            f"versions {versions}, none as in its file" if registered is None else "as in its file"
-        )
-        return Live(self.name, {"schema": has, **fields})
+        if if_found(registry.post, self._path(), self._body(), repeatable=True) is None:
+            fields["schema"] = f"versions {versions}, none as in its file"
+        return Live(self.name, fields)
 
     def desired(self, context: DeployContext) -> Fields:
-        fields: Fields = {"schema": "as in its file"}
-        return fields | ({"compatibility": self.compatibility} if self.compatibility else {})
+        level = {"compatibility": self.compatibility} if self.compatibility else {}
+        return {"schema": "as in its file", **level}
 
     def create(self, context: DeployContext) -> None:
         self._register(context)
-        self._set_level(context)  # of a subject that exists
+        if self.compatibility:
+            self._set_level(context)  # of a subject that exists
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if "compatibility" in changes:
@@ -170,16 +175,13 @@ class RegistrySubject(Resource):
             self._register(context)
 
     def _set_level(self, context: DeployContext) -> None:
-        if self.compatibility:
-            context.confluent.registry.put(
-                self._path("/config"), {"compatibility": self.compatibility}
-            )
+        level = {"compatibility": self.compatibility}
+        context.confluent.registry.put(self._path("/config"), level)
 
     def _register(self, context: DeployContext) -> None:
+        path = self._path(end="/versions")
         try:
-            context.confluent.registry.post(
-                self._path(end="/versions"), self._body(), repeatable=True
-            )
+            context.confluent.registry.post(path, self._body(), repeatable=True)
         except ConflictError as error:
             what, hint = refusal(error.message, self.compatibility)
             raise CannotChangeError(

@@ -12,6 +12,7 @@ remembered, and a key that a version knows but the list does not is looked up by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -22,11 +23,9 @@ from topicberg.clients.confluent import CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg_deploy.confluent_apis import CLUSTER, READER, REGISTRY
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.context import CLUSTER, READER, REGISTRY
 from topicberg_deploy.costs import PRICES, Cost
-from topicberg_deploy.polling import poll
-from topicberg_deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, MissingError, Resource
 
 KeyKind = Literal["kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
@@ -42,9 +41,23 @@ SPREAD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class RotatingKey(Resource):
+class StoredKeys(Resource):
+    """:param name: of the secret whose versions are the keys"""
+
+    def lasting_id(self, live: Live) -> str:
+        """Return the name of its secret: what is in there rotates."""
+        return self.name
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(PRICES["secret"].usd, "a secret")
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.secrets.delete(self.name, purge=context.purge_secrets)
+
+
+@dataclass(frozen=True)
+class RotatingKey(StoredKeys):
     """
-    :param name: of the secret
     :param account: key of the service account that owns it
     :param of: what it is a key of
     """
@@ -54,21 +67,13 @@ class RotatingKey(Resource):
 
     kind = "API key"
 
-    def lasting_id(self, live: Live) -> str:
-        """Return the name of its secret: what is in there rotates."""
-        return self.name
-
-    def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self, PRICES["secret"].usd, "a secret")
-
     def find(self, context: DeployContext) -> Live | None:
         stored = context.secrets.versions(self.name)
         alive = self.alive(context, stored)
         versions = [version for version in stored if version.label in alive]
         if not versions:
-            if alive or context.secrets.exists(self.name):
-                return Live("", {"key": None, "values": None})
-            return None
+            is_there = alive or context.secrets.exists(self.name)
+            return Live("", {"key": None, "values": None}) if is_there else None
         newest = versions[-1]
         values = context.read_secret(self.name, newest.id)
         key, public = _open(self.of, values or {})
@@ -79,10 +84,7 @@ class RotatingKey(Resource):
         return Live(newest.label, {"key": published, "values": public}, facts)
 
     def _reader(self, context: DeployContext) -> ApiKey:
-        """Return the reader's key of this kind.
-
-        :raises TopicbergError: it is missing
-        """
+        """Return the reader's key of this kind, or raise TopicbergError."""
         name = context.names.confluent_secret(f"{READER}/{self.of}")
         key, _ = _open(self.of, context.read_secret(name) or {})
         if key is None:
@@ -99,8 +101,8 @@ class RotatingKey(Resource):
     def orphans(self, context: DeployContext, live: Live) -> list[str]:
         labels = {version.label for version in live.facts.get("versions", [])}
         oldest = datetime.now(UTC) - YOUNG
-        alive = self.alive(context)
-        return sorted(key for key, made in alive.items() if key not in labels and made < oldest)
+        made = self.alive(context).items()
+        return sorted(key for key, when in made if key not in labels and when < oldest)
 
     def alive(self, context: DeployContext, stored: Sequence[Version] = ()) -> dict[str, datetime]:
         """Our keys of this kind that exist → when they were created.
@@ -122,7 +124,7 @@ class RotatingKey(Resource):
             version.label: version.created
             for version in stored
             if version.label not in listed
-            and (_exists(context, version.label) or self._works(context, version))
+            and (is_shown(context, version.label) or self._stored_works(context, version))
         }
         return {**unlisted, **context.made[self.key], **listed}
 
@@ -141,31 +143,26 @@ class RotatingKey(Resource):
     def settle(self, context: DeployContext, live: Live) -> None:
         """The newest key works everywhere, and is the one that consumers read."""
         newest: Version = live.facts["versions"][-1]
-        key, in_a_row = context.confluent.active_key(self.key), 0
+        key = context.confluent.active_key(self.key)
         young = newest.created > datetime.now(UTC) - YOUNG
-        of_cluster = self.of in ("kafka", "schema_registry")
-        spread = young and of_cluster and context.config.deployment == "cloud"
+        spread = young and self.of != "tableflow" and context.config.deployment == "cloud"
 
         def works() -> bool:
-            nonlocal in_a_row
-            try:
-                self._use(context, key)
-            except (CredentialsError, GoneError):
-                in_a_row = 0
-                return False
-            in_a_row += 1
-            if in_a_row < CONSECUTIVE:
-                context.sleep(SPREAD_SECONDS if spread else 0.0)
-            return in_a_row >= CONSECUTIVE
+            for answer in range(CONSECUTIVE):
+                if answer:
+                    context.sleep(SPREAD_SECONDS if spread else 0.0)
+                if not self._works(context, key):
+                    return False
+            return True
 
-        poll(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
+        context.poll(works, f"{self.title} {key.id} works", SYNC_SECONDS)
         if not newest.current:
             context.secrets.publish(self.name, newest.id)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         for key in self.alive(context, context.secrets.versions(self.name)):
             self.revoke(context, key)
-        context.secrets.delete(self.name, purge=context.purge_secrets)
+        super().delete(context, live)
 
     def add(self, context: DeployContext) -> ApiKey:
         """A new key, stored but not published."""
@@ -180,51 +177,44 @@ class RotatingKey(Resource):
         try:
             context.confluent.cloud.delete(f"/iam/v2/api-keys/{key}")
         except GoneError:
-            if _exists(context, key):
+            if is_shown(context, key):
                 raise
         context.made[self.key].pop(key, None)
         if context.secrets.exists(self.name):
             context.secrets.forget(self.name, key)
 
-    def _works(self, context: DeployContext, version: Version) -> bool:
-        """Return whether a stored key works: Confluent shows no key to who may not see it.
-
-        True also if who plans may not read it.
-        """
+    def _stored_works(self, context: DeployContext, version: Version) -> bool:
+        """Whether a stored key works that Confluent does not show, or who plans may not read it."""
         values = context.read_secret(self.name, version.id)
         key, _ = _open(self.of, values or {})
-        if key is None:
-            return values is None
+        return values is None if key is None else self._works(context, key)
+
+    def _works(self, context: DeployContext, key: ApiKey) -> bool:
+        """:raises ApiError: it is not the key that is refused"""
         try:
-            self._use(context, key)
+            if self.of == "kafka":
+                context.confluent.kafka_as(key).get(f"/kafka/v3/clusters/{context.cluster}/topics")
+            elif self.of == "schema_registry":
+                context.confluent.registry_as(key).listed("/subjects")
+            else:
+                context.confluent.cloud_as(key).get("/tableflow/v1/regions")
         except (CredentialsError, GoneError, MissingError):
             return False
         return True
 
-    def _use(self, context: DeployContext, key: ApiKey) -> None:
-        """:raises ApiError: the key does not work"""
-        if self.of == "kafka":
-            context.confluent.kafka_as(key).get(f"/kafka/v3/clusters/{context.cluster}/topics")
-        elif self.of == "schema_registry":
-            context.confluent.registry_as(key).listed("/subjects")
-        else:
-            context.confluent.cloud_as(key).get("/tableflow/v1/regions")
-
     def _spec(self, context: DeployContext) -> dict[str, Any]:
         """With the fields that Confluent's own Terraform provider sends, and no others."""
-        spec: dict[str, Any] = {
+        if self.of == "tableflow":
+            of = {"id": "tableflow", "kind": "Tableflow", "api_version": "tableflow/v1"}
+        else:
+            cluster = CLUSTER if self.of == "kafka" else REGISTRY
+            of = {"id": context.need(cluster).id, "kind": "Cluster"}
+        return {
             "display_name": self._display_name(context),
             "description": "created by topicberg",
             "owner": {"id": context.need(self.account).id, "kind": "ServiceAccount"},
+            "resource": of,
         }
-        if self.of == "kafka":
-            spec["resource"] = {"id": context.cluster, "kind": "Cluster"}
-        elif self.of == "schema_registry":
-            spec["resource"] = {"id": context.need(REGISTRY).id, "kind": "Cluster"}
-        else:
-            of = {"kind": "Tableflow", "api_version": "tableflow/v1"}
-            spec["resource"] = {"id": "tableflow", **of}
-        return spec
 
     def _display_name(self, context: DeployContext) -> str:
         place = f"{context.aws.account} {context.config.aws_region}"
@@ -246,13 +236,12 @@ class RotatingKey(Resource):
         return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}
 
 
-def _exists(context: DeployContext, key: str) -> bool:
+def is_shown(context: DeployContext, key: str) -> bool:
     """Whether there is such a key: of one that is deleted Confluent says 403 or 404."""
-    try:
+    with suppress(GoneError):
         context.confluent.cloud.get(f"/iam/v2/api-keys/{key}")
-    except GoneError:
-        return False
-    return True
+        return True
+    return False
 
 
 _NAMES: dict[KeyKind, tuple[str, str]] = {

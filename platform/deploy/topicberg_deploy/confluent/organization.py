@@ -1,18 +1,26 @@
-"""Environment, Kafka cluster and its Schema Registry: APIs org/v2, cmk/v2 and srcm/v3."""
+"""Environment, Kafka cluster, its Schema Registry, service accounts and role bindings: APIs org/v2,
+cmk/v2, srcm/v3 and iam/v2.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.costs import HOURS, PRICES, Cost
-from topicberg_deploy.polling import poll
-from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg_deploy.context import ENVIRONMENT
+from topicberg_deploy.costs import HOURS, PRICES, QUOTAS, Cost
+from topicberg_deploy.resource import (
+    CannotChangeError,
+    Changes,
+    DeployContext,
+    Fields,
+    Live,
+    Resource,
+)
 
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
@@ -21,28 +29,6 @@ AVAILABILITY = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
 """What the service calls in its answers what one asks for."""
 CLUSTER_SECONDS = 3600.0
 REGISTRY_SECONDS = 600.0
-
-
-def named(
-    objects: Iterable[dict[str, Any]], name: str, kind: str, within: str = ""
-) -> dict[str, Any] | None:
-    """Return the object that has the name, by itself or in its ``spec``; None: there is none.
-
-    :param kind: in the plural
-    :raises ApiError: there are several, so it is unknown which one is meant
-    """
-    candidates = [
-        candidate
-        for candidate in objects
-        if candidate.get("spec", candidate).get("display_name") == name
-    ]
-    if len(candidates) > 1:
-        ids = ", ".join(str(candidate["id"]) for candidate in candidates)
-        raise ApiError(
-            f"there are {len(candidates)} {kind} named {name}{within}: {ids}",
-            hint="delete all but one of them",
-        )
-    return candidates[0] if candidates else None
 
 
 def organization(cloud: Api) -> str:
@@ -55,11 +41,9 @@ def organization(cloud: Api) -> str:
 
 def _given(cloud: Api, path: str, **params: str) -> dict[str, Any] | None:
     """Return an object by its id; None: there is none, or the key may not see it."""
-    try:
-        existing: dict[str, Any] = cloud.get(path, **params)
-    except GoneError:
-        return None
-    return existing
+    with suppress(GoneError):
+        return dict(cloud.get(path, **params))
+    return None
 
 
 def check_given(context: DeployContext) -> None:
@@ -72,13 +56,13 @@ def check_given(context: DeployContext) -> None:
     if environment is None:
         return
     hint = "check the id, and that the owner of the Cloud API key may see it"
-    if _given(cloud, f"/org/v2/environments/{environment}") is None:
+    if _given(cloud, f"{Environment.path}/{environment}") is None:
         raise TopicbergError(
             f"TOPICBERG_EXISTING_ENVIRONMENT: there is no environment {environment}", hint=hint
         )
     if cluster is None:
         return
-    existing = _given(cloud, f"/cmk/v2/clusters/{cluster}", environment=environment)
+    existing = _given(cloud, f"{Cluster.path}/{cluster}", environment=environment)
     if existing is None:
         raise TopicbergError(
             f"TOPICBERG_EXISTING_CLUSTER: environment {environment} has no cluster {cluster}",
@@ -86,10 +70,10 @@ def check_given(context: DeployContext) -> None:
         )
     spec, phase = existing["spec"], (existing.get("status") or {}).get("phase")
     place = (str(spec.get("cloud")).upper(), spec.get("region"))
-    if place != ("AWS", context.config.aws_region):
+    if place != ("AWS", config.aws_region):
         raise TopicbergError(
             f"TOPICBERG_EXISTING_CLUSTER: {cluster} is in {' '.join(map(str, place))}, expected "
-            f"AWS {context.config.aws_region}: Tableflow writes to buckets of the cluster's region",
+            f"AWS {config.aws_region}: Tableflow writes to buckets of the cluster's region",
             hint="set TOPICBERG_AWS_REGION to the cluster's region, or choose another cluster",
         )
     if phase != "PROVISIONED":
@@ -100,32 +84,84 @@ def check_given(context: DeployContext) -> None:
 
 
 @dataclass(frozen=True)
-class Environment(Resource):
+class NamedObject(Resource):
+    """What Confluent's control plane finds by the name that people gave it."""
+
+    path: ClassVar[str]
+    """Of its API."""
+    plural: ClassVar[str]
+
+    def params(self, context: DeployContext) -> dict[str, str]:
+        """Return what a request for it states besides its id."""
+        return {}
+
+    def api(self, context: DeployContext) -> Api:
+        return context.confluent.cloud
+
+    def read(self, context: DeployContext) -> dict[str, Any] | None:
+        """Return the object that has the name, by itself or in its ``spec``; None: there is none.
+
+        :raises ApiError: there are several, so it is unknown which one is meant
+        """
+        params = self.params(context)
+        candidates = [
+            candidate
+            for candidate in self.api(context).pages(self.path, **params)
+            if candidate.get("spec", candidate).get("display_name") == self.name
+        ]
+        if len(candidates) > 1:
+            within = f" in {params['environment']}" if params else ""
+            ids = ", ".join(str(candidate["id"]) for candidate in candidates)
+            raise ApiError(
+                f"there are {len(candidates)} {self.plural} named {self.name}{within}: {ids}",
+                hint="delete all but one of them",
+            )
+        return candidates[0] if candidates else None
+
+    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+        """Return the object as the API describes it."""
+        raise NotImplementedError
+
+    def find(self, context: DeployContext) -> Live | None:
+        found = self.read(context)
+        return self.as_live(context, found) if found is not None else None
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        self.api(context).delete(f"{self.path}/{live.id}", **self.params(context))
+
+
+@dataclass(frozen=True)
+class GivenObject(NamedObject):
     """:param given: id of one that exists; it is never created, changed or deleted"""
 
     given: str | None = None
 
-    kind = "environment"
     holds_data = True
 
-    def find(self, context: DeployContext) -> Live | None:
-        if self.given:
-            environment = _given(context.confluent.cloud, f"/org/v2/environments/{self.given}")
-        else:
-            pages = context.confluent.cloud.pages("/org/v2/environments")
-            environment = named(pages, self.name, "environments")
-        if environment is None:
-            return None
-        package = (environment.get("stream_governance_config") or {}).get("package")
-        within = f"crn://confluent.cloud/organization={organization(context.confluent.cloud)}"
-        crn = f"{within}/environment={environment['id']}"
-        return Live(environment["id"], {"stream_governance": package}, {"crn": crn})
+    def read(self, context: DeployContext) -> dict[str, Any] | None:
+        if self.given is None:
+            return super().read(context)
+        path = f"{self.path}/{self.given}"
+        return _given(context.confluent.cloud, path, **self.params(context))
 
     def is_ours(self, context: DeployContext) -> bool:
         return self.given is None
 
     def waits(self, context: DeployContext) -> str:
-        return f"environment {self.given} does not exist" if self.given else ""
+        return f"{self.kind} {self.given} does not exist" if self.given else ""
+
+
+@dataclass(frozen=True)
+class Environment(GivenObject):
+    kind = "environment"
+    path = "/org/v2/environments"
+    plural = "environments"
+
+    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+        package = (found.get("stream_governance_config") or {}).get("package")
+        within = f"crn://confluent.cloud/organization={organization(context.confluent.cloud)}"
+        crn = f"{within}/environment={found['id']}"
+        return Live(found["id"], {"stream_governance": package}, {"crn": crn})
 
     def desired(self, context: DeployContext) -> Fields:
         if self.given:
@@ -136,56 +172,47 @@ class Environment(Resource):
 
     def create(self, context: DeployContext) -> None:
         body = {"display_name": self.name, "stream_governance_config": {"package": PACKAGE}}
-        context.confluent.cloud.post("/org/v2/environments", body)
+        context.confluent.cloud.post(self.path, body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         body = {"stream_governance_config": {"package": changes["stream_governance"][1]}}
-        context.confluent.cloud.patch(f"/org/v2/environments/{live.id}", body)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        context.confluent.cloud.delete(f"/org/v2/environments/{live.id}")
+        context.confluent.cloud.patch(f"{self.path}/{live.id}", body)
 
 
 @dataclass(frozen=True)
-class Cluster(Resource):
+class Cluster(GivenObject):
     """A Kafka cluster in one zone, in AWS, in the region of the bucket.
 
     :param type: what the settings ask for; None: Basic, and one that exists stays as it is
-    :param given: id of one that exists; it is never created, changed or deleted
     """
 
     type: str | None = None
-    given: str | None = None
 
     kind = "Kafka cluster"
+    path = "/cmk/v2/clusters"
+    plural = "Kafka clusters"
     is_part = True
     usual_minutes = 5
-    holds_data = True
     unique = False
     replaced_for = frozenset({"cloud", "region", "availability"})
+
+    def params(self, context: DeployContext) -> dict[str, str]:
+        return {"environment": context.environment}
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         if self.given is not None:
             return None  # a given cluster costs the same without topicberg
-        cluster_type = self.type or (live.fields["type"] if live else "Basic")
+        cluster_type = self._type(live)
         hourly = PRICES["standard" if cluster_type == "Standard" else "basic"].usd
         basis = f"{cluster_type}, and ${PRICES['traffic'].usd} a GB in or out, beside storage"
-        return Cost(self, hourly * HOURS, basis)
+        return Cost(hourly * HOURS, basis)
 
-    def find(self, context: DeployContext) -> Live | None:
-        if self.given:
-            path = f"/cmk/v2/clusters/{self.given}"
-            cluster = _given(context.confluent.cloud, path, environment=context.environment)
-        else:
-            pages = context.confluent.cloud.pages(
-                "/cmk/v2/clusters", environment=context.environment
-            )
-            cluster = named(pages, self.name, "Kafka clusters", f" in {context.environment}")
-        if cluster is None:
-            return None
-        spec = cluster["spec"]
+    def _type(self, live: Live | None) -> str:
+        return self.type or (live.fields["type"] if live else CLUSTER_TYPE)
+
+    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+        spec = found["spec"]
         availability, endpoint = spec.get("availability"), spec.get("http_endpoint")
-        within = context.need("confluent/environment").facts["crn"]
         fields = {
             "cloud": str(spec.get("cloud", "")).upper(),
             "region": spec.get("region"),
@@ -193,27 +220,20 @@ class Cluster(Resource):
             "availability": AVAILABILITY.get(availability, availability),
         }
         facts = {
-            "phase": (cluster.get("status") or {}).get("phase"),
+            "phase": (found.get("status") or {}).get("phase"),
             "http_endpoint": endpoint.rstrip("/") if endpoint else None,
             "bootstrap": _bootstrap(spec),
-            "crn": f"{within}/cloud-cluster={cluster['id']}",
+            "crn": f"{context.need(ENVIRONMENT).facts['crn']}/cloud-cluster={found['id']}",
         }
-        return Live(cluster["id"], fields, facts)
-
-    def is_ours(self, context: DeployContext) -> bool:
-        return self.given is None
-
-    def waits(self, context: DeployContext) -> str:
-        return f"Kafka cluster {self.given} does not exist" if self.given else ""
+        return Live(found["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         if self.given:
             return {}
-        live = context.live.get(self.key)
         return {
             "cloud": "AWS",
             "region": context.config.aws_region,
-            "type": self.type or (live.fields["type"] if live else CLUSTER_TYPE),
+            "type": self._type(context.live.get(self.key)),
             "availability": AVAILABILITY["SINGLE_ZONE"],
         }
 
@@ -226,7 +246,7 @@ class Cluster(Resource):
             "config": {"kind": self.type or CLUSTER_TYPE},
             "environment": {"id": context.environment},
         }
-        context.confluent.cloud.post("/cmk/v2/clusters", {"spec": spec})
+        context.confluent.cloud.post(self.path, {"spec": spec})
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         has, wanted = changes["type"]
@@ -237,31 +257,28 @@ class Cluster(Resource):
                 hint=f"set TOPICBERG_CLUSTER_TYPE={has}, or leave it out",
             )
         spec = {"config": {"kind": wanted}, "environment": {"id": context.environment}}
-        context.confluent.cloud.patch(f"/cmk/v2/clusters/{live.id}", {"spec": spec})
+        context.confluent.cloud.patch(f"{self.path}/{live.id}", {"spec": spec})
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        def provisioned() -> bool:
-            cluster = self.find(context)
-            phase = cluster.facts["phase"] if cluster else None
-            if phase == "FAILED":
-                raise ApiError(f"{self.title}: Confluent could not provision it")
-            return phase == "PROVISIONED"
-
-        poll(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=context.sleep)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        context.confluent.cloud.delete(
-            f"/cmk/v2/clusters/{live.id}", environment=context.environment
-        )
+        _wait_provisioned(self, context, CLUSTER_SECONDS)
 
 
 def _bootstrap(spec: dict[str, Any]) -> str | None:
     """``host:port``, from the endpoint's old place or its new one."""
     endpoints = [spec, *(spec.get("endpoints") or {}).values()]
-    addresses = [
-        address for place in endpoints if (address := place.get("kafka_bootstrap_endpoint"))
-    ]
-    return str(addresses[0]).rpartition("://")[2] if addresses else None
+    addresses = filter(None, (place.get("kafka_bootstrap_endpoint") for place in endpoints))
+    return next((str(address).rpartition("://")[2] for address in addresses), None)
+
+
+def _wait_provisioned(resource: Resource, context: DeployContext, seconds: float) -> None:
+    def provisioned() -> bool:
+        live = resource.find(context)
+        phase = live.facts["phase"] if live else None
+        if phase == "FAILED":
+            raise ApiError(f"{resource.title}: Confluent could not provision it")
+        return phase == "PROVISIONED"
+
+    context.poll(provisioned, f"{resource.title} is provisioned", seconds)
 
 
 @dataclass(frozen=True)
@@ -276,7 +293,7 @@ class SchemaRegistry(Resource):
         registry = next(pages, None)
         if registry is None:
             return None
-        within = context.need("confluent/environment").facts["crn"]
+        within = context.need(ENVIRONMENT).facts["crn"]
         facts = {
             "phase": (registry.get("status") or {}).get("phase"),
             "http_endpoint": registry["spec"].get("http_endpoint"),
@@ -285,8 +302,65 @@ class SchemaRegistry(Resource):
         return Live(registry["id"], {}, facts)
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        def provisioned() -> bool:
-            found = self.find(context)
-            return found is not None and found.facts["phase"] == "PROVISIONED"
+        _wait_provisioned(self, context, REGISTRY_SECONDS)
 
-        poll(provisioned, f"{self.title} is provisioned", REGISTRY_SECONDS, sleep=context.sleep)
+
+@dataclass(frozen=True)
+class ServiceAccount(NamedObject):
+    description: str = field(kw_only=True)
+
+    kind = "service account"
+    path = "/iam/v2/service-accounts"
+    plural = "service accounts"
+    quota = QUOTAS["service accounts"]
+
+    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+        return Live(found["id"], {"description": found.get("description") or ""})
+
+    def desired(self, context: DeployContext) -> Fields:
+        return {"description": self.description}
+
+    def create(self, context: DeployContext) -> None:
+        body = {"display_name": self.name, **self.desired(context)}
+        context.confluent.cloud.post(self.path, body)
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        context.confluent.cloud.patch(f"{self.path}/{live.id}", self.desired(context))
+
+
+@dataclass(frozen=True)
+class RoleBinding(Resource):
+    """A role of a service account on one pattern.
+
+    :param account: key of the service account
+    :param on: key of the resource whose CRN the pattern begins with
+    :param pattern: what follows the CRN, e.g. ``/topic=*``
+    """
+
+    account: str = field(kw_only=True)
+    role: str = field(kw_only=True)
+    on: str = field(kw_only=True)
+    pattern: str = field(kw_only=True)
+
+    kind = "role binding"
+    is_part = True
+    path: ClassVar[str] = "/iam/v2/role-bindings"
+
+    def _body(self, context: DeployContext) -> dict[str, str]:
+        return {
+            "principal": f"User:{context.need(self.account).id}",
+            "role_name": self.role,
+            "crn_pattern": f"{context.need(self.on).facts['crn']}{self.pattern}",
+        }
+
+    def find(self, context: DeployContext) -> Live | None:
+        wanted = self._body(context)
+        # The filter is a partial search; what is not exactly ours is another binding.
+        found = context.confluent.cloud.pages(self.path, **wanted)
+        return next((Live(one["id"]) for one in found if wanted.items() <= one.items()), None)
+
+    def create(self, context: DeployContext) -> None:
+        context.confluent.cloud.post(self.path, self._body(context))
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.confluent.cloud.delete(f"{self.path}/{live.id}")

@@ -19,12 +19,18 @@ from topicberg.tableflow.service.confluent import (
     where,
 )
 from topicberg.topics import TopicSpec
-from topicberg_deploy.confluent.catalogs import PROVIDER_INTEGRATION
-from topicberg_deploy.confluent_apis import CLUSTER
-from topicberg_deploy.context import DeployContext
+from topicberg_deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg_deploy.context import CLUSTER
 from topicberg_deploy.costs import HOURS, PRICES, Cost
-from topicberg_deploy.polling import poll
-from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
+from topicberg_deploy.resource import (
+    CannotChangeError,
+    Changes,
+    DeployContext,
+    Fields,
+    Live,
+    Resource,
+    compare,
+)
 
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 8
@@ -38,18 +44,15 @@ _STORAGE = ("kind", "bucket_name", "provider_integration_id")
 
 def config_of(spec: TopicSpec) -> dict[str, Any]:
     """``spec.config`` for a topic. ``record_failure_strategy`` must not stand beside it."""
-    tableflow = spec.tableflow
-    handling: dict[str, str] = {"mode": tableflow.error_handling.mode}
-    if tableflow.error_handling.mode == "LOG":
-        handling["target"] = tableflow.error_handling.target or "error_log"
-    config: dict[str, Any] = {
+    tableflow, handling = spec.tableflow, spec.tableflow.error_handling
+    target = {"target": handling.target or "error_log"} if handling.mode == "LOG" else {}
+    data_retention = tableflow.data_retention_ms
+    return {
         "retention_ms": str(tableflow.retention_ms),
-        "error_handling": handling,
+        "error_handling": {"mode": handling.mode, **target},
         "metadata_column_naming_scheme": tableflow.metadata_column_naming_scheme,
+        **({} if data_retention is None else {"data_retention_ms": str(data_retention)}),
     }
-    if tableflow.data_retention_ms is not None:
-        config["data_retention_ms"] = str(tableflow.data_retention_ms)
-    return config
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class TableflowTopic(Resource):
         return (CLUSTER,)
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self, PRICES["tableflow"].usd * HOURS, "and by GB processed")
+        return Cost(PRICES["tableflow"].usd * HOURS, "and by GB processed")
 
     def find(self, context: DeployContext) -> Live | None:
         topic = read_topic(
@@ -84,13 +87,12 @@ class TableflowTopic(Resource):
             "table_formats": sorted(spec.get("table_formats") or []),
             "suspended": bool(spec.get("suspended")),
             **{f"config.{name}": value for name, value in config.items()},
+            "config.error_handling": _handling(config),
         }
-        fields["config.error_handling"] = _handling(config)
-        fields["write_mode"] = WRITE_MODES[self.spec.write_mode]
         # Until it runs, the mode may not be known.
         mode = status.get("write_mode") if status.get("phase") == "RUNNING" else None
-        if mode in WRITE_MODES.values():
-            fields["write_mode"] = mode
+        is_known = mode in WRITE_MODES.values()
+        fields["write_mode"] = mode if is_known else WRITE_MODES[self.spec.write_mode]
         facts = {"status": status, "table_path": storage.get("table_path"), "write_mode": mode}
         return Live(self.name, fields, facts)
 
@@ -99,12 +101,10 @@ class TableflowTopic(Resource):
         has added some, and enabling Tableflow again would lose the table; and which catalogs do
         not get the table.
         """
-        remarks = [
-            f"catalog {problem}" for problem in catalog_problems(syncs(live.facts["status"]))
-        ]
-        mode = live.facts["write_mode"]
-        if mode is not None and mode not in WRITE_MODES.values():
-            wanted = WRITE_MODES[self.spec.write_mode]
+        problems = catalog_problems(syncs(live.facts["status"]))
+        remarks = [f"catalog {problem}" for problem in problems]
+        mode, wanted = live.facts["write_mode"], WRITE_MODES[self.spec.write_mode]
+        if mode not in (None, *WRITE_MODES.values()):
             remarks.append(
                 f"Confluent writes it in mode {mode}, its spec means {wanted}: left as it is"
             )
@@ -131,9 +131,8 @@ class TableflowTopic(Resource):
 
     def waits(self, context: DeployContext) -> str:
         """For a given bucket, and for what its catalog integration waits for."""
-        if self.spec.tableflow.storage == "managed":
-            return ""
-        return context.wait_of("aws/bucket", "confluent/catalog_integration")
+        in_bucket = self.spec.tableflow.storage != "managed"
+        return context.wait_of("aws/bucket", "confluent/catalog_integration") if in_bucket else ""
 
     def create(self, context: DeployContext) -> None:
         spec = {
@@ -180,7 +179,7 @@ class TableflowTopic(Resource):
             idle = not self.has_source and pending >= PENDING_POLLS
             return not problem and (status.get("phase") == "RUNNING" or idle)
 
-        poll(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
+        context.poll(running, f"{self.title} runs", RUNNING_SECONDS)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)
@@ -217,10 +216,9 @@ def writes_to(context: DeployContext, bucket: str) -> bool:
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:
     """How errors are handled, also where the deprecated field says it."""
-    handling = config.get("error_handling")
-    if handling:
-        return {name: value for name, value in handling.items() if value}
-    return {"mode": config.get("record_failure_strategy") or "SUSPEND"}
+    deprecated = {"mode": config.get("record_failure_strategy") or "SUSPEND"}
+    handling = config.get("error_handling") or deprecated
+    return {name: value for name, value in handling.items() if value}
 
 
 def _problem(status: dict[str, Any]) -> str:

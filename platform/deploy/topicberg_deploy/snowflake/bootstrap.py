@@ -15,7 +15,7 @@ from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients import rsa
 from topicberg.clients.secrets import Secrets, active_slot
 from topicberg.errors import TopicbergError
-from topicberg_deploy.snowflake.session import KEY_PAIR_ONLY, ROLES
+from topicberg_deploy.snowflake_account import KEY_PAIR_ONLY, ROLES
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
 PRIVILEGES = (
@@ -49,39 +49,25 @@ class Admin:
 
     def statements(self) -> list[str]:
         """Return what creates the user; run again, they change nothing."""
-        user, default = quote(self.user), self.role or "SYSADMIN"
+        user, role, policy = quote(self.user), self.role, self.policy
+        # https://docs.snowflake.com/en/user-guide/security-access-control-privileges
+        creates_role = (
+            f"CREATE ROLE IF NOT EXISTS {role} COMMENT = 'topicberg deploy'",
+            f"GRANT {', '.join(PRIVILEGES)} ON ACCOUNT TO ROLE {role}",
+        )
+        # https://docs.snowflake.com/en/user-guide/authentication-policies
+        lets_in = (
+            f"CREATE AUTHENTICATION POLICY IF NOT EXISTS {policy} {KEY_PAIR_ONLY}",
+            f"ALTER USER {user} SET AUTHENTICATION POLICY {policy}",
+        )
         return [
             "USE ROLE ACCOUNTADMIN",
-            *self._role(),
-            f"CREATE USER IF NOT EXISTS {user} TYPE = SERVICE DEFAULT_ROLE = {default} "
+            *(creates_role if role else ()),
+            f"CREATE USER IF NOT EXISTS {user} TYPE = SERVICE DEFAULT_ROLE = {role or 'SYSADMIN'} "
             "COMMENT = 'topicberg deploy'",
             f"ALTER USER {user} SET RSA_PUBLIC_KEY = {text(self.public)}",
-            *self._authentication(user),
-            *(
-                f"GRANT ROLE {role} TO USER {user}"
-                for role in ((self.role,) if self.role else ROLES)
-            ),
-        ]
-
-    def _authentication(self, user: str) -> list[str]:
-        """https://docs.snowflake.com/en/user-guide/authentication-policies"""
-        if self.policy is None:
-            return []
-        return [
-            f"CREATE AUTHENTICATION POLICY IF NOT EXISTS {self.policy} {KEY_PAIR_ONLY}",
-            f"ALTER USER {user} SET AUTHENTICATION POLICY {self.policy}",
-        ]
-
-    def _role(self) -> list[str]:
-        """Return what creates the role of its own, with what it needs of the account.
-
-        https://docs.snowflake.com/en/user-guide/security-access-control-privileges
-        """
-        if self.role is None:
-            return []
-        return [
-            f"CREATE ROLE IF NOT EXISTS {self.role} COMMENT = 'topicberg deploy'",
-            f"GRANT {', '.join(PRIVILEGES)} ON ACCOUNT TO ROLE {self.role}",
+            *(lets_in if policy else ()),
+            *(f"GRANT ROLE {granted} TO USER {user}" for granted in ((role,) if role else ROLES)),
         ]
 
 

@@ -26,11 +26,9 @@ from topicberg.catalogs.snowflake.statements import (
 from topicberg.clients.answers import VendorAnswer
 from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
-from topicberg_deploy import logins
 from topicberg_deploy.aws import iam
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.polling import poll_problem
-from topicberg_deploy.resource import Changes, Fields, Live
+from topicberg_deploy.record import CURRENT
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live
 from topicberg_deploy.snowflake.session import SqlObject, find, run
 
 Parts = dict[str, str]
@@ -41,13 +39,14 @@ VERIFY_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class _UsedByTables(SqlObject):
-    """What tables in our database use, whoever created them, and what is deleted with them:
-    Snowflake drops no volume and no integration that a table uses.
-    """
+    """It is deleted with our database's tables that use it: Snowflake drops nothing in use."""
 
     owner = INTEGRATOR
     column: ClassVar[str]
     """Of ``SHOW ICEBERG TABLES``: the one that names what a table uses."""
+
+    def read(self, context: DeployContext) -> VendorAnswer | None:
+        return self.described(context)
 
     def _tables(self, context: DeployContext) -> list[tuple[str, str, str]]:
         database = quote(SnowflakeNames.of(context.config).database)
@@ -60,9 +59,9 @@ class _UsedByTables(SqlObject):
 
     def contents(self, context: DeployContext) -> list[str]:
         """Without the topics' own tables, which are resources by themselves."""
-        names, specs = SnowflakeNames.of(context.config), context.specs
-        if context.config.snowflake_linked_database:  # which has them; those here are from before
-            specs = []
+        names, config = SnowflakeNames.of(context.config), context.config
+        # A linked database has the topics' tables; those here are from before.
+        specs = [] if config.snowflake_linked_database else context.specs
         topics = {(names.database, names.schema, spec.snowflake_name) for spec in specs}
         return [".".join(table) for table in self._tables(context) if table not in topics]
 
@@ -87,18 +86,15 @@ class Volume(_UsedByTables):
     column = "external_volume_name"
     replaced_for = frozenset({"base_url", "role", "external_id", "private"})
 
-    def find(self, context: DeployContext) -> Live | None:
-        properties = self.described(context)
-        if properties is None:
-            return None
-        location = parsed(properties["STORAGE_LOCATION_1"], f"DESC {self.title}")
+    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+        location = parsed(found["STORAGE_LOCATION_1"], f"DESC {self.title}")
         external_id = location["STORAGE_AWS_EXTERNAL_ID"]
         fields = {
             "base_url": location["STORAGE_BASE_URL"],
             "role": location["STORAGE_AWS_ROLE_ARN"],
             "external_id": external_id,
-            "allow_writes": properties["ALLOW_WRITES"].lower(),
-            "private": str(properties.get("COMMENT") == PRIVATE).lower(),
+            "allow_writes": found["ALLOW_WRITES"].lower(),
+            "private": str(found.get("COMMENT") == PRIVATE).lower(),
         }
         principal = location["STORAGE_AWS_IAM_USER_ARN"]
         return Live(self.name, fields, {"principal": principal, "external_id": external_id})
@@ -129,8 +125,8 @@ class _CatalogIntegration(_UsedByTables):
     of = "CATALOG INTEGRATION"
     column = "catalog_name"
 
-    def read(
-        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    def parts(
+        self, found: VendorAnswer, config: VendorAnswer, login: VendorAnswer
     ) -> tuple[Fields, Parts]:
         """Return the fields and the facts that only this kind of integration has.
 
@@ -143,24 +139,19 @@ class _CatalogIntegration(_UsedByTables):
         """Return the desired values of these fields."""
         raise NotImplementedError
 
-    def find(self, context: DeployContext) -> Live | None:
-        properties = self.described(context)
-        if properties is None:
-            return None
+    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
         config, login = (
             VendorAnswer(
-                parts(properties.get(name) or ""),
-                f"Snowflake ({name} of {self.name})",
-                is_certain=True,
+                parts(found.get(name) or ""), f"Snowflake ({name} of {self.name})", is_certain=True
             )
             for name in ("REST_CONFIG", "REST_AUTHENTICATION")
         )
-        fields, facts = self.read(properties, config, login)
+        fields, facts = self.parts(found, config, login)
         fields |= {
-            "namespace": properties["CATALOG_NAMESPACE"],
+            "namespace": found["CATALOG_NAMESPACE"],
             "delegation": config.get("ACCESS_DELEGATION_MODE"),
-            "enabled": properties["ENABLED"].lower(),
-            "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
+            "enabled": found["ENABLED"].lower(),
+            "refresh_seconds": int(found["REFRESH_INTERVAL_SECONDS"]),
         }
         return Live(self.name, fields, facts)
 
@@ -194,21 +185,20 @@ class Integration(_CatalogIntegration):
         {"source", "api", "role", "catalog", "region", "namespace", "delegation"}
     )
 
-    def read(
-        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    def parts(
+        self, found: VendorAnswer, config: VendorAnswer, login: VendorAnswer
     ) -> tuple[Fields, Parts]:
-        source = properties["CATALOG_SOURCE"]
+        source = found["CATALOG_SOURCE"]
         rest = source == "ICEBERG_REST"
-        fields = {
+        return {
             "source": config["CATALOG_URI"] if rest else source,
             "api": config.get("CATALOG_API_TYPE", "AWS_GLUE") if rest else None,
-            "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
-            "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
-            "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
-        }
-        return fields, {
-            "principal": _aws_property(properties, "IAM_USER_ARN"),
-            "external_id": _aws_property(properties, "EXTERNAL_ID"),
+            "role": login["SIGV4_IAM_ROLE"] if rest else found["GLUE_AWS_ROLE_ARN"],
+            "catalog": config["CATALOG_NAME"] if rest else found["GLUE_CATALOG_ID"],
+            "region": login["SIGV4_SIGNING_REGION"] if rest else found["GLUE_REGION"],
+        }, {
+            "principal": _aws_property(found, "IAM_USER_ARN"),
+            "external_id": _aws_property(found, "EXTERNAL_ID"),
         }
 
     def wanted_of(self, context: DeployContext) -> Fields:
@@ -237,11 +227,11 @@ class RestIntegration(_CatalogIntegration):
         {"source", "uri", "api", "catalog", "client", "scopes", "namespace", "delegation"}
     )
 
-    def read(
-        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    def parts(
+        self, found: VendorAnswer, config: VendorAnswer, login: VendorAnswer
     ) -> tuple[Fields, Parts]:
         return {
-            "source": properties["CATALOG_SOURCE"],
+            "source": found["CATALOG_SOURCE"],
             "uri": config["CATALOG_URI"],
             "api": config.get("CATALOG_API_TYPE", "PUBLIC"),
             "catalog": config.get("CATALOG_NAME", ""),
@@ -249,10 +239,9 @@ class RestIntegration(_CatalogIntegration):
             "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
         }, {}
 
-    def find(self, context: DeployContext) -> Live | None:
-        live = super().find(context)
-        if live is not None:
-            live.fields["login"] = logins.state(context, self.key, logins.catalog_client(context))
+    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+        live = super().as_live(context, found)
+        live.fields["login"] = context.record.login_state(self.key, context.catalog_client)
         return live
 
     def wanted_of(self, context: DeployContext) -> Fields:
@@ -265,7 +254,7 @@ class RestIntegration(_CatalogIntegration):
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",
-            "login": logins.CURRENT,
+            "login": CURRENT,
         }
 
     def create(self, context: DeployContext) -> None:
@@ -287,11 +276,20 @@ class RestIntegration(_CatalogIntegration):
         self._send(context, set_rest_secret(self.name, rest_login(context)))
 
     def _send(self, context: DeployContext, statement: str) -> None:
-        """Run a statement that has the login, and record that Snowflake has it."""
-        client = logins.catalog_client(context)
-        client.check()
-        _run_with_secret(context, statement, rest_login(context))
-        logins.note_sent(context, self.key, client)
+        """Run a statement that has the login, and record that Snowflake has it.
+
+        :raises TopicbergError: Snowflake refuses it; without the secret in the message
+        """
+        from snowflake.connector.errors import ProgrammingError
+
+        client = context.catalog_client
+        secret = client.fields()["client_secret"]
+        try:
+            run(context, statement, INTEGRATOR)
+        except ProgrammingError as error:
+            message = str(error.msg).replace(secret, "***").replace(text(secret), "***")
+            raise TopicbergError(f"catalog {context.deploy.catalog.uri}: {message}") from None
+        context.record.put_login(self.key, client)
 
 
 def _aws_property(properties: VendorAnswer, name: str) -> str:
@@ -317,18 +315,6 @@ def rest_login(context: DeployContext) -> RestLogin:
     )
 
 
-def _run_with_secret(context: DeployContext, statement: str, login: RestLogin) -> None:
-    """:raises TopicbergError: Snowflake refuses it; without the secret in the message"""
-    from snowflake.connector.errors import ProgrammingError
-
-    try:
-        run(context, statement, INTEGRATOR)
-    except ProgrammingError as error:
-        secret = login.client_secret.get_secret_value()
-        message = str(error.msg).replace(secret, "***").replace(text(secret), "***")
-        raise TopicbergError(f"catalog {login.uri}: {message}") from None
-
-
 def parts(value: str) -> Parts:
     """``{A=x, B=[y, z], C=null}``, as DESC CATALOG INTEGRATION has it, without what is null."""
     found = dict(
@@ -349,16 +335,14 @@ def verification(context: DeployContext, function: str, name: str) -> VendorAnsw
 def _verify(context: DeployContext, integration: str) -> str:
     """Why a REST catalog cannot be reached; empty: it can."""
     answer = verification(context, "VERIFY_CATALOG_INTEGRATION", integration)
-    if str(answer["success"]).lower() == "true":
-        return ""
-    return f"{answer.get('errorMessage') or 'no reason is given'} ({answer.get('errorCode')})"
+    reason = answer.get("errorMessage") or "no reason is given"
+    is_reached = str(answer["success"]).lower() == "true"
+    return "" if is_reached else f"{reason} ({answer.get('errorCode')})"
 
 
 def wait_until_verified(context: DeployContext, integration: str) -> None:
     """:raises TopicbergError: the catalog cannot be reached, with Snowflake's reason"""
-    if problem := poll_problem(
-        lambda: _verify(context, integration), VERIFY_SECONDS, sleep=context.sleep
-    ):
+    if problem := context.poll_problem(lambda: _verify(context, integration), VERIFY_SECONDS):
         raise TopicbergError(f"catalog integration {integration}: {problem}")
 
 
@@ -373,8 +357,7 @@ class ReadingRole(iam.Role):
     integrations: tuple[str, ...] = ()
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        lacks_buckets = context.wait_of("aws/bucket", "aws/derived_bucket")
-        for volume in () if lacks_buckets else self.volumes:
+        for volume in () if context.wait_of("aws/bucket", "aws/derived_bucket") else self.volumes:
             self._verify(context, volume)
         for integration in self.integrations:
             wait_until_verified(context, integration)
@@ -384,11 +367,10 @@ class ReadingRole(iam.Role):
 
         def ask() -> str:
             answer = verification(context, "VERIFY_EXTERNAL_VOLUME", volume)
-            if str(answer["success"]).lower() == "true":
-                return ""
             good = ("PASSED", "SKIPPED")
             bad = {k: v for k, v in answer.items() if k.endswith("Result") and v not in good}
-            return f"external volume {volume}: {bad}"
+            is_verified = str(answer["success"]).lower() == "true"
+            return "" if is_verified else f"external volume {volume}: {bad}"
 
-        if problem := poll_problem(ask, ACCESS_SECONDS, sleep=context.sleep):
+        if problem := context.poll_problem(ask, ACCESS_SECONDS):
             raise TopicbergError(problem)

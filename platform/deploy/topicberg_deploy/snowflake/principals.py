@@ -7,21 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients import rsa
+from topicberg.clients.answers import VendorAnswer
 from topicberg.clients.secrets import Version
 from topicberg.errors import TopicbergError
-from topicberg.settings import Settings
-from topicberg_deploy.context import DeployContext
-from topicberg_deploy.costs import PRICES, Cost
-from topicberg_deploy.polling import poll_problem
-from topicberg_deploy.resource import Changes, Fields, Live, MissingError, Resource
-from topicberg_deploy.snowflake.session import (
-    SqlObject,
-    account,
-    find,
-    login_problem,
-    refusal_hint,
-    run,
-)
+from topicberg_deploy.confluent.keys import StoredKeys
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, MissingError, Resource
+from topicberg_deploy.snowflake.session import SqlObject, find, run
+from topicberg_deploy.snowflake_account import refusal_hint
 
 OWNER = "SECURITYADMIN"
 GRANTOR = "ACCOUNTADMIN"
@@ -31,19 +23,12 @@ _SLOTS = {1: "RSA_PUBLIC_KEY", 2: "RSA_PUBLIC_KEY_2"}
 
 
 @dataclass(frozen=True)
-class UserKeys(Resource):
+class UserKeys(StoredKeys):
     """The secret with the user's key pairs."""
 
     user: str = ""
 
     kind = "RSA key pairs"
-
-    def lasting_id(self, live: Live) -> str:
-        """Return the name of its secret: what is in there rotates."""
-        return self.name
-
-    def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self, PRICES["secret"].usd, "a secret")
 
     def find(self, context: DeployContext) -> Live | None:
         versions = context.secrets.versions(self.name)
@@ -64,7 +49,7 @@ class UserKeys(Resource):
         current = stored if rsa.is_public_key(rsa.public_key(stored, 1)) else {}
         values = {
             **current,
-            "snowflake_account_identifier": account(context),
+            "snowflake_account_identifier": context.snowflake.identifier,
             "snowflake_service_user": self.user,
             "secrets_path": self.name,
         }
@@ -74,9 +59,6 @@ class UserKeys(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self.create(context)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        context.secrets.delete(self.name, purge=context.purge_secrets)
 
 
 def _public_keys(context: DeployContext) -> dict[str, str | None]:
@@ -106,16 +88,18 @@ class User(SqlObject):
     of = "USER"
     owner = OWNER
 
-    def find(self, context: DeployContext) -> Live | None:
-        values = self.described(context)
-        if values is None:
-            return None
-        fields: Fields = {name: values[name] for name in self.properties}
-        for slot in _SLOTS.values():
-            print_ = values[f"{slot}_FP"]
-            fields[slot] = None if print_ in (None, "", "null") else print_
+    def read(self, context: DeployContext) -> VendorAnswer | None:
+        return self.described(context)
+
+    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+        prints = {slot: found[f"{slot}_FP"] for slot in _SLOTS.values()}
         versions: list[Version] = context.need(KEYS).facts.get("versions", [])
-        fields["secret"] = "published" if versions and versions[-1].current else "not published"
+        published = "published" if versions and versions[-1].current else "not published"
+        fields = {
+            **{name: found[name] for name in self.properties},
+            **{slot: None if print_ in ("", "null") else print_ for slot, print_ in prints.items()},
+            "secret": published,
+        }
         return Live(self.name, fields)
 
     def desired(self, context: DeployContext) -> Fields:
@@ -124,10 +108,9 @@ class User(SqlObject):
         return {**self.properties, "secret": "published", **prints}
 
     def definition(self, context: DeployContext) -> str:
-        parts = [f"{name} = {text(value)}" for name, value in self.properties.items()]
-        slots = _public_keys(context).items()
-        parts += ["TYPE = SERVICE", *(f"{slot} = {text(key)}" for slot, key in slots if key)]
-        return " ".join(parts)
+        slots = {slot: key for slot, key in _public_keys(context).items() if key}
+        given = [f"{name} = {text(value)}" for name, value in (self.properties | slots).items()]
+        return " ".join([*given, "TYPE = SERVICE"])
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         for name, value in {**_public_keys(context), **self.properties}.items():
@@ -139,8 +122,8 @@ class User(SqlObject):
         """The active key lets the user in; only then it is published."""
         facts = context.need(KEYS).facts
         private = rsa.private_key(facts["values"])
-        if problem := poll_problem(
-            lambda: login_problem(context, self.name, private), LOGIN_SECONDS, sleep=context.sleep
+        if problem := context.poll_problem(
+            lambda: context.snowflake.login_problem(self.name, private), LOGIN_SECONDS
         ):
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
@@ -166,7 +149,7 @@ class NetworkPolicy(SqlObject):
 
     def find(self, context: DeployContext) -> Live | None:
         rows = run(context, "SHOW NETWORK POLICIES", OWNER)
-        if not any(row["name"] == self.name for row in rows):
+        if all(row["name"] != self.name for row in rows):
             return None
         rows = run(context, f"DESC NETWORK POLICY {quote(self.name)}", OWNER)
         values = {str(row["name"]).upper(): row["value"] for row in rows}
@@ -201,8 +184,8 @@ class UserPolicy(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         show = f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}"
-        rows = find(context, show, OWNER)
-        ours = any((row["level"], row["value"]) == ("USER", self.policy) for row in rows or [])
+        rows = find(context, show, OWNER) or []
+        ours = any((row["level"], row["value"]) == ("USER", self.policy) for row in rows)
         return Live(self.name) if ours else None
 
     def create(self, context: DeployContext) -> None:
@@ -212,7 +195,7 @@ class UserPolicy(Resource):
     def settle(self, context: DeployContext, live: Live) -> None:
         """Check that this machine may still log in as the user, as the next rotation has to."""
         private = rsa.private_key(context.need(KEYS).facts["values"])
-        if problem := login_problem(context, self.user, private):
+        if problem := context.snowflake.login_problem(self.user, private):
             raise TopicbergError(
                 f"user {self.user} cannot log in with the network policy {self.policy}: {problem}",
                 hint="add the address of this machine to TOPICBERG_SNOWFLAKE_ALLOWED_IPS",
@@ -230,9 +213,8 @@ class SnowflakeRole(SqlObject):
     of = "ROLE"
     owner = OWNER
 
-    def find(self, context: DeployContext) -> Live | None:
-        found = self.shown(context)
-        return Live(self.name, {"comment": found["comment"]}) if found else None
+    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+        return Live(self.name, {"comment": found["comment"]})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"comment": self.comment}
@@ -256,12 +238,10 @@ class RoleGrant(Resource):
     is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
-        rows = find(context, f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
-        granted = any(
-            (row["granted_to"], row["grantee_name"].strip('"')) == (self.to, self.grantee)
-            for row in rows or []
-        )
-        return Live(f"{self.role} → {self.grantee}") if granted else None
+        rows = find(context, f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER) or []
+        grantees = {(row["granted_to"], row["grantee_name"].strip('"')) for row in rows}
+        is_granted = (self.to, self.grantee) in grantees
+        return Live(f"{self.role} → {self.grantee}") if is_granted else None
 
     def create(self, context: DeployContext) -> None:
         run(context, f"GRANT ROLE {quote(self.role)} TO {self.to} {quote(self.grantee)}", OWNER)
@@ -291,12 +271,11 @@ class Grant(Resource):
     is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
-        rows = find(context, f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
+        rows = find(context, f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR) or []
+        granted = {(row["privilege"], row["name"].replace('"', "")) for row in rows}
         name = ".".join(self._path(context))
-        for row in rows or []:
-            if row["privilege"] == self.privilege and row["name"].replace('"', "") == name:
-                return Live(f"{self.privilege} ON {self.on} {name}")
-        return None
+        live = Live(f"{self.privilege} ON {self.on} {name}")
+        return live if (self.privilege, name) in granted else None
 
     def create(self, context: DeployContext) -> None:
         run(context, f"GRANT {self._right(context)} TO ROLE {quote(self.role)}", GRANTOR)
@@ -305,10 +284,9 @@ class Grant(Resource):
         run(context, f"REVOKE {self._right(context)} FROM ROLE {quote(self.role)}", GRANTOR)
 
     def _path(self, context: DeployContext) -> tuple[str, ...]:
-        if OF_TOPICS not in self.target:
-            return self.target
-        namespace = context.seen.snowflake_namespace
-        return tuple(namespace if part == OF_TOPICS else part for part in self.target)
+        return tuple(
+            context.seen.snowflake_namespace if part == OF_TOPICS else part for part in self.target
+        )
 
     def _right(self, context: DeployContext) -> str:
         return f"{self.privilege} ON {self.on} {quote(*self._path(context))}"

@@ -14,16 +14,16 @@ from topicberg.catalogs.snowflake.statements import (
     topic_integration,
 )
 from topicberg.catalogs.snowflake.tables import LinkStatus, link_status
+from topicberg.clients.answers import VendorAnswer
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow.service.confluent import catalog_problems, read_topic, syncs
 from topicberg.topics import TopicSpec
 from topicberg_deploy.aws.glue import tables
 from topicberg_deploy.confluent.tableflow import FAILED_POLLS
-from topicberg_deploy.context import DeployContext
 from topicberg_deploy.costs import FREE_CLOUD_SERVICES, PRICES, WAREHOUSE_HOURS, Cost, poll_credits
-from topicberg_deploy.polling import DeadlineExceededError, poll, poll_problem
-from topicberg_deploy.resource import Changes, Fields, Live, Resource
+from topicberg_deploy.polling import DeadlineExceededError
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
 from topicberg_deploy.snowflake.integrations import INTEGRATOR, VERIFY_SECONDS, verification
 from topicberg_deploy.snowflake.session import SqlObject, run, show
 from topicberg_deploy.snowflake.storage import OWNER
@@ -50,11 +50,9 @@ class LinkedDatabase(SqlObject):
         free = FREE_CLOUD_SERVICES * WAREHOUSE_HOURS
         usd = max(0.0, poll_credits(config) - free) * PRICES["credit"].usd
         basis = f"discovery every {config.snowflake_refresh_seconds} s, beyond what is free"
-        return Cost(self, usd, basis)
+        return Cost(usd, basis)
 
-    def find(self, context: DeployContext) -> Live | None:
-        if self.shown(context) is None:
-            return None
+    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
         response = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
         namespaces = response["allowed_namespaces"] or []  # null means all namespaces
         fields = {
@@ -81,22 +79,19 @@ class LinkedDatabase(SqlObject):
         run(context, create_linked_database(context.seen), INTEGRATOR)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        link = "UPDATE LINKED_CATALOG"
-        interval = context.config.snowflake_refresh_seconds
-        steps = []
-        if "sync_interval_seconds" in changes:
-            steps.append(f"{link} SET SYNC_INTERVAL_SECONDS = {interval}")
-        if "write_operations" in changes:
-            steps.append(f"{link} SET ALLOWED_WRITE_OPERATIONS = NONE")
+        link, interval = "UPDATE LINKED_CATALOG", context.config.snowflake_refresh_seconds
         before, after = map(set, changes.get("namespaces", ((), ())))
-        # First the new ones: an empty list would allow all.
-        if added := ", ".join(map(text, sorted(after - before))):
-            steps.append(f"{link} ADD ({added}) TO ALLOWED_NAMESPACES")
-        if removed := ", ".join(map(text, sorted(before - after))):
-            steps.append(f"{link} REMOVE ({removed}) FROM ALLOWED_NAMESPACES")
-        if "suspended" in changes:
-            steps.append("RESUME DISCOVERY")
-        for step in steps:
+        added = ", ".join(map(text, sorted(after - before)))
+        removed = ", ".join(map(text, sorted(before - after)))
+        steps = {
+            f"{link} SET SYNC_INTERVAL_SECONDS = {interval}": "sync_interval_seconds" in changes,
+            f"{link} SET ALLOWED_WRITE_OPERATIONS = NONE": "write_operations" in changes,
+            # First the new ones: an empty list would allow all.
+            f"{link} ADD ({added}) TO ALLOWED_NAMESPACES": added,
+            f"{link} REMOVE ({removed}) FROM ALLOWED_NAMESPACES": removed,
+            "RESUME DISCOVERY": "suspended" in changes,
+        }
+        for step in (step for step, is_needed in steps.items() if is_needed):
             run(context, f"ALTER DATABASE {quote(self.name)} {step}", INTEGRATOR)
 
     def settle(self, context: DeployContext, live: Live) -> None:
@@ -106,12 +101,12 @@ class LinkedDatabase(SqlObject):
             status = _link_status(context)
             return (status.failure or "no reason") if status.state == "FAILED" else ""
 
-        if problem := poll_problem(ask, VERIFY_SECONDS, sleep=context.sleep):
+        if problem := context.poll_problem(ask, VERIFY_SECONDS):
             raise TopicbergError(f"{self.title} does not follow its catalog: {problem}")
 
 
 def _link_status(context: DeployContext) -> LinkStatus:
-    with context.snowflake() as session:
+    with context.snowflake.session() as session:
         session.take(INTEGRATOR)
         return link_status(session.connection, context.config)
 
@@ -136,7 +131,7 @@ class IcebergTable(Resource):
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         usd = poll_credits(config) * PRICES["credit"].usd
         every = config.snowflake_refresh_seconds
-        return Cost(self, usd, f"automated refresh every {every} s, a second each")
+        return Cost(usd, f"automated refresh every {every} s, a second each")
 
     def find(self, context: DeployContext) -> Live | None:
         names = SnowflakeNames.of(context.config)
@@ -154,10 +149,9 @@ class IcebergTable(Resource):
         return Live(self.name, fields, {"refresh": state})
 
     def desired(self, context: DeployContext) -> Fields:
-        names = SnowflakeNames.of(context.config)
         return {
             "catalog": topic_integration(context.config),
-            "volume": names.volume,
+            "volume": SnowflakeNames.of(context.config).volume,
             "glue_table": [context.seen.snowflake_namespace, self._catalog_name(context)],
             "auto_refresh": True,
         }
@@ -174,20 +168,22 @@ class IcebergTable(Resource):
         tableflow = f"confluent/tableflow/{self.spec.asset_name}"
         if reason := context.wait_of("aws/role/snowflake", tableflow):
             return reason
-        if self.has_source or self._in_catalog(context):
-            return ""
-        return f"for the first records of topic {self.spec.name}"
+        has_table = self.has_source or self._in_catalog(context)
+        return "" if has_table else f"for the first records of topic {self.spec.name}"
 
     def create(self, context: DeployContext) -> None:
         """Once the catalog has the table, up to a quarter of an hour after its first record."""
-        names, name = SnowflakeNames.of(context.config), self._catalog_name(context)
-        integration = topic_integration(context.config)
+        names = SnowflakeNames.of(context.config)
         self._wait_for_catalog(context)
-        namespace = context.seen.snowflake_namespace
         statement = create_table(
-            names, self.name, namespace, name, integration=integration, auto_refresh=True
+            names,
+            self.name,
+            context.seen.snowflake_namespace,
+            self._catalog_name(context),
+            integration=topic_integration(context.config),
+            auto_refresh=True,
         )
-        with context.snowflake() as session:
+        with context.snowflake.session() as session:
             session.run(f"USE WAREHOUSE {quote(names.warehouse)}", OWNER)
             session.run(statement, OWNER)
 
@@ -226,7 +222,7 @@ class IcebergTable(Resource):
 
         name = f"{context.namespace}.{self.spec.glue_name}"
         try:
-            poll(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
+            context.poll(there, f"the catalog has {name}", CATALOG_SECONDS)
         except DeadlineExceededError as error:
             listed = ", ".join(sorted(tables(context, context.namespace))) or "no table"
             raise TopicbergError(
@@ -242,20 +238,17 @@ class IcebergTable(Resource):
 
         https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
         """
-        names, alter = (
-            SnowflakeNames.of(context.config),
-            f"ALTER ICEBERG TABLE {self._sql(context)}",
-        )
-        with context.snowflake() as session:
+        warehouse = SnowflakeNames.of(context.config).warehouse
+        alter = f"ALTER ICEBERG TABLE {self._sql(context)}"
+        with context.snowflake.session() as session:
             if live.facts["refresh"] == STOPPED:
                 session.run(f"{alter} SET AUTO_REFRESH = FALSE", INTEGRATOR)
-                session.run(f"USE WAREHOUSE {quote(names.warehouse)}", INTEGRATOR)
+                session.run(f"USE WAREHOUSE {quote(warehouse)}", INTEGRATOR)
                 session.run(f"{alter} REFRESH", INTEGRATOR)
             session.run(f"{alter} SET AUTO_REFRESH = TRUE", INTEGRATOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        table = SnowflakeNames.of(context.config).table(self.name)
-        run(context, f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
+        run(context, f"DROP ICEBERG TABLE IF EXISTS {self._sql(context)}", INTEGRATOR)
 
 
 def _refresh_state(row: dict[str, Any]) -> str:
@@ -278,11 +271,8 @@ class LinkedTable(IcebergTable):
     replaced_for = frozenset()
 
     def _path(self, context: DeployContext) -> TablePath:
-        config, name = context.config, self._catalog_name(context)
-        database, schema = (
-            SnowflakeNames.of(config).linked_database,
-            context.seen.snowflake_namespace,
-        )
+        database = SnowflakeNames.of(context.config).linked_database
+        schema, name = context.seen.snowflake_namespace, self._catalog_name(context)
         return TablePath(database, schema, name, is_linked=True)
 
     def _sql(self, context: DeployContext) -> str:
@@ -303,15 +293,10 @@ class LinkedTable(IcebergTable):
     def create(self, context: DeployContext) -> None:
         """Wait until the catalog has the table, and then until Snowflake has discovered it."""
         self._wait_for_catalog(context)
-        path, config = self._path(context), context.config
-        patience = 3.0 * config.snowflake_refresh_seconds + VERIFY_SECONDS
+        path = self._path(context)
+        patience = 3.0 * context.config.snowflake_refresh_seconds + VERIFY_SECONDS
         try:
-            poll(
-                lambda: self.find(context) is not None,
-                f"Snowflake discovers {path}",
-                patience,
-                sleep=context.sleep,
-            )
+            context.poll(lambda: self.find(context), f"Snowflake discovers {path}", patience)
         except DeadlineExceededError as error:
             status = _link_status(context)
             raise TopicbergError(
