@@ -48,8 +48,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def settings_page() -> str:
     """Return the page of the settings, by concern."""
-    from topicberg.cli.settings import every_setting
-    from topicberg.cli.variables import models, variables_of
+    from topicberg.cli.settings import every_setting, models, variables_of
 
     own = {
         variables_of(model, name)[0]: _choices(field.annotation)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from topicberg.settings.deployed import (
+from topicberg.settings import (
     DEPLOYED_EMR,
     DEPLOYED_LINK,
     DEPLOYED_NAMES,

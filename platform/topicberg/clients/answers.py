@@ -36,10 +36,8 @@ class UnknownNamesError(TopicbergError):
 
 
 def unknown_names(operation: str, expected: str) -> UnknownNamesError:
-    """Return the error for an answer of the service itself that lacks a name.
-
-    :param operation: service and operation, as in ``Snowflake (DESC USER)``
-    """
+    """Return the error for an answer of the service itself that lacks a name; ``operation``:
+    service and operation, as in ``Snowflake (DESC USER)``."""
     return UnknownNamesError(f"{operation}: unknown names, expected {expected}", hint=RESUME_HINT)
 
 
@@ -75,10 +73,8 @@ class VendorAnswer(dict[str, Any]):
 
 
 def unusable(operation: str, expected: str) -> AnswerError:
-    """Return the error for an unexpected response.
-
-    :param operation: service and operation, as in ``Glue GetTable``
-    """
+    """Return the error for an unexpected response; ``operation``: service and operation, as in
+    ``Glue GetTable``."""
     return AnswerError(f"{operation}: unexpected response, expected {expected}", hint=HINT)
 
 
@@ -88,9 +84,7 @@ def checked(value: Any, operation: str) -> Any:
         return VendorAnswer(
             {name: checked(each, operation) for name, each in value.items()}, operation
         )
-    if isinstance(value, list):
-        return [checked(each, operation) for each in value]
-    return value
+    return [checked(each, operation) for each in value] if isinstance(value, list) else value
 
 
 @contextmanager

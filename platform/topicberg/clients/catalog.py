@@ -1,13 +1,11 @@
-"""PyIceberg's REST catalog, which checks the responses.
-
-See :mod:`topicberg.clients.answers`.
-"""
+"""PyIceberg's REST catalog, which checks the responses: see :mod:`topicberg.clients.answers`."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
@@ -62,8 +60,6 @@ a sensor a minute.
 _OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
 """What AWS says with status 403 of credentials, not of rights."""
 _TABLE = re.compile(r"/namespaces/([^/]+)/tables(?:/([^/]+))?$")
-
-
 _MISSING_FILE = re.compile(r"NotFoundException: .*?(\S+\.metadata\.json)")
 """What Iceberg's server says, with status 404, of a file that the catalog's pointer names. Of a
 table that it does not have, it says NoSuchTableException."""
@@ -103,8 +99,8 @@ class CheckedCatalog(RestCatalog):
             del session.headers[DELEGATION]
         send = partial(session.request, timeout=TIMEOUT_SECONDS)
         signed = role_errors(role)(send) if (role := self.properties.get(ROLE)) else send
-        settings_prefix = self.properties.get(SETTINGS, PREFIX)
-        checked = partial(_request, signed, client, self.uri, settings_prefix)
+        names = self.properties.get(SETTINGS, PREFIX)
+        checked = partial(_request, signed, client, self.uri, names)
         session.request = checked  # type: ignore[method-assign]
         session.hooks["response"] += [_catalog_answer, self._note_clock]
         return session
@@ -127,15 +123,13 @@ class CheckedCatalog(RestCatalog):
         return VendedFileIO({**self.properties, **properties})
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return a table.
-
-        :raises TableFormatError: PyIceberg cannot read a table of its format version or types
+        """:raises TableFormatError: PyIceberg cannot read a table of its format version or types
         :raises MissingMetadataError: the catalog has the table, and its metadata file is missing
         :raises NoSuchTableError: the catalog does not have the table
         """
         name = identifier if isinstance(identifier, str) else ".".join(identifier)
         try:
-            table: Table = super().load_table(identifier)
+            return cast(Table, super().load_table(identifier))
         except NoSuchTableError as error:
             if (missing := _MISSING_FILE.match(str(error))) is None:
                 raise
@@ -152,7 +146,6 @@ class CheckedCatalog(RestCatalog):
                 hint="remove what another writer added to the table, such as a column of a type "
                 "that PyIceberg does not have, or drop the table and create it again",
             ) from None
-        return table
 
     def _response_to_table(
         self, identifier_tuple: tuple[str, ...], table_response: TableResponse
@@ -202,11 +195,8 @@ class SplitCatalog(CheckedCatalog):
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
         """Return the topics' namespace and those of the derived tables."""
-        namespaces = [
-            name for name in super().list_namespaces(namespace) if not self._of_topics(name)
-        ]
-        of_topics = self.topics.list_namespaces(namespace)
-        return [*(name for name in of_topics if self._of_topics(name)), *namespaces]
+        derived = [n for n in super().list_namespaces(namespace) if not self._of_topics(n)]
+        return [*filter(self._of_topics, self.topics.list_namespaces(namespace)), *derived]
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:
@@ -221,9 +211,8 @@ def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     if catalog.namespace_exists(namespace):
         return
     try:
-        catalog.create_namespace(namespace)
-    except NamespaceAlreadyExistsError:
-        pass
+        with suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(namespace)
     except RESTError:
         if not catalog.namespace_exists(namespace):
             raise
@@ -237,11 +226,7 @@ def _request(
     *args: Any,
     **kwargs: Any,
 ) -> requests.Response:
-    """Send a request; one with a refused token is repeated with another token.
-
-    :param prefix: of the names of the settings
-    :raises CatalogRefusalError: the catalog refuses the login, or what it may do
-    """
+    """Send a request; one with a refused token is repeated with another token."""
     response = send(*args, **kwargs)
     if response.status_code in (401, 419) and client is not None:
         used = str(response.request.headers.get("Authorization", ""))
@@ -288,24 +273,19 @@ def _refusal(
             reason += f"; its clock is {apart:+.0f} s from the OAuth server's"
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         reason += f"; its clock is {ahead:+.0f} s from this machine's"
-    which = (
-        f"{name} (scope and audience)" if name else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
-    )
+    of = f"{name} (scope and audience)" if name else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
     return CatalogRefusalError(
         f"the catalog refuses the login: {uri}, {method} {path}: {reason} ({status})",
-        hint=(
-            "correct the clocks, for instance with NTP"
-            if "its clock" in reason
-            else f"check {which}, and that the catalog trusts who issued the token"
-        ),
+        hint="correct the clocks, for instance with NTP"
+        if "its clock" in reason
+        else f"check {of}, and that the catalog trusts who issued the token",
     )
 
 
 def _catalog_answer(response: requests.Response, **_: Any) -> None:
-    method = str(response.request.method)
+    method, path = response.request.method, str(response.request.path_url).partition("?")[0]
     if not 200 <= response.status_code < 300 or method == "HEAD" or not response.content.strip():
         return
-    path = str(response.request.path_url).partition("?")[0]
     operation = f"Iceberg catalog {method} {path}"
     try:
         answer = json.loads(response.content)

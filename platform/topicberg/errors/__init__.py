@@ -11,7 +11,7 @@ the process knows, or a control character, not even in quoted text.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -26,6 +26,11 @@ _HINT = "\n  → "
 MAX_CHARACTERS = 8_000
 """Of a message: names in schemas may have a million characters, and statuses, logs, checks and
 alerts repeat it."""
+
+
+is_local: Callable[[], bool] = bool
+"""Whether the deployment is the local stack: :mod:`topicberg.settings`, which knows it, sets this
+function, since everything that reads settings imports errors."""
 
 
 class TopicbergError(Exception):
@@ -49,10 +54,8 @@ class TopicbergError(Exception):
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= MAX_CHARACTERS:
-        return text
     half = MAX_CHARACTERS // 2
-    return f"{text[:half]} […] {text[-half:]}"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:half]} […] {text[-half:]}"
 
 
 def split_hint(text: str) -> tuple[str, str | None]:
@@ -91,11 +94,8 @@ def line_in(error: BaseException, *files: str) -> int | None:
 
 def raised_in(trace: TracebackType | None, library: str) -> bool:
     """Return whether a package's code took part in raising an error."""
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).startswith(library):
-            return True
-        trace = trace.tb_next
-    return False
+    frames = (frame for frame, _ in traceback.walk_tb(trace))
+    return any(str(frame.f_globals.get("__name__")).startswith(library) for frame in frames)
 
 
 def safe(error: BaseException) -> BaseException:
@@ -103,13 +103,26 @@ def safe(error: BaseException) -> BaseException:
 
     Its causes are inspected as well: Dagster shows all of them.
     """
-    messages = [f"{type(each).__name__}: {each}" for each in islice(causes(error), _DEPTH)]
-    text = "\ncaused by ".join(messages)
+    chain = islice(causes(error), _DEPTH)
+    text = "\ncaused by ".join(f"{type(each).__name__}: {each}" for each in chain)
     if terminal(redact(text)) == text:
         return error
     cleaned = TopicbergError(text)
     cleaned.__suppress_context__ = True
     return cleaned
+
+
+def see_whether_it_runs(service: str, *, starts: bool = False) -> str:
+    """Return the hint about a service that does not answer.
+
+    Only the local stack knows its services: `topicberg status` says nothing of another deployment.
+
+    :param starts: also say how to start it
+    """
+    if is_local():
+        start = ", `topicberg up` to start it" if starts else ""
+        return f"run `topicberg status` to see whether {service} runs{start}"
+    return f"check that {service} runs, and that this machine reaches it: network, DNS and firewall"
 
 
 class SpecError(TopicbergError):

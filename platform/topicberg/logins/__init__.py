@@ -44,8 +44,7 @@ class TlsFields(HoldsSecrets):
     def check_files(self, prefix: str) -> None:
         """:raises ValueError: a file does not exist; names the first one"""
         for name in ("ca_file", "certificate_file", "key_file"):
-            path = getattr(self, name)
-            if path and not path.is_file():
+            if (path := getattr(self, name)) and not path.is_file():
                 raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
@@ -80,10 +79,8 @@ def missing(prefix: str, kind: str, login: Any, *required: str) -> None:
 
 
 def absent(prefix: str, fields: Any, *required: str) -> list[str]:
-    """Return the variables of the required settings without a value.
-
-    :param prefix: of their names; of a group, with an underscore at the end
-    """
+    """Return the variables of the required settings without a value; ``prefix``: of their names; of
+    a group, with an underscore at the end."""
     return [
         f"{prefix}_{name.upper()}"
         for name in required

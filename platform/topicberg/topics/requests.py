@@ -51,19 +51,15 @@ def topic_created(config: Settings, topic: str) -> None:
     Settings that a command chose are kept.
     """
     request = read_request(config, topic)
-    if request is None or not request.deleted:
-        return
-    if request.command:
+    if request and request.deleted and request.command:
         write_request(config, StoredRequest(topic=topic, enabled=None, command=request.command))
-    else:
+    elif request and request.deleted:
         _file(config, topic).unlink(missing_ok=True)
 
 
 def read_request(config: Settings, topic: str) -> StoredRequest | None:
-    """Return the last request, or None if there is none.
-
-    :raises TopicbergError: the file is damaged, or cannot be read
-    """
+    """Return the last request, or None if there is none; raise TopicbergError if the file is
+    damaged, or cannot be read."""
     path = _file(config, topic)
     try:
         return StoredRequest.model_validate_json(path.read_bytes())

@@ -105,7 +105,6 @@ def _read(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path.name} cannot be read: {error}") from None
-    columns = file_columns(path.name, text, kind, message, options, changes, part)
-    if not columns:
+    if not (columns := file_columns(path.name, text, kind, message, options, changes, part)):
         raise SpecError(f"{path.name} has no fields")
     return SchemaFile(text, columns)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from topicberg.naming import Names
 from topicberg.settings import Settings
-from topicberg.settings.aws import derived_from
+from topicberg.settings.models import derived_from
 from topicberg.topics import TopicSpec
 from topicberg_deploy.aws.glue import pipelines
 from topicberg_deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, document, key_use

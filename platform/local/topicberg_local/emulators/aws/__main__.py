@@ -37,8 +37,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from topicberg.errors import StackError
-from topicberg.security.guard import Guard
-from topicberg.security.wsgi import guarded
+from topicberg.security.guard import Guard, guarded
 from topicberg_local.emulators import process
 from topicberg_local.emulators.aws import athena, emr_serverless, glue_schemas, simulator
 from topicberg_local.emulators.aws.auth import authenticate, principal_of, speaks_json
