@@ -47,10 +47,7 @@ def needs(extra: str) -> str:
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Around an import of a library that an extra installs.
-
-    :raises TopicbergError: it is not installed
-    """
+    """Raise a TopicbergError around an import if a library that an extra installs is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -64,10 +61,7 @@ class LocalStack(Protocol):
         """Start what is not running, with progress on the terminal. For commands."""
 
     def ensure_running(self, config: Settings) -> None:
-        """Start what is not running, unless a user stopped it. For runs.
-
-        :raises StackError: a user stopped it, or a service does not start
-        """
+        """Start what is not running, for runs, unless a user stopped it, which is a StackError."""
 
     def own_client(self) -> IsOwn | None:
         """Return how servers know the clients of this user; None: they cannot."""
@@ -76,9 +70,9 @@ class LocalStack(Protocol):
 def extensions(
     group: str, use: Callable[[Any], Any] = lambda addition: addition
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the additions of a group, by name; those that fail are left out with a warning.
+    """Yield the additions of a group, by name, or what ``use`` makes of them; those that fail are
+    left out with a warning.
 
-    :param use: what is done with each one; its result is yielded
     :raises StackError: a distribution of topicberg is of another version than this library
     """
     for point in entry_points(group):

@@ -66,10 +66,8 @@ class Names:
         return "SampleSourceConnector" if topic == "stock_trades" else f"{topic}_source"
 
     def namespace(self, pipeline: str) -> str:
-        """Return the Iceberg namespace and Glue database of a pipeline's tables.
-
-        An account has one Glue catalog per region, so deployments would share a namespace.
-        """
+        """Return the Iceberg namespace and Glue database of a pipeline's tables: deployments share
+        the one Glue catalog of an account and region."""
         return pipeline if self.prefix == DEFAULT_PREFIX else f"{self.prefix}_{pipeline}"
 
     def confluent_secret(self, path: str) -> str:

@@ -106,10 +106,8 @@ def _how_to_find(topic: str, endpoints: Endpoints, config: Settings) -> str:
 
 
 def newest_messages(topic: str, number: int, endpoints: Endpoints) -> list[Message]:
-    """Return the newest records of a topic, by their timestamps, the newest one last.
-
-    It reads back from the ends, further if transactions or compaction left gaps.
-    """
+    """Return the newest records of a topic, by their timestamps, the newest one last: back from the
+    ends, further if transactions or compaction left gaps."""
     begin, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
     step = number
     while True:

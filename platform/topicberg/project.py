@@ -149,10 +149,7 @@ class CodeLocation:
 
 
 def code_location(root: Path) -> CodeLocation | None:
-    """Return the code location that the files of a project name; None: they name none.
-
-    :raises TopicbergError: one of the files is invalid
-    """
+    """Return the code location that the files of a project name; None: they name none."""
     tool = _document(root / FILE).get("tool", {})
     project = _document(root / DG_FILE).get("project") or tool.get("dg", {}).get("project", {})
     if name := project.get("root_module"):

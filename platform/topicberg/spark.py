@@ -121,11 +121,9 @@ def new_session(
 
 @contextmanager
 def for_connect() -> Iterator[None]:
-    """Let modules make functions and expressions of Spark when they are imported.
-
-    Without a session, PySpark takes them for those of a Spark in this process, and fails. A job run
-    of EMR Serverless has such a Spark.
-    """
+    """Let modules make functions and expressions of Spark when they are imported: without a
+    session, PySpark takes them for those of a Spark in this process, which only a job run of EMR
+    has."""
     pyspark = sys.modules.get("pyspark.sql.session")
     if CONNECT_MODE in os.environ or (pyspark and pyspark.SparkSession.getActiveSession()):
         yield

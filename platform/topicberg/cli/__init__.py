@@ -59,26 +59,14 @@ def _main(
 
 
 _COMMANDS = (
-    "topics",
-    "peek",
-    "tableflow",
-    "pipelines",
-    "checks",
-    "alerts",
-    "sync",
-    "query",
-    "forget",
-    "ui",
-    "env",
-    "init",
-    "settings",
-    "constraints",
+    "topics peek tableflow pipelines checks alerts sync query forget ui env init settings "
+    "constraints"
 )
 _GROUPS = ("topics", "tableflow", "pipelines", "alerts")
 """Those that have commands, in an ``app``."""
 _MODULES = {"peek": "query", "sync": "pipelines", "constraints": "init"}
 """Command → its module, if that has another name."""
-for _name in _COMMANDS:
+for _name in _COMMANDS.split():
     _loaded = import_module(f"topicberg.cli.{_MODULES.get(_name, _name)}")
     if _name in _GROUPS:
         app.add_typer(_loaded.app, name=_name)
@@ -105,7 +93,7 @@ def _add_commands() -> None:
     """Add the commands of other packages; one that cannot be used leaves the others."""
     missing = dict(_OF_EXTRAS)
     for point in entry_points("topicberg.commands"):
-        if point.name in _COMMANDS:
+        if point.name in _COMMANDS.split():
             of = f"{point.name} of {package_of(point)}"
             warn(f"warning: the command {of} is left out: topicberg has one")
             continue

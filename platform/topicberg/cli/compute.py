@@ -57,13 +57,10 @@ def materialize(config: Settings, endpoints: Endpoints) -> None:
 
 
 def materialize_derived(config: Settings, endpoints: Endpoints, waiting: set[str]) -> list[str]:
-    """Compute derived tables up to now and register them in Glue and Snowflake.
+    """Compute derived tables up to now, but those of topics that wait for a table, and register
+    them in Glue and Snowflake; return their names.
 
     Not upsert views, published topics and checks of data, which need Spark Connect.
-
-    :param waiting: topics that have no table yet; what is derived from them is left out
-    :returns: the names of the tables
-    :raises TopicbergError: a run failed
     """
     lake, computed = load_lake(config), []
     hours = _all_hours(lake, config, endpoints)

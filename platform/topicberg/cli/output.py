@@ -44,11 +44,7 @@ def load_endpoints(config: Settings) -> Endpoints:
 
 
 def echo(lines: str | Iterable[str], *, err: bool = False, **style: Any) -> None:
-    """Print a line, or each of several.
-
-    :param err: to standard error
-    :param style: options of :func:`typer.style`
-    """
+    """Print a line, or each of several; ``style``: as of :func:`typer.style`."""
     for line in [lines] if isinstance(lines, str) else lines:
         typer.secho(terminal(line), err=err, **style)
 
@@ -107,11 +103,8 @@ def print_table(
     unbroken: str | None = None,
     right: Container[int] = (),
 ) -> None:
-    """Print a table without lines, whose cells continue in the next line where they are too wide.
-
-    :param unbroken: the column whose cells do not
-    :param right: the numbers of the columns that are aligned to the right
-    """
+    """Print a table without lines, whose cells continue in the next line where they are too wide,
+    but of the column ``unbroken``; those with numbers in ``right`` are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 

@@ -100,11 +100,8 @@ def _deployed() -> dict[str, str]:
 def every_setting(
     environment: Mapping[str, str], file: Mapping[str, str], deployed: Mapping[str, str]
 ) -> list[Setting]:
-    """Return every setting, by its concern and its variable.
-
-    :param file: variables of the file of settings, which the environment precedes
-    :param deployed: what ``topicberg deploy`` noted, which both precede
-    """
+    """Return every setting, by its concern and its variable; the environment precedes the file of
+    settings, and both precede what ``topicberg deploy`` noted."""
     from topicberg.settings.environment import Concern, descriptions
 
     sources = {"environment": environment, ".env": file, "topicberg deploy": deployed}
@@ -161,13 +158,8 @@ def _setting(
 
 PREFIX = "TOPICBERG_"
 _MODULES = (
-    "settings",
-    "logins.kafka",
-    "logins.registry",
-    "logins.catalog",
-    "endpoints.cloud",
-    "alerts.settings",
-    "clients.lineage",
+    "settings logins.kafka logins.registry logins.catalog endpoints.cloud alerts.settings "
+    "clients.lineage"
 )
 """Modules of the library with models of settings."""
 _OTHERS = frozenset(
@@ -186,7 +178,7 @@ def models() -> list[type[BaseSettings]]:
     """Return the models of settings."""
     from pydantic_settings import BaseSettings
 
-    for name in _MODULES:
+    for name in _MODULES.split():
         import_module(f"topicberg.{name}")
     list(extensions("topicberg.settings"))  # imports them
     return _subclasses(BaseSettings)

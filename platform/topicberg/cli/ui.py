@@ -81,11 +81,9 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
 
 
 def run_dagster() -> None:
-    """Run the command ``dagster`` in this process, and note that a user has ended it if one does.
-
-    ``dagster dev`` also ends, with status 0, if its web server or its daemon ended. That is to be
-    reported, and the engine reports only what no user has ended.
-    """
+    """Run the command ``dagster`` in this process, and note if a user has ended it: the engine
+    reports that ``dagster dev`` ended, with status 0 after its web server or daemon did, only
+    otherwise."""
     from runpy import run_module
 
     from topicberg.alerts.dagster_ui import forget_ui

@@ -29,10 +29,7 @@ class AnswerError(UnreachableError):
 
 
 class UnknownNamesError(TopicbergError):
-    """The service answered, and the names in its answer are not those that were expected.
-
-    Another request gets the same names, so it is not retried.
-    """
+    """The service answered, with unexpected names; another request gets the same ones."""
 
 
 def unknown_names(operation: str, expected: str) -> UnknownNamesError:
@@ -61,8 +58,8 @@ class VendorAnswer(dict[str, Any]):
     def first(self, *fields: str) -> Any:
         """Return the first of these fields that the object has.
 
-        :raises AnswerError: it has none of them; names those that it has
-        :raises UnknownNamesError: likewise, if the answer is certainly the service's
+        :raises AnswerError: it has none; UnknownNamesError, if the answer is certainly the
+            service's
         """
         for field in fields:
             if field in self:
@@ -89,9 +86,9 @@ def checked(value: Any, operation: str) -> Any:
 
 @contextmanager
 def answered(operation: str, expected: str, library: str) -> Iterator[None]:
-    """Check the call of a vendor's client that does not check its responses.
+    """Check the call of a vendor's client, of a package ``library``, that does not check its
+    responses.
 
-    :param library: the client's package; errors of topicberg itself are not changed
     :raises AnswerError: the client could not read the response
     """
     try:

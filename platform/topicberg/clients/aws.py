@@ -34,8 +34,7 @@ class _CheckedClient:
 
 
 def aws_session(**how: Any) -> boto3.Session:
-    """Return a boto3 session whose clients check the responses; ``how``: arguments of
-    ``boto3.Session``."""
+    """Return a session whose clients check the responses; ``how``: as of ``boto3.Session``."""
     import boto3  # it takes a fifth of a second, so not when definitions are loaded
     import botocore.session
 
@@ -51,8 +50,7 @@ def aws_session(**how: Any) -> boto3.Session:
 
 @cache
 def _models() -> Any:
-    """Return one loader of the models of AWS's APIs: reading them again is most of what a client
-    costs."""
+    """Return one loader of AWS's models: reading them is most of what a client costs."""
     import botocore.session
     from botocore.loaders import Loader
 

@@ -29,17 +29,7 @@ from pyiceberg.typedef import Identifier, Properties
 from topicberg.clients.answers import unusable
 from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TableFormatError, TopicbergError
-from topicberg.logins.catalog import (
-    DELEGATION,
-    IS_VENDED,
-    OAUTH,
-    PREFIX,
-    ROLE,
-    SETTINGS,
-    oauth_client,
-    role_errors,
-    role_session,
-)
+from topicberg.logins import catalog as login
 from topicberg.logins.oauth import SKEW_SECONDS, OAuthClient, skew
 
 TABLES = "topicberg.tables"
@@ -91,15 +81,21 @@ class CheckedCatalog(RestCatalog):
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
-        client = oauth_client(self.properties[OAUTH]) if OAUTH in self.properties else None
+        client = (
+            login.oauth_client(self.properties[login.OAUTH])
+            if login.OAUTH in self.properties
+            else None
+        )
         if client is not None:
             self._auth_manager = OAuth(client)
             session.auth = AuthManagerAdapter(self._auth_manager)
-        if session.headers.get(DELEGATION) == "none":
-            del session.headers[DELEGATION]
+        if session.headers.get(login.DELEGATION) == "none":
+            del session.headers[login.DELEGATION]
         send = partial(session.request, timeout=TIMEOUT_SECONDS)
-        signed = role_errors(role)(send) if (role := self.properties.get(ROLE)) else send
-        names = self.properties.get(SETTINGS, PREFIX)
+        signed = (
+            login.role_errors(role)(send) if (role := self.properties.get(login.ROLE)) else send
+        )
+        names = self.properties.get(login.SETTINGS, login.PREFIX)
         checked = partial(_request, signed, client, self.uri, names)
         session.request = checked  # type: ignore[method-assign]
         session.hooks["response"] += [_catalog_answer, self._note_clock]
@@ -110,15 +106,15 @@ class CheckedCatalog(RestCatalog):
 
     def _init_sigv4(self, session: requests.Session) -> None:
         given = self.properties
-        if role := given.get(ROLE):
-            with role_errors(role):
-                signer = role_session(role, given["rest.signing-region"])
+        if role := given.get(login.ROLE):
+            with login.role_errors(role):
+                signer = login.role_session(role, given["rest.signing-region"])
             self.properties = {**given, BOTOCORE_SESSION: signer}
         super()._init_sigv4(session)
         self.properties = given
 
     def _load_file_io(self, properties: Properties = {}, location: str | None = None) -> FileIO:  # noqa: B006
-        if IS_VENDED not in self.properties:
+        if login.IS_VENDED not in self.properties:
             return super()._load_file_io(properties, location)
         return VendedFileIO({**self.properties, **properties})
 
@@ -162,11 +158,8 @@ class CheckedCatalog(RestCatalog):
 
 class SplitCatalog(CheckedCatalog):
     """The catalog of the derived tables, and beside it the one to which Tableflow publishes the
-    topics' tables. A namespace is in one of them.
-
-    Open Catalog is an example: Tableflow needs an external catalog, in which no client may create a
-    table, so the derived tables are in another one.
-    """
+    topics' tables, such as an external one of Open Catalog, in which no client may create a table.
+    A namespace is in one of them."""
 
     def __init__(self, name: str, topics: Catalog, properties: dict[str, str]) -> None:
         """:param topics: its property :data:`READ_ONLY` names the topics' namespace"""
@@ -202,9 +195,8 @@ class SplitCatalog(CheckedCatalog):
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     """Create a namespace unless it exists; several topics may need a new one at the same time.
 
-    If two create it at once, Iceberg's JDBC catalog answers the second one with an error of its
-    database (status 500) instead of "exists already". A principal that may not create any gets 403,
-    also for one that exists.
+    Of two, Iceberg's JDBC catalog answers the second one with status 500, not "exists already". A
+    principal that may not create any gets 403, also for one that exists.
 
     :raises RESTError: the namespace does not exist, and the catalog did not create it
     """
@@ -255,9 +247,9 @@ def _refusal(
             f"the catalog does not exist: {uri}, {method} {response.request.path_url}: {reason} "
             "(404)",
             hint=f"check {prefix}_URI, the name of the catalog in {prefix}_NAME"
-            if prefix != PREFIX
-            else f"check {PREFIX}_URI, {PREFIX}_WAREHOUSE, and the realm in {PREFIX}_HEADERS if "
-            "the server wants one",
+            if prefix != login.PREFIX
+            else f"check {login.PREFIX}_URI, {login.PREFIX}_WAREHOUSE, and the realm in "
+            f"{login.PREFIX}_HEADERS if the server wants one",
         )
     if status == 403 and not _OF_LOGIN.search(reason):
         verb = "read" if method in ("GET", "HEAD") else "write"

@@ -54,10 +54,8 @@ class ApiError(TopicbergError):
 
 
 class GoneError(ApiError):
-    """The resource does not exist: 404, or a 403 that is not about the key.
-
-    Confluent responds with 403 to requests for deleted resources, and for those hidden from a key.
-    """
+    """The resource does not exist: 404, or a 403 that is not about the key: Confluent sends one for
+    deleted resources, and for those hidden from a key."""
 
 
 class CredentialsError(ApiError):
@@ -81,8 +79,7 @@ class FailedError(ApiError):
 
 
 class _TransientError(Exception):
-    """This attempt failed in a way that is worth a retry; ``done``: the request may have been
-    carried out."""
+    """This attempt is worth a retry; ``done``: the request may have been carried out."""
 
     def __init__(self, error: ApiError, wait: float | None = None, *, done: bool) -> None:
         super().__init__(error.message)
@@ -122,10 +119,7 @@ class Api:
         return self.request("DELETE", path, params=params)
 
     def post(self, path: str, body: Any, *, repeatable: bool = False) -> Any:
-        """
-        :param repeatable: it may be sent twice
-        :raises UncertainError: it is not repeatable, and may or may not have been carried out
-        """
+        """:raises UncertainError: unless it is repeatable: it may have been carried out"""
         return self.request("POST", path, body=body, repeatable=repeatable)
 
     def create(self, path: str, body: Any) -> Any:
@@ -243,10 +237,7 @@ class Api:
 
 
 def if_found(request: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | None:
-    """Return the response to a request; None after a 404.
-
-    After a 403 the resource may exist: the key may lack the permission to see it.
-    """
+    """Return the response to a request; None after a 404. After a 403, the resource may exist."""
     try:
         return request(*args, **kwargs)
     except GoneError as error:

@@ -137,21 +137,9 @@ def event(
     size: int | None = None,
     error: str | None = None,
 ) -> RunEvent:
-    """Return an event.
-
-    :param state: START, COMPLETE or FAIL
-    :param rows, size: that were written
-    :param error: why it failed
-    """
+    """Return an event: START, COMPLETE or FAIL, with what was written or the error."""
+    from openlineage.client import event_v2 as events
     from openlineage.client import facet_v2 as facets
-    from openlineage.client.event_v2 import (
-        InputDataset,
-        Job,
-        OutputDataset,
-        Run,
-        RunEvent,
-        RunState,
-    )
     from openlineage.client.facet_v2 import column_lineage_dataset as lineage
 
     of_run: dict[str, Any] = {
@@ -168,7 +156,7 @@ def event(
     if error:
         of_run["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(error, "PYTHON")
     inputs = [
-        InputDataset(name.namespace, name.name, facets=_facets(each))
+        events.InputDataset(name.namespace, name.name, facets=_facets(each))
         for each in run.inputs
         for name in [each if isinstance(each, DatasetName) else each.dataset]
     ]
@@ -191,12 +179,12 @@ def event(
         if columns:
             own["columnLineage"] = lineage.ColumnLineageDatasetFacet(fields=columns)
         names = output.dataset.namespace, output.dataset.name
-        outputs = [OutputDataset(*names, facets=own, outputFacets=statistics)]
-    return RunEvent(
-        eventType=RunState[state],
+        outputs = [events.OutputDataset(*names, facets=own, outputFacets=statistics)]
+    return events.RunEvent(
+        eventType=events.RunState[state],
         eventTime=moment.astimezone(UTC).isoformat(),
-        run=Run(runId=run.id, facets=of_run),
-        job=Job(namespace=namespace, name=run.name),
+        run=events.Run(runId=run.id, facets=of_run),
+        job=events.Job(namespace=namespace, name=run.name),
         inputs=inputs,
         outputs=outputs,
         producer=PRODUCER,
@@ -351,10 +339,8 @@ class TopicLineage:
 
 @contextmanager
 def reported(run: JobRun) -> Iterator[dict[str, Any]]:
-    """Report a run: its start, and its end or failure; nothing if lineage is off.
-
-    Yield a dictionary for ``output`` (:class:`TableState`), ``rows`` and ``size``.
-    """
+    """Report a run, unless lineage is off: its start, and its end or failure. Yield a dictionary
+    for ``output`` (:class:`TableState`), ``rows`` and ``size``."""
     result: dict[str, Any] = {}
     if not is_on():
         yield result

@@ -34,8 +34,7 @@ class IncompatibleSchemaError(TopicbergError):
 def registry_errors(subject: str) -> Iterator[None]:
     """Turn the registry client's errors into one clear error that names ``subject``.
 
-    :raises TopicbergError: the registry does not answer, or refuses
-    :raises AnswerError: the response is not a registry's
+    :raises TopicbergError: the registry does not answer, or refuses; AnswerError: it is none
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 

@@ -40,11 +40,8 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a secret, without its value.
-
-    :param label: id of the key in it
-    :param stage: the whole label in Secrets Manager
-    """
+    """One version of a secret, without its value; ``label``: the id of the key in it; ``stage``:
+    the whole label in Secrets Manager."""
 
     id: str
     label: str
@@ -55,11 +52,8 @@ class Version:
 
 @dataclass
 class Secrets:
-    """
-    :param client: boto3's ``secretsmanager``
-    :param tags: of secrets that are created
-    :param kms_key: ARN of the key that encrypts them; None: that of the service
-    """
+    """Secrets of AWS Secrets Manager, by a client of boto3; ``tags`` and ``kms_key`` (an ARN; None:
+    the service's) are for those that are created."""
 
     client: Any
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -72,11 +66,8 @@ class Secrets:
         return (described := self._describe(name)) is not None and "DeletedDate" not in described
 
     def versions(self, name: str) -> list[Version]:
-        """Return the versions with a label, oldest first.
-
-        They are read from the secret itself: lists of Secrets Manager may lag. Versions that this
-        process stored are added.
-        """
+        """Return the versions with a label, oldest first: from the secret itself, since lists may
+        lag, and those that this process stored."""
         if (described := self._describe(name)) is None or "DeletedDate" in described:
             return []
         stored: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
@@ -144,11 +135,8 @@ class Secrets:
                 self._move(name, version.stage, None)
 
     def _move(self, name: str, stage: str, to: str | None) -> None:
-        """Move a stage to a version, or remove it, in one call that names its current version.
-
-        A call is refused if the response to its first attempt was lost, or another process moved
-        the stage: both are found by reading the stages again.
-        """
+        """Move a stage to a version, or remove it. It is refused if the response to a first attempt
+        was lost, or another process moved the stage: the stages are read again."""
 
         def move() -> None:
             stages = (self._describe(name) or {}).get("VersionIdsToStages") or {}

@@ -24,8 +24,7 @@ def schema_readers(
     config: Settings | None = None,
     registry: SchemaRegistryClient | None = None,
 ) -> SchemaReaders:
-    """Return new readers; ``registry``: a client of Confluent's registry that others use as
-    well."""
+    """Return new readers; ``registry``: a client of Confluent's registry that others use too."""
     confluent = SubjectReader(registry or endpoints.schema_registry_client())
     return SchemaReaders(confluent, lambda: glue_reader(endpoints, config))
 

@@ -34,11 +34,8 @@ function, since everything that reads settings imports errors."""
 
 
 class TopicbergError(Exception):
-    """The base class of all errors that topicberg raises on purpose.
-
-    :param message: what failed, with the file, field or resource
-    :param hint: how to fix it
-    """
+    """The base class of all errors that topicberg raises on purpose: what failed, with the file,
+    field or resource, and a hint: how to fix it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = _shortened(terminal(redact(message)))
@@ -59,11 +56,8 @@ def _shortened(text: str) -> str:
 
 
 def split_hint(text: str) -> tuple[str, str | None]:
-    """Return message and hint of the text of an error: the inverse of ``str(error)``.
-
-    For errors that others keep as text only: Dagster those of steps and ticks, Tableflow's API
-    those of a topic.
-    """
+    """Return message and hint of the text of an error, which others keep as text only (Dagster, and
+    Tableflow's API): the inverse of ``str(error)``."""
     message, _, hint = text.partition(_HINT)
     return message, hint.strip() or None
 
@@ -99,10 +93,8 @@ def raised_in(trace: TracebackType | None, library: str) -> bool:
 
 
 def safe(error: BaseException) -> BaseException:
-    """Return the error itself, or one without the secrets and control characters of its text.
-
-    Its causes are inspected as well: Dagster shows all of them.
-    """
+    """Return the error itself, or one without the secrets and control characters of its text and
+    its causes' texts, all of which Dagster shows."""
     chain = islice(causes(error), _DEPTH)
     text = "\ncaused by ".join(f"{type(each).__name__}: {each}" for each in chain)
     if terminal(redact(text)) == text:
@@ -113,12 +105,8 @@ def safe(error: BaseException) -> BaseException:
 
 
 def see_whether_it_runs(service: str, *, starts: bool = False) -> str:
-    """Return the hint about a service that does not answer.
-
-    Only the local stack knows its services: `topicberg status` says nothing of another deployment.
-
-    :param starts: also say how to start it
-    """
+    """Return the hint about a service that does not answer, and, with ``starts``, how to start it:
+    `topicberg status` knows only the local stack."""
     if is_local():
         start = ", `topicberg up` to start it" if starts else ""
         return f"run `topicberg status` to see whether {service} runs{start}"

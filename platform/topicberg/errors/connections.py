@@ -171,11 +171,7 @@ def connection_error(
 
 
 def line_around(match: re.Match[str], before: int, most: int) -> str:
-    """Return the words around what was found, on its line.
-
-    :param before: characters before what was found
-    :param most: characters in all
-    """
+    """Return the words around a match, on its line: so many characters before it, and in all."""
     begin = match.string.rfind("\n", 0, match.start()) + 1
     line = match.string[begin:].partition("\n")[0].strip(": ")
     begin = max(0, line.find(match[0].partition("\n")[0].strip()) - before)

@@ -87,10 +87,8 @@ def _kinds(error: BaseException) -> Iterator[Kind]:
 
 
 def classify(error: BaseException) -> Kind | None:
-    """Return the kind of a failure that a retry may resolve, from the error and its causes.
-
-    None: no retry resolves it, e.g. of a refused login, whatever else is in the chain.
-    """
+    """Return the kind of a failure that a retry may resolve; None: no retry does, e.g. of a refused
+    login, whatever else is in the chain of causes."""
     kinds = [*_kinds(error)]
     retried = [kind for kind in kinds if kind.retries and table.LOGIN not in kinds]
     return table.UNRESOLVED if table.UNRESOLVED in retried else next(iter(retried), None)
@@ -116,10 +114,8 @@ def is_of_vendor(error: BaseException) -> bool:
 
 
 def to_report(error: BaseException) -> BaseException:
-    """Return the error to report instead: it names the service, the cause and the fix.
-
-    The error itself if it does so already, or if the table does not have it.
-    """
+    """Return the error to report instead: it names the service, the cause and the fix. It is the
+    error itself if that does so, or if the table does not have it."""
     if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
     return _explained(error, is_users=True) or error
@@ -138,10 +134,7 @@ def explain(subject: str, error: BaseException, *, rights: str | None = None) ->
 
 @contextmanager
 def explained(subject: str) -> Iterator[None]:
-    """Raise errors of the catalog and the store as :func:`explain` words them.
-
-    :raises TopicbergError: the catalog or the store refuses, or does not answer
-    """
+    """Raise errors of the catalog and the store as :func:`explain` words them."""
     from pyiceberg.exceptions import RESTError
 
     try:
@@ -152,10 +145,7 @@ def explained(subject: str) -> Iterator[None]:
 
 @contextmanager
 def aws_explained(subject: str, rights: str) -> Iterator[None]:
-    """Raise errors of AWS's client as :func:`explain` words them.
-
-    :raises TopicbergError: AWS does not answer, or refuses
-    """
+    """Raise errors of AWS's client as :func:`explain` words them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -213,8 +203,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _service_of(error: BaseException) -> str | None:
-    """Return which service an error is about; its text names an address at best, often
-    another's."""
+    """Return which service an error is about; its text has an address at best, often another's."""
     chain = [*causes(error)]
     by_text = (s for each in chain for s, text in _NAMED_BY_TEXT if text.search(str(each)))
     traces = [each.__traceback__ for each in chain]

@@ -69,9 +69,8 @@ class OAuthFields(Group):
 
 
 def missing(prefix: str, kind: str, login: Any, *required: str) -> None:
-    """Refuse a login that lacks settings.
+    """Refuse a login, of a kind of ``<prefix>_AUTH``, that lacks settings.
 
-    :param kind: the value of the setting ``<prefix>_AUTH``
     :raises ValueError: names the required ones without a value
     """
     if names := absent(prefix, login, *required):

@@ -312,8 +312,7 @@ def _register(client: OAuthClient) -> str:
 
 
 def role_keys(role_arn: str, region: str) -> Any:
-    """Return the keys of a role, valid for a while; raise TopicbergError if AWS does not answer, or
-    refuses."""
+    """Return the keys of a role; raise TopicbergError if AWS does not answer, or refuses."""
     with role_errors(role_arn):
         return role_session(role_arn, region).get_credentials().get_frozen_credentials()
 

@@ -23,18 +23,8 @@ from topicberg import errors
 from topicberg.errors import TopicbergError
 from topicberg.errors.aws import code_of
 from topicberg.project import env_file
+from topicberg.settings import models
 from topicberg.settings.environment import invalid, problems
-from topicberg.settings.models import (
-    AwsSettings,
-    ComputeSettings,
-    ConfluentSettings,
-    DagsterSettings,
-    DeploymentSettings,
-    EmrSettings,
-    EngineSettings,
-    LocalStackSettings,
-    SnowflakeSettings,
-)
 
 DEPLOYED_EMR = "emr"
 """The settings of the EMR Serverless application that ``deploy`` created."""
@@ -47,14 +37,14 @@ _TIMEOUT_SECONDS = 5
 
 
 class Settings(
-    DagsterSettings,
-    SnowflakeSettings,
-    ComputeSettings,
-    AwsSettings,
-    ConfluentSettings,
-    EngineSettings,
-    LocalStackSettings,
-    DeploymentSettings,  # its fields come first: pydantic takes those of the last base first
+    models.DagsterSettings,
+    models.SnowflakeSettings,
+    models.ComputeSettings,
+    models.AwsSettings,
+    models.ConfluentSettings,
+    models.EngineSettings,
+    models.LocalStackSettings,
+    models.DeploymentSettings,  # its fields come first: pydantic takes those of the last base first
 ):
     """The deployment and the names in it.
 
@@ -156,7 +146,7 @@ def settings() -> Settings:
     return deployed
 
 
-def emr_settings() -> EmrSettings | None:
+def emr_settings() -> models.EmrSettings | None:
     """Return the application that computes the derived tables: that of the environment, else the
     one that ``topicberg deploy`` created. None: compute where ``TOPICBERG_SPARK_REMOTE`` is.
 
@@ -166,7 +156,7 @@ def emr_settings() -> EmrSettings | None:
         return stated
     config = settings()
     noted = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
-    return EmrSettings.model_validate(noted) if noted else None
+    return models.EmrSettings.model_validate(noted) if noted else None
 
 
 def with_choices(config: Settings, profile: str | None, endpoint: str | None) -> Settings:

@@ -64,8 +64,7 @@ class EngineSettings(EnvironmentSettings):
     concern = Concern.ENGINE
 
     engine_workers: int = Field(default=8, ge=1, le=256)
-    """Batches that the Tableflow engine commits at once, each in a Spark session; all topics share
-    them."""
+    """Batches that the engine commits at once, each in a Spark session; all topics share them."""
     engine_processes: int = Field(default=2, ge=1, le=64)
     """Processes of the Tableflow engine that read and decode small batches, and the parts of large
     ones of a database's changes."""

@@ -26,10 +26,7 @@ RAW = frozenset({"none", "text", "string", "bytes"})
 
 
 class SchemaSource(NamedTuple):
-    """What a spec says of where the schema of a topic's keys, or values, is.
-
-    ``subject``: None: the default one of the framing.
-    """
+    """What a spec says of where the schema of a topic's keys, or values, is; None: by default."""
 
     subject: str | None = None
     framing: Framing = "confluent"
@@ -78,13 +75,10 @@ def found_document(
     *,
     own_engine: bool,
 ) -> dict[str, Any] | None:
-    """Return the spec of a topic by what Kafka and the registry have of it.
+    """Return the spec of a topic by what Kafka and the registry have of it; None: they have no
+    schema of the values. It is the one rule for topics without a spec of their own.
 
-    This is the one rule for topics without a spec of their own, wherever one is needed.
-
-    :param pipeline: if none is given
-    :param given: fields of the spec that a pattern, or the command, has
-    :returns: None: the registry has no schema of the values
+    :param given: fields of the spec that a pattern, or the command, has; before ``pipeline``
     """
     schema, key = dict(given.get("schema") or {}), dict(given.get("key") or {})
     own = schema.get("format") in RAW or (

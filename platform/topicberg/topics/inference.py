@@ -193,8 +193,7 @@ def _usual(
     path: tuple[str, ...],
     inference: Inference,
 ) -> Sequence[Any]:
-    """Return the values without those of a few of another kind, or of none (empty); else all of
-    them."""
+    """Return the values without those of a few of another kind, or of none; else all of them."""
     kinds = [kind_of(value) for value in values]
     ((kind, number), *others) = Counter(kinds).most_common()
     if not kind or not others or (len(values) - number) * _GARBAGE > len(values):
@@ -299,8 +298,7 @@ def _days_of_epochs(values: Sequence[Any], records: Sequence[Any]) -> tuple[str,
 
 
 def _day_of_epoch(micros: Decimal, value: Any) -> date | None:
-    """Return the day of a number of a unit (of so many microseconds) since 1970; None: it is
-    none."""
+    """Return the day of a number of a unit (of so many micros) since 1970; None: it is none."""
     try:
         seconds = Decimal(value) * micros / 1_000_000
         if isinstance(value, bool) or not _FIRST_EPOCH <= seconds < 4 * _FIRST_EPOCH:

@@ -110,10 +110,8 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
 
 
 def impossible_in_confluent(config: Settings) -> list[Problem]:
-    """Return what topicberg's engine does with the specs and Confluent's Tableflow cannot do.
-
-    These are the problems that the cloud deployment has with the files.
-    """
+    """Return what topicberg's engine does with the specs and Confluent's Tableflow cannot do: the
+    problems that the cloud deployment has with the files."""
     of_confluent = config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
     own = check_topics(config)[1]
     return [problem for problem in check_topics(of_confluent)[1] if problem not in own]
@@ -378,8 +376,7 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
 
 
 def _reason(error: ErrorDetails, known: Sequence[str] | None = None) -> str:
-    """Return pydantic's message, with the invalid value or the (known) field that may have been
-    meant."""
+    """Return pydantic's message, with the invalid value or the field that may have been meant."""
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
         fields = _fields(error["loc"][:-1]) if known is None else known

@@ -105,11 +105,7 @@ def new_topics(
     *,
     is_enabled: bool,
 ) -> tuple[list[str], dict[str, str]]:
-    """Write the specs of topics that Kafka has.
-
-    :param pipeline: returns that of a topic
-    :returns: the topics with a new spec, and why others have none
-    """
+    """Write the specs of Kafka's topics; return those that have one, and why others have none."""
     made: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for name, topic in names.items():
@@ -272,11 +268,7 @@ def _version_of(
 
 
 def found_schema(kind: str, version: int, text: str, subject: str | None) -> FoundSchema:
-    """Return what is known of a schema.
-
-    :param kind: its format
-    :param subject: None: the default one
-    """
+    """Return what is known of a schema of a format; subject None: the default one."""
     is_change = kind in ("avro", "json") and is_envelope(text)
     return FoundSchema.model_validate(
         {"format": kind, "version": version, "is_envelope": is_change, "subject": subject}
@@ -300,8 +292,7 @@ def _new_plain(
     *,
     is_enabled: bool,
 ) -> tuple[list[Path], list[str]]:
-    """Write the spec and the schema files of a topic of plain JSON; return their paths, and
-    guesses."""
+    """Write the spec and schema files of a topic of plain JSON; return their paths, and guesses."""
     try:
         inference = infer(values, name)
     except ValueError as error:
@@ -528,8 +519,7 @@ def _reviewed(is_enabled: bool) -> dict[str, Any]:
 
 
 def _partitions(time: TimeField | None = None) -> dict[str, Any]:
-    """Return the partitions of a table, and of those derived from it, by the event time or
-    Kafka's."""
+    """Return the partitions of a table, and of those derived from it, by event time or Kafka's."""
     today = datetime.now(UTC).date()
     column, start = ("$$event-time", time.first) if time else ("$$timestamp", today)
     unit, granularity = "hour", "hourly"

@@ -17,11 +17,9 @@ from topicberg.topics.discovery import FoundTopic
 
 
 class StoredRequest(BaseModel):
-    """A request; ``tableflow``: settings that replace those of the spec.
-
-    ``command``: settings chosen with `topicberg tableflow enable`. They take precedence over both,
-    also when a deployment enables the topic again, or deletes and creates it.
-    """
+    """A request; ``tableflow``: settings that replace those of the spec; ``command``: those chosen
+    with `topicberg tableflow enable`, which precede both, also when a deployment enables the topic
+    again, or deletes and creates it."""
 
     topic: str
     enabled: bool | None
@@ -46,10 +44,8 @@ def topic_deleted(config: Settings, topic: str) -> None:
 
 
 def topic_created(config: Settings, topic: str) -> None:
-    """Let the topic spec decide again whether a topic that was deleted is enabled.
-
-    Settings that a command chose are kept.
-    """
+    """Let the topic spec decide again whether a topic that was deleted is enabled; keep a command's
+    settings."""
     request = read_request(config, topic)
     if request and request.deleted and request.command:
         write_request(config, StoredRequest(topic=topic, enabled=None, command=request.command))

@@ -31,11 +31,8 @@ _OWN_FOLDER = Path(__file__).parent / "schemas"
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """A schema as it is registered, and the columns that it defines.
-
-    ``columns`` maps names to Iceberg types, as precisely as checking a spec needs: a nested type
-    is ``struct``, ``list`` or ``map`` and no more. The table's own types come from its engine.
-    """
+    """A schema as it is registered, and its columns: names and Iceberg types, as precisely as
+    checking a spec needs (a nested type is ``struct``, ``list`` or ``map``)."""
 
     text: str
     columns: dict[str, str]

@@ -187,8 +187,7 @@ class PartitionField(BaseModel):
 
 
 def partition_field_text(transform: str, column: str) -> str:
-    """Return a partition field as a spec writes it; ``transform``: as Iceberg writes it, e.g.
-    ``bucket[16]``."""
+    """Return a partition field as a spec writes it; a transform as Iceberg does: ``bucket[16]``."""
     if column.startswith("`") or not re.fullmatch(_COLUMN, column):
         column = "`" + column.replace("`", "``") + "`"
     return column if transform == "identity" else f"{transform}({column})"
@@ -473,11 +472,8 @@ class Checks(Rules):
 
 
 def default_subject(topic: str, part: Part, framing: str) -> str:
-    """Return the subject of a topic's keys or values that names none: TopicNameStrategy's.
-
-    Of framing ``glue``, it is the schema that AWS's serializers register by default: it has the
-    name of the topic, of keys as of values.
-    """
+    """Return the subject of a topic's keys or values that names none: TopicNameStrategy's. Of
+    framing ``glue``, AWS's serializers give the schema of both the name of the topic."""
     return topic if framing == "glue" else f"{topic}-{part}"
 
 
@@ -526,10 +522,8 @@ class RecordsSpec(SpecModel):
 
     @property
     def cleanup_policy(self) -> str:
-        """The cleanup policy, set by the write mode: Tableflow's write mode follows the policy.
-
-        An upsert topic may also have ``compact,delete``.
-        """
+        """The cleanup policy, set by the write mode, which Tableflow's follows. An upsert topic may
+        also have ``compact,delete``."""
         by_mode = "compact" if self.is_compacted else "delete"
         return self.topic_config.get(CLEANUP_POLICY, by_mode)
 
@@ -567,10 +561,7 @@ class RecordsSpec(SpecModel):
         return self.subject("key")
 
     def subject(self, part: Part) -> str:
-        """Return a subject: TopicNameStrategy's, unless the spec names another one.
-
-        With framing ``glue`` it is the schema in AWS Glue.
-        """
+        """Return a subject, or the schema in AWS Glue: the spec's, else the default one."""
         own = self.section(part)
         return own.subject or default_subject(self.name, part, own.framing)
 
@@ -630,8 +621,7 @@ class TopicSpec(RecordsSpec):
     checks: Checks = Checks()
 
     def schema_text(self, part: Part, config: Settings | None = None) -> str:
-        """Return the content of a schema file; raise SpecError if there is none, or it is
-        invalid."""
+        """Return the text of a schema file; raise SpecError if there is none, or it is invalid."""
         schema_path((config or settings()).schemas_dir, self.section(part).file or "")
         schema = self.known_schema(part, config)
         assert schema is not None  # noqa: S101  there is a file
@@ -667,12 +657,8 @@ class TopicSpec(RecordsSpec):
         return JsonOptions(own.date_times == "timestamp", kept, tuple(own.conversions.items()))
 
     def unknown_schemas(self, config: Settings) -> list[str]:
-        """Return the subjects whose schemas only the registry has, and that are not known here.
-
-        They were not read yet, do not exist, or refer to other subjects.
-
-        :raises SpecError: a schema that is known is invalid
-        """
+        """Return the subjects whose schemas only the registry has, and that are not known here: not
+        read yet, or they do not exist, or refer to other subjects."""
         return [
             self.subject(part)
             for part in PARTS
@@ -690,11 +676,8 @@ class TopicSpec(RecordsSpec):
         return self.tableflow.enabled and "DELTA" in self.tableflow.table_formats
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
-        """Return Iceberg's (namespace, table): cluster id and topic name, as Tableflow does, or the
-        user-defined namespace.
-
-        Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` `` is one table.
-        """
+        """Return Iceberg's (namespace, table): cluster id, as Tableflow does, or the user-defined
+        namespace, and topic name. Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` ``."""
         return (config or settings()).topics_namespace, self.name
 
     def namespace(self, config: Settings | None = None) -> str:
@@ -703,10 +686,8 @@ class TopicSpec(RecordsSpec):
 
     @property
     def glue_name(self) -> str:
-        """Glue table: the topic name, in lower case because Glue requires that for Hive.
-
-        Glue itself allows dots and hyphens; Athena needs such a name in double quotes.
-        """
+        """Glue table: the topic name, in lower case because Glue requires that for Hive. Glue
+        allows dots and hyphens; Athena needs such a name in double quotes."""
         return self.name.lower()
 
     @property
@@ -716,11 +697,8 @@ class TopicSpec(RecordsSpec):
 
     @property
     def table_name(self) -> str:
-        """The table's name beside derived tables, in Dagster and in Snowflake.
-
-        The name of a published topic's table ends in ``_topic``, because the derived table that it
-        is published from often has the name of the topic.
-        """
+        """The table's name beside derived tables, in Dagster and in Snowflake. That of a published
+        topic ends in ``_topic``: the derived table often has the name of the topic."""
         return f"{self.asset_name}_topic" if self.publishes else self.asset_name
 
     @property
