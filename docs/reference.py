@@ -48,8 +48,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def settings_page() -> str:
     """Return the page of the settings, by concern."""
-    from topicberg.cli.settings import every_setting
-    from topicberg.cli.variables import models, variables_of
+    from topicberg.cli.settings import every_setting, models, variables_of
 
     own = {
         variables_of(model, name)[0]: _choices(field.annotation)
@@ -440,7 +439,8 @@ def types_page() -> str:
     """Return the page of the types of columns, by format, and of the limits of schemas."""
     from topicberg.formats.avro.schema import LOGICAL
     from topicberg.formats.connect import LOGICAL_TYPES, with_connect_types
-    from topicberg.formats.metadata import CHANGE_TYPES, METADATA_TYPES, metadata_description
+    from topicberg.formats.metadata import CHANGE_TYPES, METADATA_TYPES
+    from topicberg.topics.spec import metadata_description
 
     avro = dict(_AVRO)
     for kind, logical in LOGICAL:

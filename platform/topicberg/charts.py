@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagster import MarkdownMetadataValue, MetadataValue
 
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 from topicberg.security.text import markdown_cell, one_line
 
 if TYPE_CHECKING:

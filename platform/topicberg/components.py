@@ -67,8 +67,7 @@ class TopicScaffolder(Scaffolder[TopicParameters]):
 
 def _record_name(topic: str) -> str:
     """Return a name that Avro allows."""
-    words = re.split(r"[^A-Za-z0-9]+", topic)
-    name = "".join(word[:1].upper() + word[1:] for word in words)
+    name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", topic))
     return name if name[:1].isalpha() else f"Record{name}"
 
 

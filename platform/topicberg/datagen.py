@@ -47,18 +47,14 @@ def generator(records: Callable[[Random, int], Records]) -> Generator:
 
 
 def kind_names(config: Settings | None = None) -> list[str]:
-    """Return the kinds of the project.
-
-    :raises SpecError: a module cannot be imported, or two modules define one kind
-    """
+    """Return the kinds of the project; raise SpecError if a module cannot be imported, or two
+    modules define one kind."""
     return sorted(_generators(config))
 
 
 def record_generator(kind: str, config: Settings | None = None) -> Generator:
-    """Return the generator of a kind: an endless, pure stream of records.
-
-    :raises TopicbergError: there is no such kind
-    """
+    """Return the generator of a kind: an endless, pure stream of records; raise TopicbergError if
+    there is no such kind."""
     generators = _generators(config)
     if kind not in generators:
         names = ", ".join(sorted(generators))

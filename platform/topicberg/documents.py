@@ -24,11 +24,8 @@ def docs_folder() -> Path | None:
 
 
 def address_of(page: str, server: str = "") -> str | None:
-    """Return the address of a page of ``docs/``, such as ``tableflow.md#status``.
-
-    :param server: the address of Dagster's web server; empty: the address is for its own pages
-    :returns: None: there is no site
-    """
+    """Return the address of a page of ``docs/``, such as ``tableflow.md#status``, on the web server
+    or (empty) for its own pages; None: there is no site."""
     name, _, anchor = page.partition("#")
     name = "index.html" if name == "README.md" else f"{name.removesuffix('.md')}.html"
     page = f"{name}#{anchor}" if anchor else name

@@ -13,6 +13,8 @@ group                        what an entry point names
 
 A package that cannot be used takes nothing else away: a warning says why, and it is left out.
 
+What is not installed with topicberg alone is in extras of topicberg, which :func:`needs` names.
+
 Source: Python Packaging User Guide, "Entry points specification".
 """
 
@@ -20,13 +22,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint, version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from topicberg.errors import StackError, TopicbergError
-from topicberg.extras import needs
 
 if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
@@ -38,6 +40,20 @@ OWN = {"topicberg-deploy": "deploy", "topicberg-local": "local"}
 logger = logging.getLogger(__name__)
 
 
+def needs(extra: str) -> str:
+    """Return the hint for what an extra installs."""
+    return f"run `pip install 'topicberg[{extra}]'`"
+
+
+@contextmanager
+def of_extra(extra: str) -> Iterator[None]:
+    """Raise a TopicbergError around an import if a library that an extra installs is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise TopicbergError(f"{error.name} is not installed", hint=needs(extra)) from None
+
+
 class LocalStack(Protocol):
     """What starts the services of the local deployment."""
 
@@ -45,10 +61,7 @@ class LocalStack(Protocol):
         """Start what is not running, with progress on the terminal. For commands."""
 
     def ensure_running(self, config: Settings) -> None:
-        """Start what is not running, unless a user stopped it. For runs.
-
-        :raises StackError: a user stopped it, or a service does not start
-        """
+        """Start what is not running, for runs, unless a user stopped it, which is a StackError."""
 
     def own_client(self) -> IsOwn | None:
         """Return how servers know the clients of this user; None: they cannot."""
@@ -57,35 +70,29 @@ class LocalStack(Protocol):
 def extensions(
     group: str, use: Callable[[Any], Any] = lambda addition: addition
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the additions of a group, by name; those that fail are left out with a warning.
+    """Yield the additions of a group, by name, or what ``use`` makes of them; those that fail are
+    left out with a warning.
 
-    :param use: what is done with each one; its result is yielded
     :raises StackError: a distribution of topicberg is of another version than this library
     """
     for point in entry_points(group):
         try:
-            result = load(point, use)
+            yield point.name, load(point, use)
         except StackError:
             raise
         except TopicbergError as error:
             logger.warning("%s", error)
-        else:
-            yield point.name, result
 
 
 def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: addition) -> Any:
-    """Return what an entry point names, or what ``use`` makes of it.
-
-    :raises TopicbergError: the package cannot be imported, fails, or is of another version
-    """
-    name = package_of(point)
-    if extra := OWN.get(name):
-        installed, library = version(name), version("topicberg")
-        if installed != library:
-            raise StackError(
-                f"{name} is version {installed}, topicberg is {library}",
-                hint=f"run `pip install 'topicberg[{extra}]=={library}'`",
-            )
+    """Return what an entry point names, or what ``use`` makes of it; raise TopicbergError if the
+    package cannot be imported, fails, or is of another version."""
+    name, library = package_of(point), version("topicberg")
+    if name in OWN and (installed := version(name)) != library:
+        raise StackError(
+            f"{name} is version {installed}, topicberg is {library}",
+            hint=f"run `pip install 'topicberg[{OWN[name]}]=={library}'`",
+        )
     try:
         return use(point.load())
     except Exception as error:  # a stranger's module may raise anything
@@ -106,10 +113,8 @@ def package_of(point: EntryPoint) -> str:
 
 
 def local_stack() -> LocalStack:
-    """Return what starts the local stack.
-
-    :raises StackError: it is not installed, or of another version than this library
-    """
+    """Return what starts the local stack; raise StackError if it is not installed, or of another
+    version than this library."""
     for point in entry_points("topicberg.stack"):
         stack: LocalStack = load(point)
         return stack
@@ -122,14 +127,12 @@ def local_stack() -> LocalStack:
 @cache
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group, topicberg's own first; the first one has its name."""
-    order = ("topicberg", *OWN)
     by_name: dict[str, EntryPoint] = {}
     for point in sorted(
         metadata.entry_points(group=group),
-        key=lambda point: (package_of(point) not in order, point.name, package_of(point)),
+        key=lambda p: (package_of(p) not in ("topicberg", *OWN), p.name, package_of(p)),
     ):
-        owner = by_name.setdefault(point.name, point)
-        if owner is not point:
+        if (owner := by_name.setdefault(point.name, point)) is not point:
             logger.warning(
                 "%s: %s of %s is left out: %s has that name",
                 package_of(point),

@@ -13,10 +13,8 @@ from topicberg.errors import SpecError
 
 
 def topic_file(folder: Path, topic: str) -> Path:
-    """Return the JSON file of a topic in a folder.
-
-    :raises SpecError: the name would lead to a file outside of the folder
-    """
+    """Return the JSON file of a topic in a folder; raise SpecError if the name would lead to a file
+    outside of the folder."""
     if not topic.strip(".") or "\0" in topic or Path(topic).name != topic:
         raise SpecError(f"{topic!r} is not a name of a topic")
     return folder / f"{topic}.json"

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topicberg.settings.deployed import deployment_parameter
+from topicberg.settings import deployment_parameter
 
 DEFAULT_PREFIX = "tableflow_kickstarter"
 
 
 class _Named:
-    """A property of :class:`Names`: the name of one resource.
-
-    :param name: that of the kickstarter
-    """
+    """A property of :class:`Names`: the name of one resource; ``name``: that of the kickstarter."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -66,15 +63,11 @@ class Names:
 
     def connector(self, topic: str) -> str:
         """Return the name of a connector, which needs no prefix within its cluster."""
-        if topic == "stock_trades":
-            return "SampleSourceConnector"
-        return f"{topic}_source"
+        return "SampleSourceConnector" if topic == "stock_trades" else f"{topic}_source"
 
     def namespace(self, pipeline: str) -> str:
-        """Return the Iceberg namespace and Glue database of a pipeline's tables.
-
-        An account has one Glue catalog per region, so deployments would share a namespace.
-        """
+        """Return the Iceberg namespace and Glue database of a pipeline's tables: deployments share
+        the one Glue catalog of an account and region."""
         return pipeline if self.prefix == DEFAULT_PREFIX else f"{self.prefix}_{pipeline}"
 
     def confluent_secret(self, path: str) -> str:

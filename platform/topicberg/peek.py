@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
@@ -46,6 +47,7 @@ from topicberg.tableflow.service.control import find_topic
 from topicberg.tableflow.values.metadata import NO_TIMESTAMP, wrong_header
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics
+from topicberg.topics.schema import SECTIONS
 from topicberg.topics.spec import TopicSpec, default_subject
 
 MAX_RECORDS = 1_000
@@ -90,26 +92,22 @@ def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> l
         raise kafka.NoSuchTopicError(
             error.message, hint=_how_to_find(topic, endpoints, config)
         ) from None
-    decoder = _Decoder(topic, endpoints, config)
-    return [decoder.record(message) for message in raw_messages]
+    return [*map(_Decoder(topic, endpoints, config).record, raw_messages)]
 
 
 def _how_to_find(topic: str, endpoints: Endpoints, config: Settings) -> str:
     """Return what to do about a topic that Kafka does not have."""
-    spec = next((one for one in check_topics(config)[0] if one.name == topic), None)
-    if spec is not None and spec.external:
-        return "create it, or ask its owner: its spec says `external`, so topicberg does not"
-    if spec is not None:
-        return f"run `topicberg tableflow enable {topic}`: the engine then creates it by its spec"
+    if spec := next((one for one in check_topics(config)[0] if one.name == topic), None):
+        own = f"run `topicberg tableflow enable {topic}`: the engine then creates it by its spec"
+        of_others = "create it, or ask its owner: its spec says `external`, so topicberg does not"
+        return of_others if spec.external else own
     close = difflib.get_close_matches(topic, discovery.list_topics(endpoints), n=1)
     return f"write {close[0]}, if you mean that topic" if close else "check the name of the topic"
 
 
 def newest_messages(topic: str, number: int, endpoints: Endpoints) -> list[Message]:
-    """Return the newest records of a topic, by their timestamps, the newest one last.
-
-    It reads back from the ends, further if transactions or compaction left gaps.
-    """
+    """Return the newest records of a topic, by their timestamps, the newest one last: back from the
+    ends, further if transactions or compaction left gaps."""
     begin, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
     step = number
     while True:
@@ -139,9 +137,8 @@ class _Decoder:
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
         layout = read_layout(self._spec, readers, config)
         self._halves: dict[Part, MessageField] = {"key": layout.key, "value": layout.value}
-        fields: Sequence[T.NestedField] = table_schema(self._spec, layout).fields
-        if (columns := _columns(self._spec, endpoints, config)) is not None:
-            fields = columns
+        fields = _columns(self._spec, endpoints, config)
+        fields = table_schema(self._spec, layout).fields if fields is None else fields
         self._texts = raw_columns(layout, fields)[1]
         own = {"key": fields, "value": fields}
         if self._spec.changelog is not None:
@@ -159,9 +156,7 @@ class _Decoder:
     def record(self, message: Message) -> PeekedRecord:
         raw = {"key": message.key(), "value": message.value()}
         headers = headers_of(message)
-        problems: list[str] = []
-        notes: list[str] = []
-        shown: dict[str, Any] = {}
+        problems, notes, shown = list[str](), list[str](), dict[str, Any]()
         ids: dict[str, int | str | None] = {}
         kind, milliseconds = message.timestamp()
         time_ms = milliseconds if kind else NO_TIMESTAMP
@@ -171,8 +166,7 @@ class _Decoder:
             problems += [problem] if problem else []
             if problem is None and shown[name] == f"0x{(raw[name] or b'').hex()}":
                 notes.append(f"the {name} is shown as bytes: {self._why_bytes(name, ids[name])}")
-        is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
-        if is_keyed and raw["key"] is None:
+        if self._spec.is_compacted and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
         may_delete = self._spec.write_mode == "upsert" or self._spec.changelog is not None
         if headers is None and not (may_delete and raw["value"] is None):
@@ -199,10 +193,9 @@ class _Decoder:
         if self._spec.section(name).has_schema:
             return "it does not name a schema of the registry"
         subject = default_subject(self._spec.name, name, "confluent")
-        section = "key" if name == "key" else "schema"
         return (
             f"it is not text, and the registry has no subject {subject}, or the spec says "
-            f"{section}.format {self._spec.section(name).format}"
+            f"{SECTIONS[name]}.format {self._spec.section(name).format}"
         )
 
     def _half(
@@ -213,13 +206,12 @@ class _Decoder:
             return None, None, None
         if half.subject is None and not self._spec.section(name).has_schema:
             return _bytes(raw), not_text(name, raw) if name in self._texts else None, None
-        own = raw
-        malformed: str | None = None
-        if self._framing is not None and header is None:
-            try:
+        own, malformed = raw, None
+        try:
+            if self._framing is not None and header is None:
                 own = self._framing.wire(half, raw)
-            except MalformedError as error:
-                malformed = str(error)
+        except MalformedError as error:
+            malformed = str(error)
         if half.subject is not None:
             record = half.record_framing().framed(own, header)
         elif half.framing == "glue":
@@ -256,10 +248,8 @@ class _Decoder:
 
     def _time_problem(self, name: Part, values: Mapping[str, Any], time_ms: int) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
-        own = self._event_time
-        if own is None or own.otherwise != "malformed":
-            return None
-        if own.path[0] not in {field.name for field in self._halves[name].fields()}:
+        own, names = self._event_time, {field.name for field in self._halves[name].fields()}
+        if own is None or own.otherwise != "malformed" or own.path[0] not in names:
             return None
         stored: Any = values
         for part in own.path:
@@ -273,13 +263,11 @@ class _Decoder:
             return _bytes(raw)
         writer = self._foreign[name].schemas.get(number)
         body = payload(name, record, writer.schema_type) if writer else ""
-        try:
-            if writer is None or isinstance(body, str):
-                return _bytes(raw)
-            columns = format_of(writer).fields(f"schema {number}", writer, itertools.count(1))
-            return _decoded(ResolvedSchema(writer, writer, columns), body)[1]
-        except Exception:  # from a library
-            return _bytes(raw)
+        with suppress(Exception):  # from a library
+            if writer is not None and not isinstance(body, str):
+                columns = format_of(writer).fields(f"schema {number}", writer, itertools.count(1))
+                return _decoded(ResolvedSchema(writer, writer, columns), body)[1]
+        return _bytes(raw)
 
 
 def _spec(topic: str, endpoints: Endpoints, config: Settings) -> TopicSpec:
@@ -311,10 +299,7 @@ def _columns(
 
 
 def _decoded(pairing: ResolvedSchema, payload: bytes) -> tuple[Mapping[str, Any], Any]:
-    """Return the stored values of a record, and the same for people.
-
-    :raises MalformedError: the record is malformed
-    """
+    """Return the stored values of a record, and the same for people."""
     values = format_of(pairing.writer).record_decoder(pairing)(payload)
     return values, _row(values, pairing.fields)
 
@@ -335,10 +320,9 @@ def _shown(value: Any, column: T.IcebergType) -> Any:
         case T.ListType():
             return [_shown(item, column.element_type) for item in value]
         case T.MapType():
-            key_type, value_type = column.key_type, column.value_type
             return {
-                str(_shown(key, key_type)): _shown(map_value, value_type)
-                for key, map_value in value
+                str(_shown(key, column.key_type)): _shown(item, column.value_type)
+                for key, item in value
             }
         case T.DecimalType():
             return f"{Decimal(value).scaleb(-column.scale, _EXACT):f}"
@@ -347,8 +331,7 @@ def _shown(value: Any, column: T.IcebergType) -> Any:
         case T.TimestampType():
             return (_EPOCH + timedelta(microseconds=value)).isoformat()
         case T.TimestamptzType():
-            moment = _EPOCH + timedelta(microseconds=value)
-            return moment.replace(tzinfo=UTC).isoformat()
+            return (_EPOCH.replace(tzinfo=UTC) + timedelta(microseconds=value)).isoformat()
     return _plain(value)
 
 
@@ -382,7 +365,7 @@ def _bytes(raw: bytes | str | None) -> str | None:
 
 def _moment(milliseconds: int) -> str:
     try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+        moment = _EPOCH.replace(tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+        return moment.isoformat(timespec="milliseconds")
     except OverflowError:
         return f"{milliseconds} ms"
-    return moment.isoformat(timespec="milliseconds")

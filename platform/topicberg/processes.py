@@ -6,10 +6,8 @@ import psutil
 
 
 def running(pid: int, started: float) -> psutil.Process | None:
-    """Return the process if it still runs, and never another one with its id.
-
-    :param started: in seconds since 1970, as psutil reports it
-    """
+    """Return the process if it still runs, and never another one with its id; ``started``: in
+    seconds since 1970, as psutil reports it."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:  # it ended, and who started it did not look

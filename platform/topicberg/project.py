@@ -69,15 +69,12 @@ class Project(BaseModel):
 
 
 def project_root() -> Path:
-    """Return the root of the project.
-
-    :raises TopicbergError: there is none
-    """
+    """Return the root of the project; raise TopicbergError if there is none."""
     if given := os.environ.get(VARIABLE):
         return Path(given).absolute()
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if _has_table(folder / FILE):
+        if _document(folder / FILE).get("tool", {}).get(TABLE) is not None:
             return folder
     raise TopicbergError(
         f"{here} is not in a project of topicberg: no {FILE} from here upwards has a table "
@@ -152,15 +149,9 @@ class CodeLocation:
 
 
 def code_location(root: Path) -> CodeLocation | None:
-    """Return the code location that the files of a project name; None: they name none.
-
-    :raises TopicbergError: one of the files is invalid
-    """
-    of_dg, tool = (
-        _document(root / file) if (root / file).is_file() else {} for file in (DG_FILE, FILE)
-    )
-    tool = tool.get("tool", {})
-    project = of_dg.get("project") or tool.get("dg", {}).get("project", {})
+    """Return the code location that the files of a project name; None: they name none."""
+    tool = _document(root / FILE).get("tool", {})
+    project = _document(root / DG_FILE).get("project") or tool.get("dg", {}).get("project", {})
     if name := project.get("root_module"):
         target = project.get("code_location_target_module", f"{name}.definitions")
         return CodeLocation(
@@ -171,19 +162,15 @@ def code_location(root: Path) -> CodeLocation | None:
             name=project.get("code_location_name", root.absolute().name),
         )
     if target := tool.get("dagster", {}).get("module_name"):
-        is_package = any(
-            (place / target.replace(".", "/")).is_dir() for place in (root / "src", root)
-        )
-        name = target if is_package else target.rpartition(".")[0] or target
-        return CodeLocation(name, target)
+        folder = target.replace(".", "/")
+        is_package = any((place / folder).is_dir() for place in (root / "src", root))
+        return CodeLocation(target if is_package else target.rpartition(".")[0] or target, target)
     return None
 
 
 def location_options(root: Path) -> str:
     """Return the options of ``dagster asset materialize`` that name the code location."""
-    if (root / "definitions.py").is_file():
-        return "-f definitions.py"
-    location = code_location(root)
+    location = None if (root / "definitions.py").is_file() else code_location(root)
     return f"-m {location.target}" if location else "-f definitions.py"
 
 
@@ -203,30 +190,28 @@ def python_versions(root: Path) -> str:
 
 
 def _metadata(root: Path) -> dict[str, Any]:
-    path = root / FILE
-    return dict(_document(path).get("project", {})) if path.is_file() else {}
-
-
-def _has_table(path: Path) -> bool:
-    return path.is_file() and _document(path).get("tool", {}).get(TABLE) is not None
+    return dict(_document(root / FILE).get("project", {}))
 
 
 def _document(path: Path) -> Mapping[str, Any]:
+    """Return what a file says; nothing, if there is none."""
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        return tomllib.loads(path.read_bytes().decode()) if path.is_file() else {}
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are these
         raise TopicbergError(f"{path} cannot be read: {error}", hint="correct the file") from None
 
 
 def members(root: Path, names: tuple[str, ...], kind: type[T]) -> Iterator[tuple[str, T]]:
-    """Yield what the modules of the project have of a type, with the module; twice if two have it.
+    """Return what the modules of the project have of a type, with the module; twice if two have it.
 
     :raises SpecError: as of :func:`modules`
     """
-    for module in modules(root, names):
-        for member in vars(module).values():
-            if isinstance(member, kind):
-                yield module.__name__, member
+    return (
+        (module.__name__, member)
+        for module in modules(root, names)
+        for member in vars(module).values()
+        if isinstance(member, kind)
+    )
 
 
 def modules(root: Path, names: tuple[str, ...]) -> Iterator[ModuleType]:
@@ -257,9 +242,7 @@ def _imported(module: str) -> ModuleType:
                 f"there is no module {error.name}, which [tool.{TABLE}] in {FILE} names",
                 hint="correct the name, or install the package of the project",
             ) from None
-        package = file.replace(".py", "/__init__.py")
-        line = line_in(error, file, package)
-        reason = str(error)
+        line, reason = line_in(error, file, file.replace(".py", "/__init__.py")), str(error)
         if isinstance(error, SyntaxError) and (error.filename or "").endswith(file):
             line, reason = error.lineno, error.msg
         where = f", line {line}" if line else ""

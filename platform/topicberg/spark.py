@@ -14,9 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import TopicbergError, UnreachableError, see_whether_it_runs
 from topicberg.errors.connections import connection_error
-from topicberg.errors.hints import see_whether_it_runs
 
 if TYPE_CHECKING:
     import pyspark.sql.functions as F
@@ -81,9 +80,7 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()
     except OSError as error:
-        if (known := connection_error("Spark", error, address=address.netloc)) is not None:
-            raise known from None
-        raise UnreachableError(
+        raise connection_error("Spark", error, address=address.netloc) or UnreachableError(
             f"Spark does not answer at {without_token(remote)}: {error}",
             hint=see_whether_it_runs("Spark", starts=True),
         ) from None
@@ -124,11 +121,9 @@ def new_session(
 
 @contextmanager
 def for_connect() -> Iterator[None]:
-    """Let modules make functions and expressions of Spark when they are imported.
-
-    Without a session, PySpark takes them for those of a Spark in this process, and fails. A job run
-    of EMR Serverless has such a Spark.
-    """
+    """Let modules make functions and expressions of Spark when they are imported: without a
+    session, PySpark takes them for those of a Spark in this process, which only a job run of EMR
+    has."""
     pyspark = sys.modules.get("pyspark.sql.session")
     if CONNECT_MODE in os.environ or (pyspark and pyspark.SparkSession.getActiveSession()):
         yield
@@ -142,8 +137,7 @@ def for_connect() -> Iterator[None]:
 
 def missing_module(text: str) -> str | None:
     """Return the module that Python did not find, if this is what an error says."""
-    found = _MISSING.search(text)
-    return found[1] if found else None
+    return found[1] if (found := _MISSING.search(text)) else None
 
 
 def _left_to_stop(_: object) -> None:

@@ -33,10 +33,8 @@ os.environ[CONNECT_MODE] = "1"  # modules of pipelines may be imported before th
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """Yield a new session on the running stack, whose workers have the code of the project.
-
-    :raises StackNotRunningError: the stack does not run
-    """
+    """Yield a new session on the running stack, whose workers have the code of the project; raise
+    StackNotRunningError if the stack does not run."""
     endpoints = load_endpoints()
     session = new_session(endpoints.spark_connect, endpoints.spark_session(settings())[0])
     try:
@@ -63,25 +61,22 @@ def topic_frame(
     for column in schema:
         column.nullable = True
     given = [dict(record) for record in records]
-    for record in given:
-        if unknown := next(_unknown_fields(record, schema), None):
-            path, names = unknown
-            raise TopicbergError(
-                f"topic {spec.name}: no column {path}", hint=f"use one of {', '.join(names)}"
-            )
+    for path, names in (unknown for record in given for unknown in _unknown_fields(record, schema)):
+        raise TopicbergError(
+            f"topic {spec.name}: no column {path}", hint=f"use one of {', '.join(names)}"
+        )
     values = [tuple(record.get(name) for name in schema.names) for record in given]
     try:
         return spark.createDataFrame(values, schema)
     except (AssertionError, TypeError, ValueError, PySparkException) as error:
         for position, column in enumerate(schema):
-            cells = [(value[position],) for value in values]
+            cells = [value[position] for value in values]
             try:
-                spark.createDataFrame(cells, StructType([column]))
+                spark.createDataFrame([(cell,) for cell in cells], StructType([column]))
             except (AssertionError, TypeError, ValueError, PySparkException):
-                kind, given_values = column.dataType.simpleString(), [cell[0] for cell in cells]
+                kind = column.dataType.simpleString()
                 raise TopicbergError(
-                    f"topic {spec.name}: column {column.name} is a {kind}, given are "
-                    f"{given_values!r}",
+                    f"topic {spec.name}: column {column.name} is a {kind}, given are {cells!r}",
                     hint="give values of that type; a time is a datetime with a time zone",
                 ) from error
         raise
@@ -119,5 +114,4 @@ def create_table(spark: SparkSession, frame: DataFrame, table: TableName, time: 
 
 def rows(frame: DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame; times are in UTC."""
-    dicts: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return dicts
+    return [*frame.toArrow().to_pylist()]

@@ -17,8 +17,7 @@ def count(number: int, noun: str) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean …?``, the list of known names, or nothing."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
         return f"; did you mean {close[0]}?"
     return f"; there are {listed(names, _SUGGESTED)}" if names else ""
 

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from repository import DISTRIBUTIONS, PROJECT_ROOT
 
-from topicberg.cli.constraints import FILE as CONSTRAINTS
+from topicberg.cli.init import CONSTRAINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from repository import DISTRIBUTIONS, PROJECT_ROOT
 
-from topicberg.cli.constraints import FILE as CONSTRAINTS
+from topicberg.cli.init import CONSTRAINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from conftest import KillService
 from waiting import wait_until
 
 from topicberg.endpoints import Endpoints
-from topicberg.endpoints.cloud import _read
+from topicberg.endpoints.parameters import _read
 from topicberg.kafka import topics as kafka
 from topicberg.naming import Names
 from topicberg.settings import settings

@@ -18,7 +18,7 @@ from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.errors.meaning import explain
 from topicberg.logins.catalog import CatalogLogin, role_keys, role_session
-from topicberg.settings.aws import KmsSettings
+from topicberg.settings.models import KmsSettings
 from topicberg_deploy.aws.bucket import CODE, JOBS
 from topicberg_deploy.aws.emr import emr_policy
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from botocore.model import OperationModel
 
 from topicberg.settings import Settings
-from topicberg.settings.compute import NewEmrSettings
+from topicberg.settings.models import NewEmrSettings
 from topicberg_deploy.aws import emr
 from topicberg_deploy.resource import Live
 from topicberg_local.emulators.aws.shapes import check, routes, service

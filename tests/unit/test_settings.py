@@ -14,8 +14,7 @@ from topicberg.endpoints.cloud import connect
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
 from topicberg.logins.kafka import KafkaSettings
-from topicberg.settings import Settings
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import Settings, emr_settings
 from topicberg_local import python_services
 
 

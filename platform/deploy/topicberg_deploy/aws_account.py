@@ -14,7 +14,7 @@ from topicberg.clients.aws import aws_session
 from topicberg.endpoints import load_endpoints
 from topicberg.naming import Names
 from topicberg.settings import Settings
-from topicberg.settings.aws import derived_from
+from topicberg.settings.models import derived_from
 from topicberg_deploy.settings import DeploySettings
 
 ATTEMPTS = 8

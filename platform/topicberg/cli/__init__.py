@@ -19,9 +19,9 @@ from typing import Annotated, Any  # noqa: E402
 import typer  # noqa: E402
 
 from topicberg.cli.output import complain, echo, warn  # noqa: E402
+from topicberg.cli.settings import in_file, problems, without_effect  # noqa: E402
 from topicberg.errors import TopicbergError, causes  # noqa: E402
-from topicberg.extensions import entry_points, load, package_of  # noqa: E402
-from topicberg.extras import needs  # noqa: E402
+from topicberg.extensions import entry_points, load, needs, package_of  # noqa: E402
 from topicberg.version import VERSION  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
@@ -58,29 +58,20 @@ def _main(
     """Kafka topics in, governed Iceberg tables out."""
 
 
-_MODULES = {
-    "topics": (),
-    "peek": ("peek",),
-    "tableflow": (),
-    "pipelines": (),
-    "checks": ("checks",),
-    "alerts": (),
-    "sync": ("sync",),
-    "query": ("query",),
-    "forget": ("forget",),
-    "ui": ("ui",),
-    "env": ("env",),
-    "init": ("init",),
-    "settings": ("settings",),
-    "constraints": ("constraints",),
-}
-"""Module → its commands; none: it has a group of commands, ``app``, of its own name."""
-for _module, _commands in _MODULES.items():
-    _loaded = import_module(f"topicberg.cli.{_module}")
-    for _name in _commands:
+_COMMANDS = (
+    "topics peek tableflow pipelines checks alerts sync query forget ui env init settings "
+    "constraints"
+)
+_GROUPS = ("topics", "tableflow", "pipelines", "alerts")
+"""Those that have commands, in an ``app``."""
+_MODULES = {"peek": "query", "sync": "pipelines", "constraints": "init"}
+"""Command → its module, if that has another name."""
+for _name in _COMMANDS.split():
+    _loaded = import_module(f"topicberg.cli.{_MODULES.get(_name, _name)}")
+    if _name in _GROUPS:
+        app.add_typer(_loaded.app, name=_name)
+    else:
         app.command()(getattr(_loaded, _name))
-    if not _commands:
-        app.add_typer(_loaded.app, name=_module)
 
 _OF_EXTRAS = {
     **dict.fromkeys(("up", "down", "status", "logs", "reset", "datagen"), "local"),
@@ -102,9 +93,9 @@ def _add_commands() -> None:
     """Add the commands of other packages; one that cannot be used leaves the others."""
     missing = dict(_OF_EXTRAS)
     for point in entry_points("topicberg.commands"):
-        if point.name in _MODULES:
-            owner = package_of(point)
-            warn(f"warning: the command {point.name} of {owner} is left out: topicberg has one")
+        if point.name in _COMMANDS.split():
+            of = f"{point.name} of {package_of(point)}"
+            warn(f"warning: the command {of} is left out: topicberg has one")
             continue
         missing.pop(point.name, None)
         try:
@@ -129,31 +120,23 @@ def _add(name: str, command: Any) -> None:
 _add_commands()
 
 
-def _warn_of_variables() -> None:
-    from topicberg.cli import variables
-
-    in_file = variables.in_file()
-    lines = variables.problems({*os.environ, *in_file}) + variables.without_effect({*in_file})
-    warn(f"warning: {line}" for line in lines)
-
-
 def main() -> None:
     """Run the command line."""
     run(app)
 
 
 def run(command: Callable[..., Any]) -> None:
-    """Run a command; an expected error becomes one clear message and exit code 2.
-
-    :param command: an application of Typer, or the function of its only command
-    """
+    """Run a command; an expected error becomes one clear message and exit code 2; ``command``: an
+    application of Typer, or the function of its only command."""
     if not isinstance(command, typer.Typer):
         only = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         only.command()(command)
         command = only
     try:
         if sys.argv[1:] and "--help" not in sys.argv:  # help must not wait for imports
-            _warn_of_variables()
+            names = in_file().keys()
+            lines = problems({*os.environ, *names}) + without_effect({*names})
+            warn(f"warning: {line}" for line in lines)
         command()
     except TopicbergError as error:
         complain(f"error: {error}")
@@ -177,14 +160,13 @@ def _storage_failure(error: Exception) -> str | None:
     """
     for cause in causes(error):
         is_of_disk = isinstance(cause, OSError) and cause.errno in _DISK_ERRORS
-        if not is_of_disk and type(cause).__module__ != "sqlite3":
-            continue
-        from topicberg.alerts.dagster_health import full_disk, storage_problem
-        from topicberg.cli.lazy import settings
+        if is_of_disk or type(cause).__module__ == "sqlite3":
+            from topicberg.alerts.dagster_health import full_disk, storage_problem
+            from topicberg.settings import settings
 
-        if not isinstance(cause, OSError):
-            return f"Dagster: {storage_problem(settings()) or f'SQLite: {cause}'}"
-        hint = "free some space: `df -h` shows which disk is full"
-        why = full_disk(settings().state_dir) or f"{cause.strerror}\n  → {hint}"
-        return f"{cause.filename or 'a file'} cannot be written: {why}"
+            if not isinstance(cause, OSError):
+                return f"Dagster: {storage_problem(settings()) or f'SQLite: {cause}'}"
+            hint = "free some space: `df -h` shows which disk is full"
+            why = full_disk(settings().state_dir) or f"{cause.strerror}\n  → {hint}"
+            return f"{cause.filename or 'a file'} cannot be written: {why}"
     return None

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.checks.finding import moment
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import AsJson, complain, echo, echo_json, exit_if, warn
+from topicberg.cli.output import AsJson, complain, echo, echo_json, exit_if, settings, warn
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count, suggestion
 
@@ -40,8 +39,7 @@ def alerts(context: typer.Context, as_json: AsJson = False) -> None:
     else:
         _print(active_alerts)
         _report_age(evaluated_at)
-    unhandled = (active.alert for active in active_alerts if active.status == "active")
-    exit_if(any(alert.severity == "error" for alert in unhandled))
+    exit_if(any(a.status == "active" and a.alert.severity == "error" for a in active_alerts))
 
 
 Lasting = Annotated[
@@ -83,8 +81,7 @@ def silence(
 
     config = settings()
     given = decisions.silence(config, pattern, reason, _duration(lasting))
-    alerts = [active.alert for active in _active(config)[0]]
-    covered = sum(given.covers(alert.key, alert.assets) for alert in alerts)
+    covered = sum(given.covers(a.alert.key, a.alert.assets) for a in _active(config)[0])
     echo(
         f"{pattern}: silenced by {given.by_whom} until {moment(given.until)}; it covers "
         f"{count(covered, 'active alert')}"
@@ -97,11 +94,8 @@ def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")
     from topicberg.alerts import decisions
 
     config, now = settings(), datetime.now(UTC)
-    known = [
-        decision.pattern
-        for decision in decisions.read_decisions(config).silences
-        if decision.until > now
-    ]
+    silences = decisions.read_decisions(config).silences
+    known = [silence.pattern for silence in silences if silence.until > now]
     if pattern not in known:
         raise TopicbergError(
             f"nothing is silenced by {pattern!r}{suggestion(pattern, known)}",
@@ -133,11 +127,10 @@ def send_test() -> None:
         try:
             send_by(channel, Notice(state="firing", alert=alert, at=now))
             send_by(channel, Notice(state="resolved", alert=alert, at=now))
+            echo(f"{channel.name}: sent")
         except TopicbergError as error:
             failed += 1
             complain(str(error))
-        else:
-            echo(f"{channel.name}: sent")
     exit_if(failed)
 
 
@@ -149,11 +142,9 @@ def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
     from topicberg.orchestration.jobs.alerts import evaluated_at, stored_states
 
     with opened_instance(config) as instance:
-        states = stored_states(instance, config)
+        states = stored_states(instance, config).values()
         evaluation_time = evaluated_at(instance)
-    return active_alerts(
-        states.values(), read_decisions(config), datetime.now(UTC)
-    ), evaluation_time
+    return active_alerts(states, read_decisions(config), datetime.now(UTC)), evaluation_time
 
 
 def _print(active_alerts: Sequence[ActiveAlert]) -> None:
@@ -175,22 +166,18 @@ def _print(active_alerts: Sequence[ActiveAlert]) -> None:
         }
         echo(f"  {name:<8}{text}" for name, text in rows.items() if text)
     errors = sum(active.alert.severity == "error" for active in active_alerts)
-    echo(
-        f"{count(len(active_alerts), 'active alert')}, {count(errors, 'error')}"
-        if active_alerts
-        else "no active alerts"
-    )
+    numbers = f"{count(len(active_alerts), 'active alert')}, {count(errors, 'error')}"
+    echo(numbers if active_alerts else "no active alerts")
 
 
 def _report_age(evaluated_at: datetime | None) -> None:
     """Say that the list is old: a daemon that does not run reports nothing."""
-    if evaluated_at is None:
-        warning = "the sensor `alerts` has never run, so only what the engine watches is listed"
-    elif datetime.now(UTC) - evaluated_at > _OLD:
-        warning = f"the sensor `alerts` ran last at {moment(evaluated_at)}: the list is that old"
-    else:
-        return
-    warn(f"{warning}; run `topicberg ui`, or start Dagster's daemon and turn the sensor on")
+    what = "has never run, so only what the engine watches is listed"
+    if evaluated_at is not None:
+        what = f"ran last at {moment(evaluated_at)}: the list is that old"
+    if evaluated_at is None or datetime.now(UTC) - evaluated_at > _OLD:
+        start = "run `topicberg ui`, or start Dagster's daemon and turn the sensor on"
+        warn(f"the sensor `alerts` {what}; {start}")
 
 
 def _duration(text: str) -> timedelta:

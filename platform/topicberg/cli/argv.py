@@ -13,8 +13,7 @@ FLAGS = ("--confluent-api-secret",)
 
 def hide_secrets() -> None:
     """Overwrite the process's title if it has a secret."""
-    shown = without_secrets(sys.orig_argv)
-    if shown != sys.orig_argv:
+    if (shown := without_secrets(sys.orig_argv)) != sys.orig_argv:
         from setproctitle import setproctitle
 
         setproctitle(" ".join(shown))
@@ -22,13 +21,11 @@ def hide_secrets() -> None:
 
 def without_secrets(arguments: list[str]) -> list[str]:
     """Return the arguments with ``***`` for the values of :data:`FLAGS`."""
-    shown: list[str] = []
-    for argument in arguments:
+
+    def shown(before: str, argument: str) -> str:
         name, equals, _ = argument.partition("=")
-        if shown and shown[-1] in FLAGS:
-            shown.append("***")
-        elif name in FLAGS and equals:
-            shown.append(f"{name}=***")
-        else:
-            shown.append(argument)
-    return shown
+        if before in FLAGS:
+            return "***"
+        return f"{name}=***" if name in FLAGS and equals else argument
+
+    return [*map(shown, ("", *arguments), arguments)]

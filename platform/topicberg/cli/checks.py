@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topicberg.cli.compute import load_lake
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import AsJson, echo, echo_json, exit_if
+from topicberg.cli.output import AsJson, echo, echo_json, exit_if, settings
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
 from topicberg.wording import count, suggestion
@@ -46,20 +45,18 @@ def checks(
 
     Reads results that Dagster recorded; evaluates nothing. Exits with 1 if a check fails.
     """
-
-    recorded = _recorded(settings())
+    recorded = every = _recorded(settings())
     if asset is not None:
-        assets = sorted({check.asset for check in recorded})
-        recorded = [
-            check for check in recorded if asset in (check.asset, check.asset.partition("/")[2])
-        ]
+        recorded = [c for c in every if asset in (c.asset, c.asset.partition("/")[2])]
         if not recorded:
-            raise TopicbergError(f"no checks of asset {asset!r}{suggestion(asset, assets)}")
+            known = sorted({check.asset for check in every})
+            raise TopicbergError(f"no checks of asset {asset!r}{suggestion(asset, known)}")
     wrong = [check for check in recorded if check.result in ("failed", "warning")]
+    shown = wrong if failing else recorded
     if as_json:
-        echo_json([asdict(check) for check in (wrong if failing else recorded)])
+        echo_json([asdict(check) for check in shown])
     else:
-        _print(wrong if failing else recorded, describe=asset is not None)
+        _print(shown, describe=asset is not None)
         missing = sum(check.result == "not evaluated" for check in recorded)
         echo(
             f"{count(len(recorded), 'check')}: {len(wrong)} failing, {missing} not evaluated; "
@@ -77,10 +74,8 @@ def _print(recorded: list[_Check], *, describe: bool) -> None:
             color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(check.result)
             evaluated_at = (check.evaluated_at or "")[:19].replace("T", " ")
             blocks = "  blocking" if check.blocking else ""
-            echo(
-                f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}".rstrip(),
-                fg=color,
-            )
+            line = f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}"
+            echo(line.rstrip(), fg=color)
             if describe:
                 echo(f"    {one_line(check.covers)}")
             if check.message and (describe or check.result in ("failed", "warning")):
@@ -102,6 +97,7 @@ def _recorded(config: Settings) -> list[_Check]:
     recorded = []
     for key, spec in specs.items():
         newest = last.get(key)
+        moment = newest.at.astimezone(UTC).isoformat(timespec="seconds") if newest else None
         evaluation = newest.event if newest else None
         until = evaluation.metadata.get(COVERS) if evaluation else None
         recorded.append(
@@ -110,7 +106,7 @@ def _recorded(config: Settings) -> list[_Check]:
                 check=key.name,
                 blocking=spec.blocking,
                 result=_result(evaluation),
-                evaluated_at=_moment(newest.at) if newest else None,
+                evaluated_at=moment,
                 rows_until=str(until.value) if until else None,
                 covers=spec.description or "",
                 message=evaluation.description if evaluation else None,
@@ -119,15 +115,10 @@ def _recorded(config: Settings) -> list[_Check]:
     return sorted(recorded, key=lambda check: (check.asset, check.check))
 
 
-def _moment(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds")
-
-
 def _result(evaluation: object) -> str:
     import dagster as dg
 
     if not isinstance(evaluation, dg.AssetCheckEvaluation):
         return "not evaluated"
-    if evaluation.passed:
-        return "passed"
-    return "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
+    is_warning = evaluation.severity == dg.AssetCheckSeverity.WARN
+    return "passed" if evaluation.passed else "warning" if is_warning else "failed"

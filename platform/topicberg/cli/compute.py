@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,25 +28,18 @@ _QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CR
 
 
 def load_lake(config: Settings) -> Lake:
-    """Return all topics and derived tables, as Dagster has them while a spec is invalid.
-
-    :raises SpecError: derived tables are invalid, or do not fit the specs
-    """
+    """Return all topics and derived tables, as Dagster has them while a spec is invalid; raise
+    SpecError if derived tables are invalid, or do not fit the specs."""
     from topicberg.orchestration.assets.lake import lake_of
     from topicberg.topics.kept import build_with_kept
 
     return build_with_kept(config, partial(lake_of, config), keeps=False, report=warn_once)
 
 
-def materialize(
-    config: Settings, endpoints: Endpoints, since: datetime | None
-) -> list[tuple[str, bool, str]]:
-    """Run every pipeline on the records since then; return its checks: name, passed, description.
-
-    :param since: None: on all records, as it does anyway while a derived table has no rows
-    :raises TopicbergError: a run failed
-    """
-    lake, checks = load_lake(config), []
+def materialize(config: Settings, endpoints: Endpoints) -> None:
+    """Run every pipeline: on all records while a derived table has no rows, else on those from now;
+    raise TopicbergError if a run failed."""
+    lake = load_lake(config)
     with _dagster_instance(config) as instance:
         from topicberg.orchestration.jobs.pipelines import everything
         from topicberg.orchestration.loading import definitions
@@ -54,30 +48,19 @@ def materialize(
         for name, topic in everything(lake).items():
             result = defs.resolve_job_def(name).execute_in_process(
                 instance=instance,
-                tags=_partition_range(topic, lake, config, endpoints, since) if topic else {},
+                tags=_partition_range(topic, lake, config, endpoints) if topic else {},
                 run_id=str(uuid.uuid4()),
                 raise_on_error=False,
                 run_config=_QUIET,
             )
             _raise_failure(result, name)
-            checks += [
-                (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
-                for e in result.get_asset_check_evaluations()
-            ]
-    return checks
 
 
-def materialize_derived(
-    config: Settings, endpoints: Endpoints, waiting: set[str], only: set[str] | None = None
-) -> list[str]:
-    """Compute derived tables up to now and register them in Glue and Snowflake.
+def materialize_derived(config: Settings, endpoints: Endpoints, waiting: set[str]) -> list[str]:
+    """Compute derived tables up to now, but those of topics that wait for a table, and register
+    them in Glue and Snowflake; return their names.
 
     Not upsert views, published topics and checks of data, which need Spark Connect.
-
-    :param waiting: topics that have no table yet; what is derived from them is left out
-    :param only: names of the tables; None: all
-    :returns: the names of the tables
-    :raises TopicbergError: a run failed
     """
     lake, computed = load_lake(config), []
     hours = _all_hours(lake, config, endpoints)
@@ -92,8 +75,6 @@ def materialize_derived(
         for table in [derived[name] for name in order.static_order() if name in derived]:
             root = lake.root(table)
             if root.name in waiting or not hours.get(root.name):
-                continue
-            if only is not None and table.name not in only:
                 continue
             keys = [lake.table(table).key(system) for system in systems()]
             result = dg.materialize(
@@ -126,12 +107,10 @@ def _raise_failure(result: dg.ExecuteInProcessResult, target: str) -> None:
     if result.success:
         return
     reason = "see its log"
-    for event in result.all_events:
-        if event.is_step_failure:
-            failure: Any = event.step_failure_data
-            error = failure.error.cause or failure.error
-            reason = f"{event.step_key}: {error.message.strip().splitlines()[0]}"
-            break
+    if event := next((event for event in result.all_events if event.is_step_failure), None):
+        failure: Any = event.step_failure_data
+        error = failure.error.cause or failure.error
+        reason = f"{event.step_key}: {error.message.strip().splitlines()[0]}"
     raise TopicbergError(
         f"{target}: run {result.run_id} failed: {reason}",
         hint="run `topicberg ui` to see the run, and materialize it again there",
@@ -139,23 +118,15 @@ def _raise_failure(result: dg.ExecuteInProcessResult, target: str) -> None:
 
 
 def _partition_range(
-    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints, since: datetime | None
+    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints
 ) -> dict[str, str]:
-    """Return the partition tags of all records since then, or of all if a table lacks them.
-
-    :param topic: defines the partitions
-    """
-    now = datetime.now(UTC)
-    if since is None or _lacks_rows(lake, endpoints.catalog(config)):
+    """Return the partition tags of the records from now, or of all if a table lacks them;
+    ``topic``: defines the partitions."""
+    first = int(time.time()) // 3600
+    if _lacks_rows(lake, endpoints.catalog(config)):
         hours = _all_hours(lake, config, endpoints).values()
-        return _range_from(
-            topic, min((hour for each in hours for hour in each), default=_hour(now))
-        )
-    return _range_from(topic, _hour(since))
-
-
-def _hour(moment: datetime) -> int:
-    return int(moment.timestamp()) // 3600
+        first = min((min(each) for each in hours if each), default=first)
+    return _range_from(topic, first)
 
 
 def _lacks_rows(lake: Lake, catalog: Catalog) -> bool:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo
+from topicberg.cli.output import echo, load_endpoints, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
 
@@ -27,29 +24,30 @@ def env() -> None:
 
     config = settings()
     endpoints = load_endpoints(config)
-    if config.deployment == "cloud":
-        _export({**_cloud(endpoints, config), "DAGSTER_HOME": dagster_home(config)})
-        return
+    variables = (_cloud if config.deployment == "cloud" else _local)(endpoints, config)
+    for name, value in {**variables, "DAGSTER_HOME": dagster_home(config)}.items():
+        if value is not None:
+            text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
+            echo(f"export {name}={shlex.quote(text)}")
+
+
+def _local(endpoints: Endpoints, config: Settings) -> dict[str, Any]:
+    """Return the variables of the local deployment, with its secrets."""
     snowflake = endpoints.snowflake
-    variables = {
-        "KAFKA_BOOTSTRAP": endpoints.kafka_bootstrap,
-        "KAFKA_BOOTSTRAP_SERVERS": endpoints.kafka_bootstrap,
-        "SCHEMA_REGISTRY": endpoints.schema_registry,
-        "SCHEMA_REGISTRY_URL": endpoints.schema_registry,
-        "ICEBERG_REST": endpoints.iceberg_rest,
-        "ICEBERG_REST_URI": endpoints.iceberg_rest,
-        "ICEBERG_REST_TOKEN": _reveal(endpoints.iceberg_rest_token),
-        "SPARK_CONNECT": endpoints.spark_connect,
-        "SPARK_REMOTE": endpoints.spark_connect,
+    return {
+        **dict.fromkeys(("KAFKA_BOOTSTRAP", "KAFKA_BOOTSTRAP_SERVERS"), endpoints.kafka_bootstrap),
+        **dict.fromkeys(("SCHEMA_REGISTRY", "SCHEMA_REGISTRY_URL"), endpoints.schema_registry),
+        **dict.fromkeys(("ICEBERG_REST", "ICEBERG_REST_URI"), endpoints.iceberg_rest),
+        "ICEBERG_REST_TOKEN": endpoints.iceberg_rest_token,
+        **dict.fromkeys(("SPARK_CONNECT", "SPARK_REMOTE"), endpoints.spark_connect),
         "AWS_ENDPOINT_URL": endpoints.aws,
         "AWS_ENDPOINT_URL_S3": endpoints.s3,
-        "AWS_REGION": config.aws_region,
-        "AWS_DEFAULT_REGION": config.aws_region,
-        "AWS_ACCESS_KEY_ID": _reveal(endpoints.aws_access_key),
-        "AWS_SECRET_ACCESS_KEY": _reveal(endpoints.aws_secret_key),
+        **dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), config.aws_region),
+        "AWS_ACCESS_KEY_ID": endpoints.aws_access_key,
+        "AWS_SECRET_ACCESS_KEY": endpoints.aws_secret_key,
         "SNOWFLAKE_ACCOUNT": snowflake.account,
         "SNOWFLAKE_USER": snowflake.user,
-        "SNOWFLAKE_PASSWORD": _reveal(snowflake.password),
+        "SNOWFLAKE_PASSWORD": snowflake.password,
         "SNOWFLAKE_HOST": snowflake.host,
         "SNOWFLAKE_PORT": snowflake.port,
         "SNOWFLAKE_PROTOCOL": snowflake.protocol,
@@ -57,20 +55,18 @@ def env() -> None:
         "SNOWFLAKE_SCHEMA": config.snowflake_name("schema"),
         "TOPICBERG_CONFLUENT_URL": endpoints.confluent,
         "TOPICBERG_CONFLUENT_API_KEY": endpoints.confluent_api_key,
-        "TOPICBERG_CONFLUENT_API_SECRET": _reveal(endpoints.confluent_api_secret),
-        "TOPICBERG_CONFLUENT_ADMIN_TOKEN": _reveal(endpoints.confluent_admin_token),
+        "TOPICBERG_CONFLUENT_API_SECRET": endpoints.confluent_api_secret,
+        "TOPICBERG_CONFLUENT_ADMIN_TOKEN": endpoints.confluent_admin_token,
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
         "TOPICBERG_DERIVED_WAREHOUSE_URL": config.derived_warehouse,
-        "DAGSTER_HOME": dagster_home(config),
         "TOPICBERG_PROJECT_ROOT": str(config.project_root),
         "TOPICBERG_STATE_DIR": str(config.state_dir),
         "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has added this machine
     }
-    _export(variables)
 
 
-def _cloud(endpoints: Endpoints, config: Settings) -> dict[str, object]:
+def _cloud(endpoints: Endpoints, config: Settings) -> dict[str, Any]:
     """Return the variables of the cloud deployment, without a secret that does not expire."""
     from topicberg.spark import without_token
 
@@ -88,12 +84,3 @@ def _cloud(endpoints: Endpoints, config: Settings) -> dict[str, object]:
         "SNOWFLAKE_USER": endpoints.snowflake.user,
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
     }
-
-
-def _export(variables: Mapping[str, object]) -> None:
-    given = {name: str(value) for name, value in variables.items() if value is not None}
-    echo(f"export {name}={shlex.quote(value)}" for name, value in given.items())
-
-
-def _reveal(secret: object) -> str | None:
-    return secret.get_secret_value() if hasattr(secret, "get_secret_value") else None

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.compute import load_lake
-from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import Yes, confirm, echo, warn
+from topicberg.cli.output import Yes, confirm, echo, load_endpoints, settings, warn
 from topicberg.cli.tableflow import require_own_engine
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
@@ -93,11 +92,9 @@ def forget(
         _report_uncovered(left, fails=not dry_run)
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
-    has_dead = any(target.is_dead_letters and target.name in reports for target in targets)
-    dead = job.dead_letters() if has_dead else None
-    for target in targets:
-        if target.name in reports:
-            echo(f"{target.name} ({target.description}): {_shown(reports[target.name])}")
+    holding = [target for target in targets if target.name in reports]
+    dead = job.dead_letters() if any(target.is_dead_letters for target in holding) else None
+    echo(f"{each.name} ({each.description}): {_shown(reports[each.name])}" for each in holding)
     if records.compacted:
         echo(
             f"Kafka topic {topic}, compacted: {count(records.count, 'record')} of the key, "
@@ -112,22 +109,24 @@ def forget(
     if not yes:
         derived.report()
     confirm("Erase all of this? It cannot be undone", yes=yes)
-    for each in (records, dead):
-        if each is not None and (written := write_tombstones(endpoints, each)):
-            echo(f"Kafka topic {each.topic}: {count(written, 'tombstone')} written")
+    echo(
+        f"Kafka topic {each.topic}: {count(written, 'tombstone')} written"
+        for each in (records, dead)
+        if each is not None and (written := write_tombstones(endpoints, each))
+    )
     left = catch_up.drain(enabled=enabled)
     done: dict[str, Erased] = {}
     for target in targets:
         done[target.name] = erased = job.erase(target)
         if erased.replaced or erased.snapshots_expired:
             echo(f"{target.name}: {_done(erased)}")
-    for target in targets:
-        if (proof := job.prove(target)) is not None:
-            echo(
-                f"{target.name}: proof: none of {count(proof.files, 'file')} holds the key; read "
-                f"were all files of {count(proof.snapshots, 'snapshot')}, and "
-                f"{proof.unreachable} that are only in the table's folder"
-            )
+    echo(
+        f"{target.name}: proof: none of {count(proof.files, 'file')} holds the key; read were all "
+        f"files of {count(proof.snapshots, 'snapshot')}, and {proof.unreachable} that are only in "
+        "the table's folder"
+        for target in targets
+        if (proof := job.prove(target)) is not None
+    )
     derived.report()
     echo((*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps(done)))
     _report_uncovered(left, fails=True)
@@ -141,10 +140,8 @@ def forget(
 
 
 def _wanted(key: str | None, where: str | None) -> tuple[str | None, str]:
-    """Return the column of ``--where``, None if there is none, and the value.
-
-    :raises SpecError: neither or both of KEY and ``--where`` are given
-    """
+    """Return the column of ``--where``, None if there is none, and the value; raise SpecError if
+    neither or both of KEY and ``--where`` are given."""
     if (key is None) == (where is None):
         raise SpecError(
             "forget: expected either KEY or --where COLUMN=VALUE",
@@ -166,13 +163,12 @@ def _stays(job: Forgetting, *of_topics: KeyRecords | None) -> Iterator[str]:
     for records in of_topics:
         yield from _kept(records)
     name, where = job.key_rows.spec.name, job.key_rows.where
-    if where is None:
-        return
-    yield (
-        f"not covered: records whose value could not be decoded, and so have no {where}: run "
-        f"`topicberg forget {name} KEY` with the keys of the person for dead letters"
-    )
-    if job.lacks_keys:
+    if where is not None:
+        yield (
+            f"not covered: records whose value could not be decoded, and so have no {where}: run "
+            f"`topicberg forget {name} KEY` with the keys of the person for dead letters"
+        )
+    if where is not None and job.lacks_keys:
         yield (
             f"not covered: Kafka topic {name}: the table does not hold the keys of its "
             "records, so no tombstone is written: delete the rows at their source, or run "
@@ -199,8 +195,7 @@ class _Derived:
         self._known: dict[str, Sequence[Mapping[str, str]]] = {}
         """Source of derived tables → column of the key → its column there, for each such way."""
         columns = {field.name: field.name for field in key_rows.key.fields}
-        of_topic = [table for table in self._lake.tables if table.root.name == key_rows.spec.name]
-        for table in of_topic:
+        for table in (t for t in self._lake.tables if t.root.name == key_rows.spec.name):
             if table.source is None:
                 target = ErasureTarget(table.identifier, "upsert view", None, columns)
                 if self._fits(target.identifier, columns):
@@ -216,41 +211,35 @@ class _Derived:
             derived = self._lake.derived_by_name[name]
             table = self._lake.table(derived)
             ways = chosen.get(name, [])
-            for way in ways:
-                if not self._fits(table.identifier, way):
-                    raise SpecError(
-                        f"--column: table {name} has no column {', '.join(way.values())} that can "
-                        "hold the value",
-                        hint="write one of its columns, of a type that can have the value",
-                    )
-            fits = self._by_lineage(derived, table)
-            if fits or ways:
-                first, *more = [*fits, *(way for way in ways if way not in fits)]
-                target = ErasureTarget(
-                    table.identifier, "derived table", table.time, first, (*more,)
+            if misfit := next((w for w in ways if not self._fits(table.identifier, w)), None):
+                raise SpecError(
+                    f"--column: table {name} has no column {', '.join(misfit.values())} that can "
+                    "hold the value",
+                    hint="write one of its columns, of a type that can have the value",
                 )
-                self.targets.append(target)
+            fits = self._by_lineage(derived, table)
+            self._known[name] = fits = (*fits, *(way for way in ways if way not in fits))
+            if fits:
+                of = table.identifier, "derived table", table.time
+                self.targets.append(ErasureTarget(*of, fits[0], fits[1:]))
             else:
                 self._others.append(name)
-            self._known[name] = (*fits, *ways)
             self._search(derived, table)
 
-    def _by_lineage(self, derived: DerivedTable, table: LakeTable) -> list[Mapping[str, str]]:
+    def _by_lineage(self, derived: DerivedTable, table: LakeTable) -> Sequence[Mapping[str, str]]:
         """Return column of the key → column of a derived table, as it has them."""
         value_field = self._key_rows.spec.key.field if self._key_rows.where is None else None
         fits: list[Mapping[str, str]] = []
         for source in self._parents[derived.name]:
-            for number, names in enumerate(self._known.get(source, ())):
-                if fits and number == 0:
-                    continue
+            ways = self._known.get(source, ())
+            for names in ways[1:] if fits else ways:
                 carried = [_carried(names, source, derived.lineage)]
                 if value_field is not None and len(names) == 1:
                     field = dict.fromkeys(names, value_field)
                     carried.append(_carried(field, source, derived.lineage))
-                for fit in carried:
-                    if fit is not None and self._fits(table.identifier, fit):
-                        fits += [fit] if fit not in fits else []
-                        break
+                fitting = (fit for fit in carried if fit and self._fits(table.identifier, fit))
+                if (fit := next(fitting, None)) is not None and fit not in fits:
+                    fits.append(fit)
         return fits
 
     def _fits(self, identifier: tuple[str, str], names: Mapping[str, str]) -> bool:
@@ -287,11 +276,10 @@ class _Derived:
         for origin in origins:
             owners = [parent for parent in parents if origin.startswith(f"{parent}.")] or parents
             for owner in owners:
-                if owner not in self._known:  # the table does not follow from the topic
-                    continue
-                of_key = {name for names in self._known[owner] for name in names.values()}
-                if not of_key or origin.removeprefix(f"{owner}.") in of_key:
-                    return False
+                if owner in self._known:  # else it does not follow from the topic
+                    of_key = {name for names in self._known[owner] for name in names.values()}
+                    if not of_key or origin.removeprefix(f"{owner}.") in of_key:
+                        return False
         return True
 
     def report(self) -> None:
@@ -300,13 +288,12 @@ class _Derived:
         from topicberg.tableflow.erasure.candidates import find_candidates
 
         for name, (identifier, is_searched) in self._searched.items():
-            if (table := find_table(self._key_rows.catalog, identifier)) is None:
-                continue
-            for copy in find_candidates(name, table, self._key_rows.key, is_searched):
+            if (table := find_table(self._key_rows.catalog, identifier)) is not None:
                 warn(
                     f"{copy.table}.{copy.column} holds the value in {count(copy.rows, 'row')} of "
                     f"{count(copy.files, 'file')}, and is not erased: add `--column {copy.option}` "
                     "if it is the key there"
+                    for copy in find_candidates(name, table, self._key_rows.key, is_searched)
                 )
 
     def uncovered(self) -> Iterator[str]:
@@ -326,10 +313,8 @@ class _Derived:
         hours = [hour for erased in done.values() for hour in erased.hours]
         for name in self._others:
             derived = self._lake.derived_by_name[name]
-            keys = []
-            if hours:
-                partitions = time_partitions(self._lake.root(derived))
-                keys = sorted(partition_keys(partitions, hours, datetime.now(UTC)))
+            partitions = time_partitions(self._lake.root(derived))
+            keys = sorted(partition_keys(partitions, hours, datetime.now(UTC)))
             where = f"--partition-range {keys[0]}...{keys[-1]}" if keys else "and its partitions"
             topics = (f"kafka/{spec.asset_name}" for spec in self._lake.published(derived))
             yield (
@@ -338,14 +323,13 @@ class _Derived:
                 f"{where}`"
             )
         erased_tables = {target.name for target in self.targets}
-        for derived in self._lake.derived:
-            table = self._lake.table(derived)
-            if ".".join(table.identifier) in erased_tables:
-                for published in self._lake.published(derived):
-                    yield (
-                        f"topic {published.name} is published from {derived.name}: run "
-                        f"`topicberg forget {published.name} KEY` for its records and its table"
-                    )
+        yield from (
+            f"topic {published.name} is published from {derived.name}: run "
+            f"`topicberg forget {published.name} KEY` for its records and its table"
+            for derived in self._lake.derived
+            if ".".join(self._lake.table(derived).identifier) in erased_tables
+            for published in self._lake.published(derived)
+        )
         if any(erased.snapshots_expired for erased in done.values()):
             yield (
                 "Glue and Snowflake show the tables' new state after the next run of the sensor "
@@ -375,52 +359,43 @@ def _carried(
 
 
 def _shown(found: Found) -> str:
-    parts = [
-        f"{count(found.rows, 'row')} in {count(found.live, 'data file')}",
-        f"{count(found.history, 'data file')} of history",
-        f"{count(len(found.outside) + len(found.elsewhere), 'file')} without a snapshot",
-        f"{count(found.expired, 'snapshot')} to expire",
-    ]
-    if found.refs:
-        parts.append(f"branches and tags to remove: {', '.join(found.refs)}")
-    return "; ".join(parts)
+    return (
+        f"{count(found.rows, 'row')} in {count(found.live, 'data file')}; "
+        f"{count(found.history, 'data file')} of history; "
+        f"{count(len(found.outside) + len(found.elsewhere), 'file')} without a snapshot; "
+        f"{count(found.expired, 'snapshot')} to expire"
+        + (f"; branches and tags to remove: {', '.join(found.refs)}" if found.refs else "")
+    )
 
 
 def _done(erased: Erased) -> str:
     rows = f"{count(erased.rows, 'row')} erased"
     if not erased.rows and erased.files_deleted:
         rows = "its rows were deleted before, and are erased from older files"
-    parts = [
-        rows,
-        f"{count(erased.files_rewritten, 'file')} rewritten",
-        f"{count(erased.snapshots_expired, 'snapshot')} expired",
-        f"{count(erased.files_deleted, 'file')} deleted",
-    ]
-    if erased.refs:
-        parts.append(f"branches and tags removed: {', '.join(erased.refs)}")
-    return ", ".join(parts)
+    return (
+        f"{rows}, {count(erased.files_rewritten, 'file')} rewritten, "
+        f"{count(erased.snapshots_expired, 'snapshot')} expired, "
+        f"{count(erased.files_deleted, 'file')} deleted"
+        + (f", branches and tags removed: {', '.join(erased.refs)}" if erased.refs else "")
+    )
 
 
 def _kept(records: KeyRecords | None) -> Iterator[str]:
     """Yield until when Kafka keeps records of the key."""
     if records is None or (records.compacted and not records.newest):
         return
-    until = records.until()
-    latest = None if until is None else datetime.fromtimestamp(until, UTC)
+    setting = "max.compaction.lag.ms" if records.compacted else "retention.ms"
+    latest, hint = "", f": set {setting} of the topic to limit it"
+    if (until := records.until()) is not None:
+        moment = datetime.fromtimestamp(until, UTC)
+        latest, hint = f"{moment:%Y-%m-%d %H:%M} UTC at the latest", ""
     if records.compacted:
-        when = (
-            f"at {latest:%Y-%m-%d %H:%M} UTC at the latest"
-            if latest
-            else "at a time that has no limit"
-        )
-        hint = "" if latest else ": set max.compaction.lag.ms of the topic to limit it"
         yield (
             f"Kafka topic {records.topic}: the records before the tombstone are deleted when Kafka "
-            f"compacts them, {when}{hint}"
+            f"compacts them, at {latest or 'a time that has no limit'}{hint}"
         )
     else:
-        when = f"until {latest:%Y-%m-%d %H:%M} UTC at the latest" if latest else "for ever"
-        hint = "" if latest else ": set retention.ms of the topic to limit it"
+        when = f"until {latest}" if latest else "for ever"
         yield (
             f"Kafka topic {records.topic}: it is not compacted, so records of the key stay in "
             f"Kafka {when}, by its retention{hint}"
@@ -433,8 +408,7 @@ def _report_uncovered(left: Sequence[Uncovered], *, fails: bool) -> None:
     :raises TopicbergError: there are some, and the command fails because of them
     """
     for each in left:
-        firsts = sorted(each.first.items())
-        offsets = ", ".join(f"partition {p} from offset {o}" for p, o in firsts)
+        offsets = ", ".join(f"partition {p} from offset {o}" for p, o in sorted(each.first.items()))
         warn(
             f"{each.table}: records of topic {each.topic} on {offsets} are not covered: "
             f"{each.reason}"

@@ -1,4 +1,4 @@
-"""``topicberg init``: a project of one's own."""
+"""``topicberg init``: a project of one's own; ``topicberg constraints``: tested packages for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import typer
 from topicberg.cli.output import echo
 from topicberg.errors import TopicbergError
 from topicberg.version import VERSION
+
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+"""Of the library, written by `make lock`."""
 
 
 def init(
@@ -30,24 +33,27 @@ def init(
             hint="run `topicberg init NAME` for a new project; `topicberg init --existing` adds "
             "what the project in this folder lacks",
         )
+    here, notes = Path.cwd(), list[str]()
+    next_step = f"now: cd {name}; pip install -e . pytest; topicberg ui"
     if name is None:
-        written = existing_project(Path.cwd(), requirement)
+        written = existing_project(here, requirement)
+        notes = [f"added [tool.topicberg] to {written.root / 'pyproject.toml'}"]
+        next_step = f"add {requirement!r} to the dependencies, then run `topicberg ui`"
     else:
-        written = new_project(name, Path.cwd(), requirement)
-    echo(f"wrote {written.root / file}" for file in written.files)
-    if name is None:
-        echo(f"added [tool.topicberg] to {written.root / 'pyproject.toml'}")
-    kept = (f"kept {written.root / file}, which there was already" for file in written.kept)
-    echo(kept, fg="yellow")
+        written = new_project(name, here, requirement)
+    echo((*(f"wrote {written.root / file}" for file in written.files), *notes))
+    kept = [f"kept {written.root / file}, which there was already" for file in written.kept]
     if written.merge_into is not None:
-        echo(
+        kept.append(
             f"merge the definitions of topicberg into those of {written.merge_into}: "
-            "`dg.Definitions.merge(topicberg.definitions(), …)`",
-            fg="yellow",
+            "`dg.Definitions.merge(topicberg.definitions(), …)`"
         )
-    if name is None:
-        echo(f"add {requirement!r} to the dependencies, then run `topicberg ui`")
-    else:
-        echo(f"now: cd {name}; pip install -e . pytest; topicberg ui")
+    echo(kept, fg="yellow")
+    echo(next_step)
     if folder := docs_folder():
         echo(f"how to go on: {folder / 'project.html'}, which `topicberg ui` also serves")
+
+
+def constraints() -> None:
+    """Print the tested versions of all packages, as a file for `pip install --constraint`."""
+    echo(CONSTRAINTS.read_text().rstrip("\n"))

@@ -1,4 +1,8 @@
-"""Output of commands. Text of others cannot control the terminal."""
+"""What commands share: their output, and the settings and services that most of them need first.
+
+Text of others cannot control the terminal. What is imported here and takes long is imported when it
+is called: help must not wait for imports.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +19,9 @@ from topicberg.security.text import terminal
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from topicberg.endpoints import Endpoints
     from topicberg.kafka.schemas import FileState
+    from topicberg.settings import Settings
     from topicberg.tableflow.layout.waiting import WaitingChange
 
 _PIPE_WIDTH = 10_000
@@ -23,12 +29,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
 
-def echo(lines: str | Iterable[str], *, err: bool = False, **style: Any) -> None:
-    """Print a line, or each of several.
+def settings() -> Settings:
+    """Return :func:`topicberg.settings.settings`."""
+    from topicberg import settings
 
-    :param err: to standard error
-    :param style: options of :func:`typer.style`
-    """
+    return settings.settings()
+
+
+def load_endpoints(config: Settings) -> Endpoints:
+    """Return :func:`topicberg.endpoints.load_endpoints`."""
+    from topicberg import endpoints
+
+    return endpoints.load_endpoints(config)
+
+
+def echo(lines: str | Iterable[str], *, err: bool = False, **style: Any) -> None:
+    """Print a line, or each of several; ``style``: as of :func:`typer.style`."""
     for line in [lines] if isinstance(lines, str) else lines:
         typer.secho(terminal(line), err=err, **style)
 
@@ -87,18 +103,19 @@ def print_table(
     unbroken: str | None = None,
     right: Container[int] = (),
 ) -> None:
-    """Print a table without lines, whose cells continue in the next line where they are too wide.
-
-    :param unbroken: the column whose cells do not
-    :param right: the numbers of the columns that are aligned to the right
-    """
+    """Print a table without lines, whose cells continue in the next line where they are too wide,
+    but of the column ``unbroken``; those with numbers in ``right`` are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, caption=caption, box=None, pad_edge=False)
     for number, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if number in right else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == unbroken)
+        table.add_column(
+            column,
+            justify="right" if number in right else "left",
+            overflow="fold",
+            no_wrap=column == unbroken,
+        )
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)

@@ -1,4 +1,4 @@
-"""``topicberg pipelines``: the derived tables."""
+"""``topicberg pipelines``: the derived tables; ``topicberg sync``: any table in the catalogs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.compute import load_lake
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if
+from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if, settings
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
 from topicberg.wording import count, suggestion
@@ -38,20 +37,16 @@ def check(
     if table is not None and table not in lake.derived_by_name:
         raise TopicbergError(f"no derived table {table!r}{suggestion(table, lake.derived_by_name)}")
     with spark_session() as spark:
-        compiled_tables = [
-            compiled for compiled in compile_tables(lake, spark) if table in (None, compiled.table)
-        ]
+        compiled_tables = [c for c in compile_tables(lake, spark) if table in (None, c.table)]
+    wrong = [compiled for compiled in compiled_tables if compiled.problem is not None]
     if as_json:
         echo_json([asdict(compiled) for compiled in compiled_tables])
-    else:
-        for compiled in compiled_tables:
-            if compiled.problem is not None:
-                continue
+    for compiled in compiled_tables if not as_json else ():
+        if compiled.problem is None:
             echo(f"{compiled.table} ({compiled.file}): {count(len(compiled.columns), 'column')}")
             for column in compiled.columns if table is not None else ():
                 described = f"  {one_line(column.description)}" if column.description else ""
                 echo(f"  {column.name}: {column.type}{described}")
-    wrong = [compiled for compiled in compiled_tables if compiled.problem is not None]
     for compiled in wrong:
         hint = f"\n  → {compiled.hint}" if compiled.hint else ""
         complain(f"{compiled.table} ({compiled.file}): {compiled.problem}{hint}")
@@ -90,8 +85,7 @@ def drop(
         deleted = kafka.delete_topic(lakehouse.endpoints(), topic)
         echo(f"topic {topic} {'is deleted' if deleted else 'does not exist'}")
     with Snowflake().connection() as connection:
-        where = chosen.snowflake_name, chosen.snowflake_source
-        snowflake.drop(connection, config, *where)
+        snowflake.drop(connection, config, chosen.snowflake_name, chosen.snowflake_source)
     # Where Glue is the catalog, both are one table, and it knows the files.
     dropped = drop(lakehouse.catalog(), chosen.identifier)
     glue.delete(lakehouse.glue(), *chosen.glue_table)
@@ -109,10 +103,9 @@ def _droppable(table: str, lake: Lake, lakehouse: Lakehouse) -> CheckedTable:
 
     if (derived := lake.derived_by_name.get(table)) is not None:
         return lake.table(derived)
-    others = {each.identifier: each for each in lake.tables}
-    for namespace in sorted({spec.namespace(lake.config) for spec in lake.topics}):
-        identifier = namespace, table
-        iceberg = None if identifier in others else find_table(lakehouse.catalog(), identifier)
+    places = {(spec.namespace(lake.config), table) for spec in lake.topics}
+    for identifier in sorted(places - {each.identifier for each in lake.tables}):
+        iceberg = find_table(lakehouse.catalog(), identifier)
         if iceberg is not None and COMPUTED in iceberg.properties:
             return CheckedTable(table, identifier)
     raise TopicbergError(
@@ -120,3 +113,27 @@ def _droppable(table: str, lake: Lake, lakehouse: Lakehouse) -> CheckedTable:
         hint=f"derived tables: {', '.join(sorted(lake.derived_by_name)) or 'none'}; to delete the "
         "table of a topic, run `topicberg tableflow disable TOPIC --drop-table`",
     )
+
+
+def sync(
+    table: Annotated[str, typer.Argument(help="its name in the asset graph, e.g. stock_trades")],
+) -> None:
+    """Let Glue point to the table's current metadata, and refresh the Snowflake table.
+
+    This is the same as materializing glue/TABLE and snowflake/TABLE in the UI.
+    """
+    from topicberg.catalogs import glue
+    from topicberg.catalogs.snowflake.tables import sync
+    from topicberg.orchestration.resources import Lakehouse, Snowflake
+
+    config, lakehouse = settings(), Lakehouse()
+    tables = {lake_table.name: lake_table for lake_table in load_lake(config).tables}
+    if (chosen := tables.get(table)) is None:
+        raise TopicbergError(f"no table {table!r}", hint=f"use one of {', '.join(sorted(tables))}")
+    iceberg = lakehouse.catalog().load_table(chosen.identifier)
+    moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
+    echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
+    with Snowflake().connection() as connection:
+        names = chosen.snowflake_name, chosen.snowflake_source
+        seen = sync(connection, config, *names, iceberg.location(), iceberg.format_version)
+    echo(f"Snowflake: {count(seen.rows, 'row')}")

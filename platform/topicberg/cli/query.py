@@ -1,21 +1,30 @@
-"""``topicberg query``: query the tables."""
+"""``topicberg query``: query the tables; ``topicberg peek``: the newest records of a topic."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 import time
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date
 from datetime import time as time_of_day
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import cell, echo, echo_json, print_table, warn
+from topicberg.cli.output import (
+    AsJson,
+    cell,
+    echo,
+    echo_json,
+    load_endpoints,
+    print_table,
+    settings,
+    warn,
+)
 from topicberg.security.text import terminal
 from topicberg.wording import count
 
@@ -24,8 +33,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 TABLE_ROWS = 50
-
-
+_MAX_CHARACTERS = 2_000
 EngineName = Literal["duckdb", "spark", "snowflake", "athena"]
 """As in :mod:`topicberg.query`, which takes long to import."""
 OutputFormat = Literal["table", "json", "csv"]
@@ -62,17 +70,15 @@ def query(
     max_rows = limit or (TABLE_ROWS if form == "table" else None)
     started = time.monotonic()
     result = run_query(sql, engine, max_rows=max_rows)
-    seconds = time.monotonic() - started
     if form == "json":
-        rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-        echo_json(rows, _plain)
+        echo_json([dict(zip(result.columns, row, strict=True)) for row in result.rows], _plain)
     elif form == "csv":
         # A program gets the values as they are; on a terminal they must not act as controls.
         shown = _shown if sys.stdout.isatty() else _plain
-        writer = csv.writer(sys.stdout)
-        writer.writerows(map(shown, row) for row in (result.columns, *result.rows))
+        rows_of_text = (map(shown, row) for row in (result.columns, *result.rows))
+        csv.writer(sys.stdout).writerows(rows_of_text)
     else:
-        _print_table(result, engine, seconds)
+        _print_table(result, engine, time.monotonic() - started)
     warn(deleted_topics(sql, settings()))
 
 
@@ -80,14 +86,14 @@ def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
     """Return a note for each table in a query whose topic was deleted."""
     from topicberg.topics.requests import read_requests
 
-    requests, _ = read_requests(config)  # `tableflow status` reports those that cannot be read
     words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.-]+", sql)}
-    for name, request in requests.items():
-        if request.deleted and re.sub(r"\W", "_", name.lower()) in words:
-            yield (
-                f"topic {name} was deleted; these are the rows that its table still has: run "
-                f"`topicberg tableflow disable {name} --drop-table` to delete them"
-            )
+    # `tableflow status` reports the requests that cannot be read.
+    return (
+        f"topic {name} was deleted; these are the rows that its table still has: run "
+        f"`topicberg tableflow disable {name} --drop-table` to delete them"
+        for name, request in read_requests(config)[0].items()
+        if request.deleted and re.sub(r"\W", "_", name.lower()) in words
+    )
 
 
 def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> None:
@@ -117,9 +123,44 @@ def _plain(value: Any) -> Any:
                 return value.decode()
             except UnicodeDecodeError:
                 return value.hex()
-        case datetime() | date() | time_of_day():
+        case date() | time_of_day():  # a datetime is a date, too
             return value.isoformat()
-        case Decimal():
-            return str(value)
-        case _:
-            return value
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def peek(
+    topic: Annotated[str, typer.Argument(help="The Kafka topic; it needs no spec.")],
+    number: Annotated[int, typer.Option("-n", help="How many records.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show the newest records of a topic, decoded by the schemas of the registry.
+
+    For a malformed record, it shows the engine's reason and the record's bytes.
+    """
+    from topicberg.peek import newest
+
+    config = settings()
+    records = newest(topic, number, load_endpoints(config), config)
+    if as_json:
+        echo_json([vars(record) for record in records])
+        return
+    for record in records:
+        place = f"partition {record.partition}, offset {record.offset}"
+        schema = f", schema {record.schema_id}" if record.schema_id is not None else ""
+        echo(f"{place}, {record.timestamp or 'no timestamp'}{schema}", bold=True)
+        if record.problem:
+            echo(f"  malformed: {record.problem}", fg="red")
+        echo((f"  {note}" for note in record.notes), fg="yellow")
+        echo(f"  key    {_shortened(record.key)}")
+        echo(f"  value  {_shortened(record.value)}")
+    if not records:
+        echo(f"topic {topic} has no records")
+
+
+def _shortened(value: Any) -> str:
+    """Return a value on one line, shortened."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.splitlines())
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    return f"{text[:_MAX_CHARACTERS]}… ({len(text):,} characters; --json shows all)"

@@ -1,23 +1,25 @@
-"""``topicberg settings``: every setting by its concern, its value, and where it is from."""
+"""``topicberg settings``: every setting by its concern, its value, and where it is from.
+
+Variables that look like settings and are not get a warning: a misspelled one would be ignored.
+"""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import re
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from difflib import get_close_matches
+from importlib import import_module
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from topicberg.cli.output import AsJson, cell, echo, echo_json, print_table
-from topicberg.cli.variables import PREFIX, in_file, models, variables_of
 from topicberg.errors import TopicbergError
+from topicberg.extensions import extensions
 from topicberg.security.redaction import redact
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 HIDDEN = "(hidden)"
 _PASSWORD = re.compile(r"(?<=://)[^/@]*@")
-_MARKUP = re.compile(r":[a-z]+:`~?\.?(?:\w+\.)*(\w+)`|`{1,2}")
 _BY_BEGIN = {
     "CONFLUENT": "CONFLUENT",
     "KAFKA": "KAFKA",
@@ -77,18 +78,15 @@ def settings(
     rows: list[Sequence[str | Text]] = []
     for concern, members in groupby(shown, key=lambda setting: setting.concern):
         rows += [*([()] if rows else []), (f"[bold]{concern}[/bold]",)]
-        for setting in members:
-            value = "" if setting.value is None else setting.value
-            rows.append(
-                (cell(setting.variable), cell(value), setting.origin, cell(setting.description))
-            )
+        rows += [
+            (cell(s.variable), cell(s.value or ""), s.origin, cell(s.description)) for s in members
+        ]
     print_table(("setting", "value", "from", "what it is"), rows)
 
 
 def _deployed() -> dict[str, str]:
     """Return the variables that ``topicberg deploy`` noted for its deployment."""
-    from topicberg.settings import Settings
-    from topicberg.settings.deployed import DEPLOYED_EMR, read_deployment
+    from topicberg.settings import DEPLOYED_EMR, Settings, read_deployment
 
     try:
         stated = Settings()
@@ -102,29 +100,22 @@ def _deployed() -> dict[str, str]:
 def every_setting(
     environment: Mapping[str, str], file: Mapping[str, str], deployed: Mapping[str, str]
 ) -> list[Setting]:
-    """Return every setting, by its concern and its variable.
+    """Return every setting, by its concern and its variable; the environment precedes the file of
+    settings, and both precede what ``topicberg deploy`` noted."""
+    from topicberg.settings.environment import Concern, descriptions
 
-    :param file: variables of the file of settings, which the environment precedes
-    :param deployed: what ``topicberg deploy`` noted, which both precede
-    """
     sources = {"environment": environment, ".env": file, "topicberg deploy": deployed}
-    from topicberg.settings.environment import Concern
-
     by_variable: dict[str, Setting] = {}
     for model in models():
-        described = _described(model)
+        texts = descriptions(model)
         for name, field in model.model_fields.items():
-            variables = variables_of(model, name)
-            concern = _concern(model, name, variables[0])
-            setting = _setting(concern, variables, field, described.get(name, ""), sources)
-            known = by_variable.get(variables[0])
-            if variables[0].startswith(PREFIX) and (known is None or not known.description):
-                by_variable[variables[0]] = setting
-    order = list(Concern)
-    return sorted(
-        by_variable.values(),
-        key=lambda setting: (order.index(Concern(setting.concern)), setting.variable),
-    )
+            variable, *others = variables_of(model, name)
+            known = by_variable.get(variable)
+            if variable.startswith(PREFIX) and (known is None or not known.description):
+                of = _concern(model, name, variable), variable, others
+                by_variable[variable] = _setting(*of, field, texts.get(name, ""), sources)
+    order = [*Concern]
+    return sorted(by_variable.values(), key=lambda s: (order.index(Concern(s.concern)), s.variable))
 
 
 def _concern(model: type[BaseSettings], name: str, variable: str) -> Concern:
@@ -142,51 +133,125 @@ def _concern(model: type[BaseSettings], name: str, variable: str) -> Concern:
 
 def _setting(
     concern: str,
-    variables: list[str],
+    variable: str,
+    others: Sequence[str],
     field: FieldInfo,
-    described: str,
+    text: str,
     sources: Mapping[str, Mapping[str, str]],
 ) -> Setting:
+    """:param others: further variables that set the field"""
     from topicberg.settings.environment import NESTED
 
     is_secret = "Secret" in str(field.annotation) or not field.repr
-    text = " ".join(_MARKUP.sub(r"\1", field.description or described).split())
     for origin, given in sources.items():
-        for variable in variables:
-            inner = sorted(name for name in given if name.startswith(f"{variable}{NESTED}"))
-            if value := given.get(variable) or ", ".join(inner):
+        for stated in (variable, *others):
+            inner = sorted(name for name in given if name.startswith(f"{stated}{NESTED}"))
+            if value := given.get(stated) or ", ".join(inner):
                 shown = HIDDEN if is_secret else redact(_PASSWORD.sub(f"{HIDDEN}@", value))
-                return Setting(concern, variables[0], shown, origin, text)
+                return Setting(concern, variable, shown, origin, text)
     default = None if field.is_required() or field.default_factory else field.get_default()
-    return Setting(
-        concern, variables[0], None if default is None else _shown(default), "default", text
-    )
+    if default is not None:
+        default = "" if default in ((), {}, []) else str(default)
+        default = default.lower() if isinstance(field.default, bool) else default
+    return Setting(concern, variable, default, "default", text)
 
 
-def _shown(default: Any) -> str:
-    if isinstance(default, bool):
-        return str(default).lower()
-    return "" if default in ((), {}, []) else str(default)
+PREFIX = "TOPICBERG_"
+_MODULES = (
+    "settings logins.kafka logins.registry logins.catalog endpoints.cloud alerts.settings "
+    "clients.lineage"
+)
+"""Modules of the library with models of settings."""
+_OTHERS = frozenset(
+    {"TOPICBERG_ENV_FILE", "TOPICBERG_CONFLUENT_ADMIN_TOKEN"}
+    | {"TOPICBERG_WAREHOUSE_URL", "TOPICBERG_DERIVED_WAREHOUSE_URL"}
+)
+"""Names that no model reads: what is read before all models, and what `topicberg env` prints."""
+_INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_EMULATOR_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
+_OF_DEPLOY = ("AWS_PROFILE", "AWS_ENDPOINT_URL")
+"""AWS's variables that ``topicberg deploy`` reads in the file of settings."""
+_OF_KUBERNETES = re.compile(r"TOPICBERG(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
+"""What it sets in a pod for each service whose name begins like ours."""
 
 
-@cache
-def _described(model: type[BaseSettings]) -> dict[str, str]:
-    """Return field → the text under it, of a model and of those that it is derived from."""
-    descriptions: dict[str, str] = {}
-    for base in model.__mro__:
-        if not base.__module__.startswith(("pydantic", "builtins")):
-            for name, text in _docstrings(base):
-                descriptions.setdefault(name, text)
-    return descriptions
+def models() -> list[type[BaseSettings]]:
+    """Return the models of settings."""
+    from pydantic_settings import BaseSettings
+
+    for name in _MODULES.split():
+        import_module(f"topicberg.{name}")
+    list(extensions("topicberg.settings"))  # imports them
+    return _subclasses(BaseSettings)
 
 
-def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(parsed, ast.ClassDef)  # noqa: S101  the source of a class
-    for node, after in zip(parsed.body, parsed.body[1:], strict=False):
-        match node, after:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                yield name, text
+def variables_of(model: type[BaseSettings], name: str) -> list[str]:
+    """Return the variables that set a field, the one that is documented first."""
+    alias = model.model_fields[name].validation_alias
+    own = f"{model.model_config.get('env_prefix') or ''}{name.upper()}"
+    return [alias.upper(), own] if isinstance(alias, str) else [own]
+
+
+def known() -> set[str]:
+    """Return the variable of every setting, and of every field of a group."""
+    from topicberg.settings.environment import NESTED, Group
+
+    names = {*_OTHERS}
+    for model in models():
+        for name, field in model.model_fields.items():
+            names.update(variables := variables_of(model, name))
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if isinstance(kind, type) and issubclass(kind, Group):
+                    names |= {f"{variables[0]}{NESTED}{key.upper()}" for key in kind.model_fields}
+    return {name for name in names if name.startswith(PREFIX)}
+
+
+def problems(given: Iterable[str]) -> list[str]:
+    """Return one line for each given variable that is no setting."""
+    from topicberg.settings import Settings
+
+    common = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OTHERS
+    suspects = {
+        name.removeprefix(PREFIX)
+        for name in {*map(str.upper, given)} - common
+        if name.startswith(PREFIX) and not name.startswith(_INTERNAL)
+        if not _OF_KUBERNETES.fullmatch(name)
+    }
+    # The prefix would make short names alike.
+    names = {name.removeprefix(PREFIX) for name in (known() if suspects else ())}
+    lines = []
+    for name in sorted(suspects - names):
+        words = {*name.split("_")}
+        wider = [other for other in names if words <= {*other.split("_")}]  # as those of a group
+        close = get_close_matches(name, wider, 1) or get_close_matches(name, names, 1, cutoff=0.85)
+        meant = f"did you mean {PREFIX}{close[0]}?" if close else "it has no effect"
+        lines.append(f"{PREFIX}{name} is not a setting of topicberg; {meant}")
+    return lines
+
+
+def without_effect(names: set[str]) -> list[str]:
+    """Return one line for each of AWS's variables that is in the file of settings only: AWS's
+    clients do not read that; ``names``: those in the file."""
+    from topicberg.project import env_file
+
+    return [
+        f"{name} in {env_file()} has no effect"
+        f"{', except on `topicberg deploy`' if name in _OF_DEPLOY else ''}; "
+        "set it in the environment"
+        for name in sorted(names - os.environ.keys())
+        if name.startswith("AWS_")
+    ]
+
+
+def in_file() -> dict[str, str]:
+    """Return the variables in the file of settings, and their values."""
+    from dotenv import dotenv_values
+
+    from topicberg.project import env_file
+
+    path = env_file()
+    values = dotenv_values(path) if path is not None and path.is_file() else {}
+    return {name: value or "" for name, value in values.items()}
+
+
+def _subclasses(model: type[BaseSettings]) -> list[type[BaseSettings]]:
+    return [one for kind in model.__subclasses__() for one in (kind, *_subclasses(kind))]

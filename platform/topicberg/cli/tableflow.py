@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from topicberg.checks.finding import from_ms, moment
-from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import (
     AsJson,
     Yes,
@@ -24,12 +23,14 @@ from topicberg.cli.output import (
     described_fix,
     echo,
     echo_json,
+    load_endpoints,
     print_table,
     report_waiting,
+    settings,
     warn,
 )
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.security.logs import log_to_stderr
+from topicberg.security.redaction import log_to_stderr
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -47,18 +48,12 @@ if TYPE_CHECKING:
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 MANY_FILES = 100
 """Files of one commit that are worth a note."""
-
-
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback(help="Topics into Iceberg tables.")
 def require_own_engine() -> None:
-    """Check that topicberg's own engine writes the tables.
-
-    :raises TopicbergError: Confluent's Tableflow does
-    """
-
+    """:raises TopicbergError: Confluent's Tableflow writes the tables, not topicberg's engine"""
     if not settings().own_engine:
         raise TopicbergError(
             "these commands are for topicberg's own engine; here Confluent's Tableflow writes the "
@@ -89,13 +84,13 @@ def enable(
     from topicberg.tableflow.service import control
 
     config = settings()
-    changes: dict[str, object] = {
+    handling = {"mode": error_handling or "LOG", "target": log_target}
+    changes = {
         "table_formats": table_formats.split(",") if table_formats else None,
         "retention_ms": retention_ms,
         "data_retention_ms": data_retention_ms,
+        "error_handling": handling if error_handling or log_target else None,
     }
-    if error_handling or log_target:
-        changes["error_handling"] = {"mode": error_handling or "LOG", "target": log_target}
     given = {name: value for name, value in changes.items() if value is not None}
     discovered = _find(topic, config) if control.needs_look(config, topic) else None
     spec = control.enable(config, topic, given, write_mode, discovered=discovered, command=True)
@@ -128,8 +123,7 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
         endpoints.catalog(config), (config.topics_namespace, topic)
     ):
         return None
-    discovered = find_topic(topic, endpoints)
-    if discovered is None:
+    if (discovered := find_topic(topic, endpoints)) is None:
         raise SpecError(
             f"topic {topic} does not exist: it has no spec, and Kafka does not have it",
             hint=f"create it first, or run `topicberg topics new {topic}` to write a spec; run "
@@ -158,8 +152,7 @@ def disable(
     control.disable(config, topic)
     echo(f"{topic}: Tableflow is disabled")
     if drop_table:
-        catalog = load_endpoints(config).catalog(config)
-        dropped = drop(catalog, spec.table_identifier(config))
+        dropped = drop(load_endpoints(config).catalog(config), spec.table_identifier(config))
         control.table_dropped(config, topic)
         keys.forget(config.state_dir, topic)
         echo(f"{name} is deleted" if dropped else f"{name} does not exist")
@@ -196,16 +189,14 @@ def skip(
     from topicberg.tableflow.service import control
     from topicberg.tableflow.values import skips
 
-    config = settings()
     spec, table, endpoints = _open(topic)
-    done = skips.request(table, endpoints, spec.name, (partition, offset), reason)
     record = f"{topic}: the record of partition {partition}, offset {offset}"
-    if not done:
+    if not skips.request(table, endpoints, spec.name, (partition, offset), reason):
         echo(f"{record} is skipped already")
         return
     echo(f"{record} is left out of the table")
     with suppress(TopicbergError):  # the topic is not enabled: a run in the foreground reads it
-        control.resume(config, topic)
+        control.resume(settings(), topic)
 
 
 def reread(topic: Topic, yes: Yes = False) -> None:
@@ -217,8 +208,7 @@ def reread(topic: Topic, yes: Yes = False) -> None:
     from its beginning; readers of the table see one commit.
     """
     from topicberg.tableflow.table.foreign_commits import changed_by_others
-    from topicberg.tableflow.table.reread import require_upsert
-    from topicberg.tableflow.table.reread import reread as run_reread
+    from topicberg.tableflow.table.reread import require_upsert, reread
 
     spec, table, endpoints = _open(topic)
     name, changed = ".".join(table.name()), next(changed_by_others(table, spec), None)
@@ -228,7 +218,7 @@ def reread(topic: Topic, yes: Yes = False) -> None:
     else:
         question = f"Set {name} to snapshot {changed.before.snapshot_id}? {changed.what}"
     confirm(question, yes=yes)
-    done = run_reread(spec, table, endpoints, settings())
+    done = reread(spec, table, endpoints, settings())
     if done.restored is not None:
         echo(f"{name} is set to snapshot {done.restored}; the engine continues from there")
     if done.records or done.restored is None:
@@ -244,8 +234,7 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
     from topicberg.catalogs.snowflake.names import table_path
     from topicberg.checks.check import CheckedTable
     from topicberg.checks.snowflake_upgrades import describe_needs, describe_steps
-    from topicberg.iceberg.maintenance import maintain as run
-    from topicberg.iceberg.maintenance import topic_policy
+    from topicberg.iceberg.maintenance import maintain, topic_policy
     from topicberg.iceberg.maintenance.conflicts import retried
     from topicberg.iceberg.position_deletes import trim_deletes
     from topicberg.iceberg.readers import EVERY, configured
@@ -256,28 +245,30 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
     name = ".".join(table.name())
     checked = CheckedTable(spec.table_name, spec.table_identifier(config))
     path = table_path(config, checked.snowflake_name, checked.snowflake_source)
+    version = f"{name} is of format version {NEWEST}"
     if table.format_version >= NEWEST:
-        echo(f"{name} is of format version {table.format_version} already")
-        if lacks_snapshot(table):  # another writer upgraded it, or this command was stopped
-            retried(name, lambda: trim_deletes(table.refresh()))
-            echo(f"for Snowflake: {describe_steps(path, checked, config)}")
-        return
-    reasons = {reader: reader.reason(table, NEWEST) for reader in EVERY}
-    lost = ", ".join(reader.name for reader, reason in reasons.items() if reason)
-    used = [r.name for r in configured(config) if reasons[r]]
-    warn(
-        f"{name}: a format version cannot be lowered, so an upgrade to {NEWEST} is final. Readers "
-        f"that cannot read the table afterwards: {lost or 'none that topicberg knows'}"
-        + (f" (this deployment uses {', '.join(used)})" if used else "")
-        + f". {describe_needs(path, config)}. Check every other reader before you continue."
-    )
-    confirm(f"Upgrade {name} to format version {NEWEST}?", yes=yes)
-    policy = replace(topic_policy(spec), compact_after=timedelta(0))
-    report = run(spec, endpoints, config, policy)
-    echo(f"{name}: compacted {count(report.files_compacted, 'data file')}")
-    upgrade_table(table.refresh())
+        version += " already"
+        if not lacks_snapshot(table):
+            echo(version)
+            return
+        # Another writer upgraded it, or this command was stopped.
+    else:
+        lost = [reader for reader in EVERY if reader.reason(table, NEWEST)]
+        used = ", ".join(reader.name for reader in configured(config) if reader in lost)
+        warn(
+            f"{name}: a format version cannot be lowered, so an upgrade to {NEWEST} is final. "
+            "Readers that cannot read the table afterwards: "
+            + (", ".join(reader.name for reader in lost) or "none that topicberg knows")
+            + (f" (this deployment uses {used})" if used else "")
+            + f". {describe_needs(path, config)}. Check every other reader before you continue."
+        )
+        confirm(f"Upgrade {name} to format version {NEWEST}?", yes=yes)
+        policy = replace(topic_policy(spec), compact_after=timedelta(0))
+        report = maintain(spec, endpoints, config, policy)
+        echo(f"{name}: compacted {count(report.files_compacted, 'data file')}")
+        upgrade_table(table.refresh())
     retried(name, lambda: trim_deletes(table.refresh()))
-    echo(f"{name} is of format version {NEWEST}")
+    echo(version)
     echo(f"for Snowflake: {describe_steps(path, checked, config)}")
     if spec.table.format_version < NEWEST:
         echo(
@@ -287,17 +278,13 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
 
 
 def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
-    """Return a topic's spec and table.
-
-    :raises SpecError: it has no table
-    """
+    """:raises SpecError: the topic has no table"""
     from topicberg.iceberg.tables import find_table
     from topicberg.tableflow.service.control import find_topic
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
-    table = find_table(endpoints.catalog(config), spec.table_identifier(config))
-    if table is None:
+    if (table := find_table(endpoints.catalog(config), spec.table_identifier(config))) is None:
         raise SpecError(
             f"topic {topic} has no table yet",
             hint=f"run `topicberg tableflow enable {topic}` to let the engine create it",
@@ -309,8 +296,7 @@ def acknowledge(topic: Topic) -> None:
     """Acknowledge the records that were left out, so that the check skipped_rows passes again."""
     from topicberg.checks import topic as checks
 
-    _, table, _ = _open(topic)
-    number = checks.acknowledge(table)
+    number = checks.acknowledge(_open(topic)[1])
     echo(f"{topic}: acknowledged {count(number, 'record')} left out of the table")
 
 
@@ -376,18 +362,16 @@ def maintain(
 
     Safe beside the engine and its own maintenance.
     """
-    from topicberg.iceberg.maintenance import maintain as run
-    from topicberg.iceberg.maintenance import topic_policy
+    from topicberg.iceberg.maintenance import maintain, topic_policy
 
     spec, _, endpoints = _open(topic)
     policy = topic_policy(spec)
     if now:
         policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
-    report = run(spec, endpoints, settings(), policy)
+    report = maintain(spec, endpoints, settings(), policy)
     before, after = vars(report.before), vars(report.after)
     rows = ((name.replace("_", " "), f"{before[name]:,}", f"{after[name]:,}") for name in before)
-    title = f"{report.table}, {report.seconds:.1f} s"
-    print_table(("", "before", "after"), rows, title=title)
+    print_table(("", "before", "after"), rows, title=f"{report.table}, {report.seconds:.1f} s")
     done = [f"{count:,} {change}" for change, count in report.counts.items() if count]
     echo(", ".join(done).replace("_", " ") or "nothing was due")
     echo(f"{step}: other commits came first, the next run does it" for step in report.postponed)
@@ -404,30 +388,27 @@ def status(
 
     config = settings()
     enabled, wrong = control.usable_topics(config)
-    if topic and topic not in enabled and topic not in wrong:
+    listed = {*enabled, *wrong}
+    if topic and topic not in listed:
         control.find_topic(config, topic)
-    names = [topic] if topic else sorted({*enabled, *wrong})
+    names = [topic] if topic else sorted(listed)
     states = [read_status(config, name) for name in names]
     engines = _engines(names, config)
     for state in states:
-        state.engine = engines.get(state.topic, state.engine) if engines else state.engine
-    for state in states:
+        state.engine = engines.get(state.topic, state.engine)
         if state.topic in enabled:  # the engine may not have read a command yet
             state.error_handling = enabled[state.topic].tableflow.error_handling.mode
-    phases = {
-        state.topic: state.shown_phase if state.topic in {*enabled, *wrong} else "DISABLED"
-        for state in states
-    }
     stopped = config.deployment == "local" and not runtime_file(config).exists()
     reported_at = observed_at(config)
     ended = stopped or reported_at is None or abs(time.time() - reported_at) > OBSERVED_SECONDS
+    phases = {
+        state.topic: state.shown_phase if state.topic in listed else "DISABLED" for state in states
+    }
     if ended:  # each status is as the engine left it, unless an engine elsewhere has the topic
-        phases = {
-            name: "STOPPED" if phase == "RUNNING" and name not in engines else phase
-            for name, phase in phases.items()
-        }
+        left = {name for name, phase in phases.items() if phase == "RUNNING"} - engines.keys()
+        phases |= dict.fromkeys(left, "STOPPED")
     specs = [enabled[name] for name in names if name in enabled]
-    schemas, unknown = _schemas(specs, config)
+    schemas, unknown = compare_schemas(specs, config)
     waiting, not_compared = waiting_changes(specs, config)
     if as_json:
         echo_json(
@@ -466,11 +447,10 @@ def status(
     print_table(
         columns[shown], [row[shown] for row in rows], caption=_caption(states), unbroken="phase"
     )
-    ingested = {state.topic for state in states if state.engine}
-    for name in set(names) & wrong.keys():
-        then = "the last valid one stays in use" if name in ingested else "it is not ingested"
-        complain(f"{name}: the spec is invalid, {then}: {wrong[name]}")
     for state in states:
+        if state.topic in wrong:
+            then = "the last valid one stays in use" if state.engine else "it is not ingested"
+            complain(f"{state.topic}: the spec is invalid, {then}: {wrong[state.topic]}")
         if state.error_message:
             complain(f"{state.topic}: {state.error_message}")
         complain(
@@ -517,17 +497,17 @@ def _engines(names: list[str], config: Settings) -> dict[str, str]:
         return {}
 
 
-def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
+def compare_schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
     """Return how the schema files compare with the registry, or why that is not known."""
     from topicberg.clients.liveness import SECONDS, answers_http
     from topicberg.kafka.schemas import compare_all
 
     try:
         endpoints = load_endpoints(config)
-        if specs and config.deployment == "local":  # its client tries again for a minute
-            why = answers_http(f"{endpoints.schema_registry}/schemas/types")(SECONDS)
-            if why is not None:
-                return [], f"the schema registry does not answer: {why}"
+        # The client of the local one tries again for a minute.
+        check = answers_http(f"{endpoints.schema_registry}/schemas/types")
+        if specs and config.deployment == "local" and (why := check(SECONDS)) is not None:
+            return [], f"the schema registry does not answer: {why}"
         return compare_all(specs, endpoints, config), None
     except TopicbergError as error:
         return [], str(error)
@@ -558,17 +538,17 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             f"{count(state.rows_skipped, 'record')} skipped or dead-lettered since the table was "
             "created; the check skipped_rows says which are not acknowledged"
         )
-    for partition, transaction in state.open_transactions.items():
-        yield (
-            f"partition {partition}: records from offset {transaction.offset} on wait for the end "
-            f"of a transaction that has been open since {at(transaction.since_ms)}"
-        )
-    for partition, offset in state.unproven.items():
-        yield (
-            f"partition {partition}: the log no longer has the last record that the table holds, "
-            f"offset {offset}, as it was compacted or deleted: if the log was replaced meanwhile, "
-            "that cannot be noticed"
-        )
+    yield from (
+        f"partition {partition}: records from offset {transaction.offset} on wait for the end of a "
+        f"transaction that has been open since {at(transaction.since_ms)}"
+        for partition, transaction in state.open_transactions.items()
+    )
+    yield from (
+        f"partition {partition}: the log no longer has the last record that the table holds, "
+        f"offset {offset}, as it was compacted or deleted: if the log was replaced meanwhile, that "
+        "cannot be noticed"
+        for partition, offset in state.unproven.items()
+    )
     if missed := state.missed_deletes:
         yield (
             f"deletes between {at(missed.since_ms)} and {at(missed.until_ms)} may be missing: the "
@@ -587,11 +567,11 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             "of its rows: fewer or coarser fields in `table.partitioning` of a new table, or a "
             "longer `commit_interval_seconds`, make fewer"
         )
-    for skip in state.skip_requests:
-        yield (
-            f"partition {skip.partition}, offset {skip.offset}: skipped by {skip.by} at "
-            f"{at(skip.at_ms)}, reason: {skip.reason}"
-        )
+    yield from (
+        f"partition {skip.partition}, offset {skip.offset}: skipped by {skip.by} at "
+        f"{at(skip.at_ms)}, reason: {skip.reason}"
+        for skip in state.skip_requests
+    )
 
 
 for _command in (

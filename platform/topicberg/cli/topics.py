@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import (
     AsJson,
     Yes,
@@ -19,11 +18,13 @@ from topicberg.cli.output import (
     echo,
     echo_json,
     exit_if,
+    load_endpoints,
     print_table,
     report_waiting,
+    settings,
     warn,
 )
-from topicberg.cli.tableflow import waiting_changes
+from topicberg.cli.tableflow import compare_schemas, waiting_changes
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
@@ -56,11 +57,10 @@ def validate(
     if topic is not None:
         problems = [problem for problem in problems if topic in problem.names]
         specs = [load_topic(topic, config)] if not problems else []
-    left_out = [problem for problem in problems if topic is None and problem.is_of_topic]
-    wrong = [problem for problem in problems if problem not in left_out]
+    wrong = [problem for problem in problems if topic is not None or not problem.is_of_topic]
     echo(map(str, problems), err=True)
-    if left_out:
-        warn(f"{count(len(left_out), 'topic')} of patterns left out")
+    if left_out := len(problems) - len(wrong):
+        warn(f"{count(left_out, 'topic')} of patterns left out")
     if wrong:
         files = count(len({problem.file for problem in wrong}), "file")
         complain(f"error: topic specs: {count(len(wrong), 'mistake')} in {files}")
@@ -69,25 +69,24 @@ def validate(
     warn(f"{spec.name}: {cost}" for spec in specs if (cost := partition_cost(spec)))
     _report_unchecked(specs, unread, config)
     report_waiting(*waiting_changes(specs, config))
-    is_published = _report_unpublished(specs, config)
-    exit_if(not _compare_with_registry(specs, config) or wrong or not is_published, 2)
+    unpublished = _report_unpublished(specs, config)
+    exit_if(not _compare_with_registry(specs, config) or wrong or unpublished, 2)
 
 
-def _report_unpublished(specs: list[TopicSpec], config: Settings) -> bool:
-    """Report topics that publish a table that does not exist; return False if there are any."""
-    publishing = [spec for spec in specs if spec.publishes]
-    if not publishing:
-        return True  # the modules of the pipelines take seconds to import
-    from topicberg.orchestration.assets.lake import find_derived, without_table
+def _report_unpublished(specs: list[TopicSpec], config: Settings) -> list[str]:
+    """Report topics that publish a table that does not exist; return what is wrong."""
+    missing: list[str] = []
+    if publishing := [spec for spec in specs if spec.publishes]:
+        # The modules of the pipelines take seconds to import.
+        from topicberg.orchestration.assets.lake import find_derived, without_table
 
-    try:
-        names = [table.name for table in find_derived(config)]
-    except TopicbergError as error:
-        warn(f"published tables are not checked: {error.message}")
-        return True
-    missing = [*without_table(publishing, names)]
-    complain(map(str, missing))
-    return not missing
+        try:
+            names = [table.name for table in find_derived(config)]
+            missing = [*map(str, without_table(publishing, names))]
+        except TopicbergError as error:
+            warn(f"published tables are not checked: {error.message}")
+    complain(missing)
+    return missing
 
 
 def _read_schemas(config: Settings) -> str | None:
@@ -106,32 +105,27 @@ def _report_unchecked(specs: list[TopicSpec], unread: str | None, config: Settin
     from topicberg.topics.loader import wanted_topics
 
     reason = unread or "they do not exist, are of another format, or refer to other subjects"
-    for spec in specs:
-        if subjects := spec.unknown_schemas(config):
-            warn(
-                f"{spec.name}: names of columns are not checked, as the schemas of "
-                f"{' and '.join(subjects)} are not known: {reason}"
-            )
+    warn(
+        f"{spec.name}: names of columns are not checked, as the schemas of "
+        f"{' and '.join(subjects)} are not known: {reason}"
+        for spec in specs
+        if (subjects := spec.unknown_schemas(config))
+    )
     if unread and wanted_topics(config).patterns:
         warn(f"topics of patterns are those that were found last: {unread}")
 
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
     """Report differences between schema files and registry; return False if one is refused."""
-    from topicberg.kafka.schemas import compare_all
-
-    if not specs:
-        return True
-    try:
-        states = compare_all(specs, load_endpoints(config), config)
-    except TopicbergError as error:
-        echo(f"the schema files are not compared with the registry: {error.message}", err=True)
+    states, unknown = compare_schemas(specs, config)
+    if unknown:
+        echo(f"the schema files are not compared with the registry: {unknown}", err=True)
+    if unknown or not specs:
         return True
     equal = sum(state.state == "equal" for state in states)
     files, are = count(len(states), "schema file"), "is" if equal == 1 else "are"
     echo(f"{equal} of {files} {are} the newest registered version")
-    new = sorted({state.topic for state in states if state.latest is None})
-    if new:
+    if new := sorted({state.topic for state in states if state.latest is None}):
         echo(
             f"not registered yet: the schemas of {', '.join(new)}; the first producer or the "
             "engine registers them, or run `topicberg topics register TOPIC`"
@@ -253,10 +247,9 @@ def new(
     endpoints = load_endpoints(config)
     has = find_topic(name, endpoints, subject)
     if subject is None:
-        messages = sampled_messages(name, endpoints)
         paths, notes = new_topic_from_kafka(
             name,
-            [(message.key(), message.value()) for message in messages],
+            [(message.key(), message.value()) for message in sampled_messages(name, endpoints)],
             group,
             config,
             has or FoundTopic(partitions=1),
@@ -265,8 +258,7 @@ def new(
             types=lambda number: record_type(number, endpoints),
         )
     elif has is None:
-        registry = endpoints.schema_registry_client()
-        paths = new_topic(name, subject, group, registry, config)
+        paths = new_topic(name, subject, group, endpoints.schema_registry_client(), config)
     elif has.value is None:
         raise SpecError(
             f"the schema registry has no subject {subject}",
@@ -309,7 +301,6 @@ def _new_from_kafka(
     from topicberg.topics.new import new_pattern, new_topics
     from topicberg.topics.patterns import matches
 
-    endpoints = load_endpoints(config)
     if name is not None:
         group = pipeline or _group(name)
         echo(f"wrote {new_pattern(name, pattern, group, config, is_enabled=is_enabled)}")
@@ -318,17 +309,18 @@ def _new_from_kafka(
         discover()
         _after_new([name], config, is_enabled=is_enabled)
         return
-    topics, known = find_topics(pattern, endpoints, config)
+    topics, known = find_topics(pattern, load_endpoints(config), config)
     echo(f"{topic}: has a spec" for topic in known)
     made, refused = new_topics(
         topics, lambda topic: pipeline or _group(topic), config, is_enabled=is_enabled
     )
     echo(f"{topic}: wrote {config.topics_dir / topic}.yaml" for topic in made)
     warn(f"{topic}: no spec was written: {reason}" for topic, reason in refused.items())
-    summary = f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
-    if not (topics or known):
-        summary = f"no topic of Kafka matches {pattern}; internal topics never match"
-    echo(summary)
+    echo(
+        f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
+        if topics or known
+        else f"no topic of Kafka matches {pattern}; internal topics never match"
+    )
     if made:
         _after_new(made, config, is_enabled=is_enabled)
 
@@ -378,10 +370,9 @@ def discover() -> None:
     new, gone = look(load_endpoints(config), config)
     echo(f"{name}: found" for name in new)
     echo(f"{name}: no longer there" for name in gone)
-    problems = [str(problem) for problem in check_topics(config)[1] if problem.is_of_topic]
-    warn(problems)
-    known = len(read_discovery(config).topics)
-    echo(f"{count(known, 'topic')} of patterns; reload the code location in the UI if it changed")
+    warn(str(problem) for problem in check_topics(config)[1] if problem.is_of_topic)
+    known = count(len(read_discovery(config).topics), "topic")
+    echo(f"{known} of patterns; reload the code location in the UI if it changed")
 
 
 Name = Annotated[str, typer.Argument(help="The Kafka topic.")]
@@ -400,8 +391,7 @@ def register_schemas(name: Name) -> None:
     from topicberg.kafka import schemas
 
     spec, endpoints, config = _topic(name)
-    states = schemas.register(spec, endpoints, config)
-    if not states:
+    if not (states := schemas.register(spec, endpoints, config)):
         echo(f"{name}: nothing to register: {schemas.why_no_files(spec)}")
     echo(f"{name}: {state.what}" for state in states)
 
@@ -431,14 +421,14 @@ def grow(name: Name, yes: Yes = False) -> None:
     from topicberg.kafka import topics as kafka
 
     spec, endpoints, _ = _topic(name)
-    more = kafka.growth(spec, endpoints)
-    if not more:
-        echo(f"{name}: the topic has {count(spec.partitions, 'partition')}, as its spec says")
+    has = f"{name}: the topic has {count(spec.partitions, 'partition')}"
+    if not (more := kafka.growth(spec, endpoints)):
+        echo(f"{has}, as its spec says")
         return
     question = f"Add {count(more, 'partition')} to topic {name}, so that it has {spec.partitions}?"
     confirm(f"{question} It cannot be undone", yes=yes)
     kafka.grow_topic(spec, endpoints)
-    echo(f"{name}: the topic has {count(spec.partitions, 'partition')}")
+    echo(has)
 
 
 @app.command("restore-schema")
@@ -448,12 +438,10 @@ def restore_schema(name: Name, yes: Yes = False) -> None:
     Use it if a version was registered that no table can follow, and the topic is suspended.
     Records that were written with such a version stay in the topic: Tableflow reports them.
     """
-
     from topicberg.kafka import schemas
 
     spec, endpoints, config = _topic(name)
-    versions = schemas.later_versions(spec, endpoints, config)
-    if not versions:
+    if not (versions := schemas.later_versions(spec, endpoints, config)):
         echo(f"{name}: the registry has no version after the schema files'")
         return
     echo(f"{subject}: version {version} will be deleted" for subject, version in versions)

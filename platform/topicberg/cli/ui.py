@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import echo
+from topicberg.cli.output import echo, settings
 from topicberg.extensions import local_stack
 from topicberg.files import replace_file
 
@@ -33,8 +32,7 @@ def workspace_file(config: Settings) -> str | None:
 
     if (config.project_root / "workspace.yaml").is_file():
         return "workspace.yaml"
-    location = code_location(config.project_root)
-    if location is None or not location.has_components:
+    if (location := code_location(config.project_root)) is None or not location.has_components:
         return None
     module = {
         "module_name": location.target,
@@ -78,17 +76,14 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     # Dagster stops its processes with SIGINT, which a script's shell ignores for `command &`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-c", _RUN_DAGSTER, "dev", "--host", "127.0.0.1", "--port", str(port)]
-    if workspace := workspace_file(config):
-        command += ["--workspace", workspace]
+    command += ["--workspace", workspace] if (workspace := workspace_file(config)) else []
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over
 
 
 def run_dagster() -> None:
-    """Run the command ``dagster`` in this process, and note that a user has ended it if one does.
-
-    ``dagster dev`` also ends, with status 0, if its web server or its daemon ended. That is to be
-    reported, and the engine reports only what no user has ended.
-    """
+    """Run the command ``dagster`` in this process, and note if a user has ended it: the engine
+    reports that ``dagster dev`` ended, with status 0 after its web server or daemon did, only
+    otherwise."""
     from runpy import run_module
 
     from topicberg.alerts.dagster_ui import forget_ui

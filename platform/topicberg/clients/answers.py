@@ -29,17 +29,12 @@ class AnswerError(UnreachableError):
 
 
 class UnknownNamesError(TopicbergError):
-    """The service answered, and the names in its answer are not those that were expected.
-
-    Another request gets the same names, so it is not retried.
-    """
+    """The service answered, with unexpected names; another request gets the same ones."""
 
 
 def unknown_names(operation: str, expected: str) -> UnknownNamesError:
-    """Return the error for an answer of the service itself that lacks a name.
-
-    :param operation: service and operation, as in ``Snowflake (DESC USER)``
-    """
+    """Return the error for an answer of the service itself that lacks a name; ``operation``:
+    service and operation, as in ``Snowflake (DESC USER)``."""
     return UnknownNamesError(f"{operation}: unknown names, expected {expected}", hint=RESUME_HINT)
 
 
@@ -63,8 +58,8 @@ class VendorAnswer(dict[str, Any]):
     def first(self, *fields: str) -> Any:
         """Return the first of these fields that the object has.
 
-        :raises AnswerError: it has none of them; names those that it has
-        :raises UnknownNamesError: likewise, if the answer is certainly the service's
+        :raises AnswerError: it has none; UnknownNamesError, if the answer is certainly the
+            service's
         """
         for field in fields:
             if field in self:
@@ -75,10 +70,8 @@ class VendorAnswer(dict[str, Any]):
 
 
 def unusable(operation: str, expected: str) -> AnswerError:
-    """Return the error for an unexpected response.
-
-    :param operation: service and operation, as in ``Glue GetTable``
-    """
+    """Return the error for an unexpected response; ``operation``: service and operation, as in
+    ``Glue GetTable``."""
     return AnswerError(f"{operation}: unexpected response, expected {expected}", hint=HINT)
 
 
@@ -88,16 +81,14 @@ def checked(value: Any, operation: str) -> Any:
         return VendorAnswer(
             {name: checked(each, operation) for name, each in value.items()}, operation
         )
-    if isinstance(value, list):
-        return [checked(each, operation) for each in value]
-    return value
+    return [checked(each, operation) for each in value] if isinstance(value, list) else value
 
 
 @contextmanager
 def answered(operation: str, expected: str, library: str) -> Iterator[None]:
-    """Check the call of a vendor's client that does not check its responses.
+    """Check the call of a vendor's client, of a package ``library``, that does not check its
+    responses.
 
-    :param library: the client's package; errors of topicberg itself are not changed
     :raises AnswerError: the client could not read the response
     """
     try:

@@ -34,27 +34,23 @@ class _CheckedClient:
 
 
 def aws_session(**how: Any) -> boto3.Session:
-    """Return a boto3 session whose clients check the responses.
-
-    :param how: arguments of ``boto3.Session``
-    """
+    """Return a session whose clients check the responses; ``how``: as of ``boto3.Session``."""
     import boto3  # it takes a fifth of a second, so not when definitions are loaded
     import botocore.session
 
     own = botocore.session.get_session()
     own.register_component("data_loader", _models())
     session = boto3.Session(botocore_session=own, **how)
-    session.events.register("creating-client-class", _extend)
+    session.events.register(
+        "creating-client-class", lambda base_classes, **_: base_classes.insert(0, _CheckedClient)
+    )
     session.events.register("after-call", _known)
     return session
 
 
 @cache
 def _models() -> Any:
-    """Return the loader of the models of AWS's APIs, for all sessions.
-
-    With a loader for each session, reading them again is most of what a client costs.
-    """
+    """Return one loader of AWS's models: reading them is most of what a client costs."""
     import botocore.session
     from botocore.loaders import Loader
 
@@ -72,10 +68,6 @@ def every(client: Any, operation: str, field: str, **parameters: Any) -> Iterato
     """Yield the elements of a list in the responses to an operation, over all of its pages."""
     for page in client.get_paginator(operation).paginate(**parameters):
         yield from page[field]
-
-
-def _extend(base_classes: list[type], **_: Any) -> None:
-    base_classes.insert(0, _CheckedClient)
 
 
 def _known(http_response: Any, parsed: Any, model: OperationModel, **_: Any) -> None:

@@ -1,13 +1,11 @@
-"""PyIceberg's REST catalog, which checks the responses.
-
-See :mod:`topicberg.clients.answers`.
-"""
+"""PyIceberg's REST catalog, which checks the responses: see :mod:`topicberg.clients.answers`."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
@@ -31,17 +29,7 @@ from pyiceberg.typedef import Identifier, Properties
 from topicberg.clients.answers import unusable
 from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TableFormatError, TopicbergError
-from topicberg.logins.catalog import (
-    DELEGATION,
-    IS_VENDED,
-    OAUTH,
-    PREFIX,
-    ROLE,
-    SETTINGS,
-    oauth_client,
-    role_errors,
-    role_session,
-)
+from topicberg.logins import catalog as login
 from topicberg.logins.oauth import SKEW_SECONDS, OAuthClient, skew
 
 TABLES = "topicberg.tables"
@@ -62,8 +50,6 @@ a sensor a minute.
 _OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
 """What AWS says with status 403 of credentials, not of rights."""
 _TABLE = re.compile(r"/namespaces/([^/]+)/tables(?:/([^/]+))?$")
-
-
 _MISSING_FILE = re.compile(r"NotFoundException: .*?(\S+\.metadata\.json)")
 """What Iceberg's server says, with status 404, of a file that the catalog's pointer names. Of a
 table that it does not have, it says NoSuchTableException."""
@@ -95,16 +81,22 @@ class CheckedCatalog(RestCatalog):
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
-        client = oauth_client(self.properties[OAUTH]) if OAUTH in self.properties else None
+        client = (
+            login.oauth_client(self.properties[login.OAUTH])
+            if login.OAUTH in self.properties
+            else None
+        )
         if client is not None:
             self._auth_manager = OAuth(client)
             session.auth = AuthManagerAdapter(self._auth_manager)
-        if session.headers.get(DELEGATION) == "none":
-            del session.headers[DELEGATION]
+        if session.headers.get(login.DELEGATION) == "none":
+            del session.headers[login.DELEGATION]
         send = partial(session.request, timeout=TIMEOUT_SECONDS)
-        signed = role_errors(role)(send) if (role := self.properties.get(ROLE)) else send
-        settings_prefix = self.properties.get(SETTINGS, PREFIX)
-        checked = partial(_request, signed, client, self.uri, settings_prefix)
+        signed = (
+            login.role_errors(role)(send) if (role := self.properties.get(login.ROLE)) else send
+        )
+        names = self.properties.get(login.SETTINGS, login.PREFIX)
+        checked = partial(_request, signed, client, self.uri, names)
         session.request = checked  # type: ignore[method-assign]
         session.hooks["response"] += [_catalog_answer, self._note_clock]
         return session
@@ -114,28 +106,26 @@ class CheckedCatalog(RestCatalog):
 
     def _init_sigv4(self, session: requests.Session) -> None:
         given = self.properties
-        if role := given.get(ROLE):
-            with role_errors(role):
-                signer = role_session(role, given["rest.signing-region"])
+        if role := given.get(login.ROLE):
+            with login.role_errors(role):
+                signer = login.role_session(role, given["rest.signing-region"])
             self.properties = {**given, BOTOCORE_SESSION: signer}
         super()._init_sigv4(session)
         self.properties = given
 
     def _load_file_io(self, properties: Properties = {}, location: str | None = None) -> FileIO:  # noqa: B006
-        if IS_VENDED not in self.properties:
+        if login.IS_VENDED not in self.properties:
             return super()._load_file_io(properties, location)
         return VendedFileIO({**self.properties, **properties})
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return a table.
-
-        :raises TableFormatError: PyIceberg cannot read a table of its format version or types
+        """:raises TableFormatError: PyIceberg cannot read a table of its format version or types
         :raises MissingMetadataError: the catalog has the table, and its metadata file is missing
         :raises NoSuchTableError: the catalog does not have the table
         """
         name = identifier if isinstance(identifier, str) else ".".join(identifier)
         try:
-            table: Table = super().load_table(identifier)
+            return cast(Table, super().load_table(identifier))
         except NoSuchTableError as error:
             if (missing := _MISSING_FILE.match(str(error))) is None:
                 raise
@@ -152,7 +142,6 @@ class CheckedCatalog(RestCatalog):
                 hint="remove what another writer added to the table, such as a column of a type "
                 "that PyIceberg does not have, or drop the table and create it again",
             ) from None
-        return table
 
     def _response_to_table(
         self, identifier_tuple: tuple[str, ...], table_response: TableResponse
@@ -169,11 +158,8 @@ class CheckedCatalog(RestCatalog):
 
 class SplitCatalog(CheckedCatalog):
     """The catalog of the derived tables, and beside it the one to which Tableflow publishes the
-    topics' tables. A namespace is in one of them.
-
-    Open Catalog is an example: Tableflow needs an external catalog, in which no client may create a
-    table, so the derived tables are in another one.
-    """
+    topics' tables, such as an external one of Open Catalog, in which no client may create a table.
+    A namespace is in one of them."""
 
     def __init__(self, name: str, topics: Catalog, properties: dict[str, str]) -> None:
         """:param topics: its property :data:`READ_ONLY` names the topics' namespace"""
@@ -202,28 +188,23 @@ class SplitCatalog(CheckedCatalog):
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
         """Return the topics' namespace and those of the derived tables."""
-        namespaces = [
-            name for name in super().list_namespaces(namespace) if not self._of_topics(name)
-        ]
-        of_topics = self.topics.list_namespaces(namespace)
-        return [*(name for name in of_topics if self._of_topics(name)), *namespaces]
+        derived = [n for n in super().list_namespaces(namespace) if not self._of_topics(n)]
+        return [*filter(self._of_topics, self.topics.list_namespaces(namespace)), *derived]
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     """Create a namespace unless it exists; several topics may need a new one at the same time.
 
-    If two create it at once, Iceberg's JDBC catalog answers the second one with an error of its
-    database (status 500) instead of "exists already". A principal that may not create any gets 403,
-    also for one that exists.
+    Of two, Iceberg's JDBC catalog answers the second one with status 500, not "exists already". A
+    principal that may not create any gets 403, also for one that exists.
 
     :raises RESTError: the namespace does not exist, and the catalog did not create it
     """
     if catalog.namespace_exists(namespace):
         return
     try:
-        catalog.create_namespace(namespace)
-    except NamespaceAlreadyExistsError:
-        pass
+        with suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(namespace)
     except RESTError:
         if not catalog.namespace_exists(namespace):
             raise
@@ -237,11 +218,7 @@ def _request(
     *args: Any,
     **kwargs: Any,
 ) -> requests.Response:
-    """Send a request; one with a refused token is repeated with another token.
-
-    :param prefix: of the names of the settings
-    :raises CatalogRefusalError: the catalog refuses the login, or what it may do
-    """
+    """Send a request; one with a refused token is repeated with another token."""
     response = send(*args, **kwargs)
     if response.status_code in (401, 419) and client is not None:
         used = str(response.request.headers.get("Authorization", ""))
@@ -270,9 +247,9 @@ def _refusal(
             f"the catalog does not exist: {uri}, {method} {response.request.path_url}: {reason} "
             "(404)",
             hint=f"check {prefix}_URI, the name of the catalog in {prefix}_NAME"
-            if prefix != PREFIX
-            else f"check {PREFIX}_URI, {PREFIX}_WAREHOUSE, and the realm in {PREFIX}_HEADERS if "
-            "the server wants one",
+            if prefix != login.PREFIX
+            else f"check {login.PREFIX}_URI, {login.PREFIX}_WAREHOUSE, and the realm in "
+            f"{login.PREFIX}_HEADERS if the server wants one",
         )
     if status == 403 and not _OF_LOGIN.search(reason):
         verb = "read" if method in ("GET", "HEAD") else "write"
@@ -288,24 +265,19 @@ def _refusal(
             reason += f"; its clock is {apart:+.0f} s from the OAuth server's"
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         reason += f"; its clock is {ahead:+.0f} s from this machine's"
-    which = (
-        f"{name} (scope and audience)" if name else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
-    )
+    of = f"{name} (scope and audience)" if name else f"{prefix}_AUTH, _TOKEN or AWS's credentials"
     return CatalogRefusalError(
         f"the catalog refuses the login: {uri}, {method} {path}: {reason} ({status})",
-        hint=(
-            "correct the clocks, for instance with NTP"
-            if "its clock" in reason
-            else f"check {which}, and that the catalog trusts who issued the token"
-        ),
+        hint="correct the clocks, for instance with NTP"
+        if "its clock" in reason
+        else f"check {of}, and that the catalog trusts who issued the token",
     )
 
 
 def _catalog_answer(response: requests.Response, **_: Any) -> None:
-    method = str(response.request.method)
+    method, path = response.request.method, str(response.request.path_url).partition("?")[0]
     if not 200 <= response.status_code < 300 or method == "HEAD" or not response.content.strip():
         return
-    path = str(response.request.path_url).partition("?")[0]
     operation = f"Iceberg catalog {method} {path}"
     try:
         answer = json.loads(response.content)

@@ -46,10 +46,7 @@ _INVALID_KEY = "invalid api key"
 
 
 class ApiError(TopicbergError):
-    """A vendor's API refused a request.
-
-    :param status: of the HTTP response; 0 if there was none
-    """
+    """A vendor's API refused a request; ``status``: of the response, 0 if there was none."""
 
     def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -57,10 +54,8 @@ class ApiError(TopicbergError):
 
 
 class GoneError(ApiError):
-    """The resource does not exist: 404, or a 403 that is not about the key.
-
-    Confluent responds with 403 to requests for deleted resources, and for those hidden from a key.
-    """
+    """The resource does not exist: 404, or a 403 that is not about the key: Confluent sends one for
+    deleted resources, and for those hidden from a key."""
 
 
 class CredentialsError(ApiError):
@@ -84,10 +79,7 @@ class FailedError(ApiError):
 
 
 class _TransientError(Exception):
-    """This attempt failed in a way that is worth a retry.
-
-    :param done: the request may have been carried out
-    """
+    """This attempt is worth a retry; ``done``: the request may have been carried out."""
 
     def __init__(self, error: ApiError, wait: float | None = None, *, done: bool) -> None:
         super().__init__(error.message)
@@ -98,10 +90,7 @@ class _TransientError(Exception):
 
 @dataclass
 class Api:
-    """One base URL and the key for it.
-
-    :param url: without a path of its own
-    """
+    """One base URL and the key for it; ``url``: without a path of its own."""
 
     url: str
     key: str
@@ -118,8 +107,7 @@ class Api:
 
     def listed(self, path: str) -> list[Any]:
         """Return a list, for the few requests whose response is one."""
-        found: list[Any] = self.request("GET", path, expected=list)
-        return found
+        return [*self.request("GET", path, expected=list)]
 
     def put(self, path: str, body: Any = None) -> Any:
         return self.request("PUT", path, body=body)
@@ -131,10 +119,7 @@ class Api:
         return self.request("DELETE", path, params=params)
 
     def post(self, path: str, body: Any, *, repeatable: bool = False) -> Any:
-        """
-        :param repeatable: it may be sent twice
-        :raises UncertainError: it is not repeatable, and may or may not have been carried out
-        """
+        """:raises UncertainError: unless it is repeatable: it may have been carried out"""
         return self.request("POST", path, body=body, repeatable=repeatable)
 
     def create(self, path: str, body: Any) -> Any:
@@ -151,8 +136,8 @@ class Api:
         while True:
             page = self.get(path, **query)
             yield from page["data"] or []
-            token = _next_token(page)
-            if not token or token in seen:
+            following = urlsplit((page.get("metadata") or {}).get("next") or "").query
+            if not (token := parse_qs(following).get("page_token", [""])[0]) or token in seen:
                 return
             seen.add(token)
             query["page_token"] = token
@@ -181,11 +166,12 @@ class Api:
                 return self._send(method, path, params, body, expected, needs_body)
             except _TransientError as failure:
                 error = failure.error
-                if failure.done and not again:
-                    if isinstance(error, UncertainError):
-                        raise error from None
-                    raise UncertainError(error.message, status=error.status) from None
-                raise
+                if again or not failure.done:
+                    raise
+                is_uncertain = isinstance(error, UncertainError)
+                raise (
+                    error if is_uncertain else UncertainError(error.message, status=error.status)
+                ) from None
 
         try:
             return retry(attempt, self.attempts, on=_TransientError, wait=_wait, sleep=self.sleep)
@@ -220,8 +206,8 @@ class Api:
             raise _TransientError(ApiError(reason, hint="check the address"), done=done) from None
         trace.confluent(operation, response.status_code, began)
         if 200 <= response.status_code < 300:
-            may_be_empty = method != "GET" and not needs_body
-            return _expected(operation, response, expected, may_be_empty=may_be_empty)
+            needs_body = needs_body or method == "GET"
+            return _expected(operation, response, expected, may_be_empty=not needs_body)
         raise self._refusal(operation, response)
 
     def _refusal(self, operation: str, response: requests.Response) -> ApiError | _TransientError:
@@ -232,14 +218,13 @@ class Api:
             hint = "try again later: rate limit" if status == 429 else None
             error = ApiError(message, status=status, hint=hint)
             return _TransientError(error, retry_after(response.headers), done=status != 429)
-        if status == 401 or (status == 403 and _INVALID_KEY in reason.lower()):
-            hint = f"check whether {self.key} is a key for this API and still exists"
-            return CredentialsError(message, status=status, hint=hint)
-        if status in (403, 404):
-            hint = f"check the permissions of the owner of {self.key}" if status == 403 else None
-            return GoneError(message, status=status, hint=hint)
-        kind = ConflictError if status == 409 else ApiError
-        return kind(message, status=status)
+        hints = {
+            401: f"check whether {self.key} is a key for this API and still exists",
+            403: f"check the permissions of the owner of {self.key}",
+        }
+        kinds = {401: CredentialsError, 403: GoneError, 404: GoneError, 409: ConflictError}
+        like = 401 if status == 403 and _INVALID_KEY in reason.lower() else status
+        return kinds.get(like, ApiError)(message, status=status, hint=hints.get(like))
 
     def _session(self) -> requests.Session:
         """Return this thread's session: requests does not guarantee thread safety."""
@@ -252,10 +237,7 @@ class Api:
 
 
 def if_found(request: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | None:
-    """Return the response to a request; None after a 404.
-
-    After a 403 the resource may exist: the key may lack the permission to see it.
-    """
+    """Return the response to a request; None after a 404. After a 403, the resource may exist."""
     try:
         return request(*args, **kwargs)
     except GoneError as error:
@@ -329,16 +311,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _next_token(page: Mapping[str, Any]) -> str:
-    """Return the ``page_token`` in the URL ``metadata.next``, or None on the last page."""
-    following = (page.get("metadata") or {}).get("next") or ""
-    return parse_qs(urlsplit(following).query).get("page_token", [""])[0]
-
-
 def _wait(state: RetryCallState) -> float:
     failure = state.outcome.exception() if state.outcome else None
-    requested = failure.wait if isinstance(failure, _TransientError) else None
-    if requested is not None:
-        return min(requested, MAX_WAIT_SECONDS)
+    if isinstance(failure, _TransientError) and failure.wait is not None:
+        return min(failure.wait, MAX_WAIT_SECONDS)
     step: float = min(30.0, 2.0 ** (state.attempt_number - 1))
     return step * random.uniform(0.5, 1.0)  # noqa: S311  so that several clients spread out

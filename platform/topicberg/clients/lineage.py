@@ -137,21 +137,10 @@ def event(
     size: int | None = None,
     error: str | None = None,
 ) -> RunEvent:
-    """Return an event.
-
-    :param state: START, COMPLETE or FAIL
-    :param rows, size: that were written
-    :param error: why it failed
-    """
+    """Return an event: START, COMPLETE or FAIL, with what was written or the error."""
+    from openlineage.client import event_v2 as events
     from openlineage.client import facet_v2 as facets
-    from openlineage.client.event_v2 import (
-        InputDataset,
-        Job,
-        OutputDataset,
-        Run,
-        RunEvent,
-        RunState,
-    )
+    from openlineage.client.facet_v2 import column_lineage_dataset as lineage
 
     of_run: dict[str, Any] = {
         "processing_engine": facets.processing_engine_run.ProcessingEngineRunFacet(
@@ -159,45 +148,43 @@ def event(
         )
     }
     if run.parent:
-        of_run["parent"] = facets.parent_run.ParentRunFacet(
-            run=facets.parent_run.Run(runId=run.parent[0]),
-            job=facets.parent_run.Job(namespace=namespace, name=run.parent[1]),
-        )
+        of = facets.parent_run.Run(run.parent[0]), facets.parent_run.Job(namespace, run.parent[1])
+        of_run["parent"] = facets.parent_run.ParentRunFacet(*of)
     if run.window:
-        begin, end = (each.astimezone(UTC).isoformat() for each in run.window)
-        of_run["nominalTime"] = facets.nominal_time_run.NominalTimeRunFacet(begin, end)
+        times = (each.astimezone(UTC).isoformat() for each in run.window)
+        of_run["nominalTime"] = facets.nominal_time_run.NominalTimeRunFacet(*times)
     if error:
-        of_run["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(
-            message=error, programmingLanguage="PYTHON"
-        )
+        of_run["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(error, "PYTHON")
     inputs = [
-        InputDataset(name.namespace, name.name, facets=_facets(each))
+        events.InputDataset(name.namespace, name.name, facets=_facets(each))
         for each in run.inputs
         for name in [each if isinstance(each, DatasetName) else each.dataset]
     ]
     outputs = []
     if output is not None:
-        statistics: dict[str, Any] = {}
-        if rows is not None:
-            statistics["outputStatistics"] = (
-                facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-                    rowCount=rows, size=size
-                )
-            )
+        written = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+            rowCount=rows, size=size
+        )
+        statistics: dict[str, Any] = {} if rows is None else {"outputStatistics": written}
         own = _facets(output)
-        known = {column for column, _, _ in output.columns}
-        if origins := {name: of for name, of in run.origins.items() if name in known and of}:
-            own["columnLineage"] = _column_lineage(origins)
-        outputs = [
-            OutputDataset(
-                output.dataset.namespace, output.dataset.name, facets=own, outputFacets=statistics
+        columns = {
+            column: lineage.Fields(
+                inputFields=[
+                    lineage.InputField(of.namespace, of.name, name) for of, name in origins
+                ]
             )
-        ]
-    return RunEvent(
-        eventType=RunState[state],
+            for column, _, _ in output.columns
+            if (origins := run.origins.get(column))
+        }
+        if columns:
+            own["columnLineage"] = lineage.ColumnLineageDatasetFacet(fields=columns)
+        names = output.dataset.namespace, output.dataset.name
+        outputs = [events.OutputDataset(*names, facets=own, outputFacets=statistics)]
+    return events.RunEvent(
+        eventType=events.RunState[state],
         eventTime=moment.astimezone(UTC).isoformat(),
-        run=Run(runId=run.id, facets=of_run),
-        job=Job(namespace=namespace, name=run.name),
+        run=events.Run(runId=run.id, facets=of_run),
+        job=events.Job(namespace=namespace, name=run.name),
         inputs=inputs,
         outputs=outputs,
         producer=PRODUCER,
@@ -213,37 +200,16 @@ def _facets(each: DatasetName | TableState) -> dict[str, Any]:
         facets.schema_dataset.SchemaDatasetFacetFields(name=name, type=kind, description=text)
         for name, kind, text in each.columns
     ]
+    identifier = facets.symlinks_dataset.Identifier("iceberg", each.identifier, "TABLE")
     dataset_facets: dict[str, Any] = {
         "schema": facets.schema_dataset.SchemaDatasetFacet(fields=columns),
-        "symlinks": facets.symlinks_dataset.SymlinksDatasetFacet(
-            identifiers=[
-                facets.symlinks_dataset.Identifier(
-                    namespace="iceberg", name=each.identifier, type="TABLE"
-                )
-            ]
-        ),
+        "symlinks": facets.symlinks_dataset.SymlinksDatasetFacet(identifiers=[identifier]),
     }
     if each.version:
         dataset_facets["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(
             each.version
         )
     return dataset_facets
-
-
-def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) -> Any:
-    from openlineage.client.facet_v2 import column_lineage_dataset as lineage
-
-    return lineage.ColumnLineageDatasetFacet(
-        fields={
-            column: lineage.Fields(
-                inputFields=[
-                    lineage.InputField(dataset.namespace, dataset.name, name)
-                    for dataset, name in of
-                ]
-            )
-            for column, of in origins.items()
-        }
-    )
 
 
 @cache
@@ -268,9 +234,8 @@ def client() -> OpenLineageClient | None:
             "TOPICBERG_LINEAGE_URL is set, and the client of OpenLineage is not installed",
             hint="install `topicberg[lineage]`, or remove the setting",
         ) from None
-    auth = TokenProvider({})
-    if chosen.api_key is not None:
-        auth = ApiKeyTokenProvider({"apiKey": chosen.api_key.get_secret_value()})
+    key = chosen.api_key.get_secret_value() if chosen.api_key else None
+    auth = TokenProvider({}) if key is None else ApiKeyTokenProvider({"apiKey": key})
     address = urlsplit(chosen.url)
     transport = HttpConfig(
         url=f"{address.scheme}://{address.netloc}",
@@ -315,8 +280,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while True:
-            make = self._waiting.get()
-            send(make)
+            send(self._waiting.get())
             self._waiting.task_done()
 
     def put(self, make: Callable[[], RunEvent]) -> None:
@@ -357,10 +321,8 @@ class TopicLineage:
         return self._is_on and time.monotonic() - self._sent_at >= INTERVAL_SECONDS
 
     def report(self, table: Table, of_record: Iterable[str]) -> None:
-        """Send the events of the commits since the last report.
-
-        :param of_record: the columns that are fields of the record
-        """
+        """Send the events of the commits since the last report; ``of_record``: the columns that are
+        fields of the record."""
         state, now, sender = TableState.of(table), datetime.now(UTC), _sender()
         run = JobRun(
             name=f"tableflow.{self._topic}",
@@ -377,10 +339,8 @@ class TopicLineage:
 
 @contextmanager
 def reported(run: JobRun) -> Iterator[dict[str, Any]]:
-    """Report a run: its start, and its end or failure; nothing if lineage is off.
-
-    Yield a dictionary for ``output`` (:class:`TableState`), ``rows`` and ``size``.
-    """
+    """Report a run, unless lineage is off: its start, and its end or failure. Yield a dictionary
+    for ``output`` (:class:`TableState`), ``rows`` and ``size``."""
     result: dict[str, Any] = {}
     if not is_on():
         yield result

@@ -21,14 +21,12 @@ Check = Callable[[float], str | None]
 def answers_http(url: str) -> Check:
     """Return a check of a server of HTTP: any response is an answer, except a failure (5xx)."""
     parts = urlsplit(url)
-    path = parts.path or "/"
-    is_secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
     def check(seconds: float) -> str | None:
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
         try:
-            connection.request("GET", path)
+            connection.request("GET", parts.path or "/")
             response = connection.getresponse()
             body = response.read(1000).decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
@@ -43,10 +41,7 @@ def answers_http(url: str) -> Check:
 
 
 def reason(error: Exception, seconds: float) -> str:
-    """Return why a request has no answer.
-
-    :param seconds: its deadline
-    """
+    """Return why a request has no answer before its deadline, in seconds."""
     if isinstance(error, TimeoutError):
         return f"no answer within {seconds:.0f} s"
     if isinstance(error, ConnectionRefusedError):

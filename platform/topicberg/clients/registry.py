@@ -7,13 +7,20 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from topicberg.clients.answers import answered
-from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors import (
+    LoginError,
+    ThrottledError,
+    TopicbergError,
+    UnreachableError,
+    see_whether_it_runs,
+)
 from topicberg.errors.connections import connection_error
-from topicberg.errors.hints import see_whether_it_runs
 from topicberg.logins.registry import PREFIX
 
 REGISTRY = "the schema registry"
 NOT_FOUND, CONFLICT, THROTTLED, INTERNAL_ERROR = 404, 409, 429, 500
+_GATEWAY = (502, 503, 504)
+"""Status of a proxy whose server does not answer."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,16 +30,11 @@ class IncompatibleSchemaError(TopicbergError):
     """The registry refuses a schema beside the versions that its subject has."""
 
 
-_GATEWAY = (502, 503, 504)
-"""Status of a proxy whose server does not answer."""
-
-
 @contextmanager
 def registry_errors(subject: str) -> Iterator[None]:
     """Turn the registry client's errors into one clear error that names ``subject``.
 
-    :raises TopicbergError: the registry does not answer, or refuses
-    :raises AnswerError: the response is not a registry's
+    :raises TopicbergError: the registry does not answer, or refuses; AnswerError: it is none
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -41,9 +43,9 @@ def registry_errors(subject: str) -> Iterator[None]:
     except ImportError:
         from httpx import HTTPError  # type: ignore[assignment]
 
-    library = "confluent_kafka.schema_registry"
+    called = f"the schema registry ({subject})"
     try:
-        with answered(f"the schema registry ({subject})", "JSON of a registry", library):
+        with answered(called, "JSON of a registry", "confluent_kafka.schema_registry"):
             yield
     except SchemaRegistryError as error:
         status, reason = error.http_status_code, f"{error.error_message} ({error.http_status_code})"
@@ -69,12 +71,11 @@ def registry_errors(subject: str) -> Iterator[None]:
                 hint="read the registry's log for the reason (of the local stack: "
                 "`topicberg logs schema_registry`)",
             ) from error
-        kind = IncompatibleSchemaError if status == CONFLICT else TopicbergError
-        raise kind(f"the schema registry refused {subject}: {reason}") from error
+        raise (IncompatibleSchemaError if status == CONFLICT else TopicbergError)(
+            f"the schema registry refused {subject}: {reason}"
+        ) from error
     except (HTTPError, OSError) as error:
-        if (known := connection_error(REGISTRY, error, where=subject)) is not None:
-            raise known from error
-        raise UnreachableError(
+        raise connection_error(REGISTRY, error, where=subject) or UnreachableError(
             f"the schema registry does not answer ({subject}): {error}",
             hint=see_whether_it_runs(REGISTRY),
         ) from error

@@ -40,11 +40,8 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a secret, without its value.
-
-    :param label: id of the key in it
-    :param stage: the whole label in Secrets Manager
-    """
+    """One version of a secret, without its value; ``label``: the id of the key in it; ``stage``:
+    the whole label in Secrets Manager."""
 
     id: str
     label: str
@@ -55,11 +52,8 @@ class Version:
 
 @dataclass
 class Secrets:
-    """
-    :param client: boto3's ``secretsmanager``
-    :param tags: of secrets that are created
-    :param kms_key: ARN of the key that encrypts them; None: that of the service
-    """
+    """Secrets of AWS Secrets Manager, by a client of boto3; ``tags`` and ``kms_key`` (an ARN; None:
+    the service's) are for those that are created."""
 
     client: Any
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -69,17 +63,12 @@ class Secrets:
 
     def exists(self, name: str) -> bool:
         """Return whether the secret exists; one that waits for its deletion does not."""
-        described = self._describe(name)
-        return described is not None and "DeletedDate" not in described
+        return (described := self._describe(name)) is not None and "DeletedDate" not in described
 
     def versions(self, name: str) -> list[Version]:
-        """Return the versions with a label, oldest first.
-
-        They are read from the secret itself: lists of Secrets Manager may lag. Versions that this
-        process stored are added.
-        """
-        described = self._describe(name)
-        if described is None or "DeletedDate" in described:
+        """Return the versions with a label, oldest first: from the secret itself, since lists may
+        lag, and those that this process stored."""
+        if (described := self._describe(name)) is None or "DeletedDate" in described:
             return []
         stored: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
         added = {
@@ -87,13 +76,12 @@ class Secrets:
             for (secret, version_id), stage in self._added.items()
             if secret == name
         }
-        labelled: list[Version] = []
-        for version, stages in {**added, **stored}.items():
-            for stage in stages:
-                if stage.startswith(_LABEL):
-                    label, _, created_ms = stage.removeprefix(_LABEL).rpartition("-")
-                    created = datetime.fromtimestamp(int(created_ms) / 1000, UTC)
-                    labelled.append(Version(version, label, stage, created, CURRENT in stages))
+        labelled = [
+            Version(version, *_parts(stage), CURRENT in stages)
+            for version, stages in {**added, **stored}.items()
+            for stage in stages
+            if stage.startswith(_LABEL)
+        ]
         return sorted(labelled, key=lambda version: version.created)
 
     def read(self, name: str, version: str | None = None) -> dict[str, str] | None:
@@ -118,10 +106,8 @@ class Secrets:
     def add(self, name: str, values: Mapping[str, str], label: str) -> str:
         """Add a version, which is not current unless it is the first; return its id."""
         remember_values(values)
-        text = json.dumps(dict(values))
         stage = f"{_LABEL}{label}-{int(time.time() * 1000)}"
-        described = self._describe(name)
-        if described is None:
+        if (described := self._describe(name)) is None:
             with suppress(self.client.exceptions.ResourceExistsException):  # a lost response
                 tags = [{"Key": key, "Value": value} for key, value in self.tags.items()]
                 key = {"KmsKeyId": self.kms_key} if self.kms_key else {}
@@ -131,7 +117,7 @@ class Secrets:
         elif "DeletedDate" in described:
             self.client.restore_secret(SecretId=name)
         answer = self.client.put_secret_value(
-            SecretId=name, SecretString=text, VersionStages=[stage]
+            SecretId=name, SecretString=json.dumps(dict(values)), VersionStages=[stage]
         )
         version = str(answer["VersionId"])
         self._added[name, version] = stage
@@ -149,23 +135,16 @@ class Secrets:
                 self._move(name, version.stage, None)
 
     def _move(self, name: str, stage: str, to: str | None) -> None:
-        """Move a stage to a version, or remove it, in one call that names its current version.
-
-        A call is refused if the response to its first attempt was lost, or another process moved
-        the stage: both are found by reading the stages again.
-        """
+        """Move a stage to a version, or remove it. It is refused if the response to a first attempt
+        was lost, or another process moved the stage: the stages are read again."""
 
         def move() -> None:
             stages = (self._describe(name) or {}).get("VersionIdsToStages") or {}
-            held_by = next(
-                (version_id for version_id, labels in stages.items() if stage in labels), None
-            )
-            if held_by == to:
-                return
-            where = {"MoveToVersionId": to} if to else {}
-            if held_by:
-                where["RemoveFromVersionId"] = held_by
-            self.client.update_secret_version_stage(SecretId=name, VersionStage=stage, **where)
+            held_by = next((number for number, labels in stages.items() if stage in labels), None)
+            if held_by != to:
+                ends = {"MoveToVersionId": to, "RemoveFromVersionId": held_by}
+                given = {end: version for end, version in ends.items() if version}
+                self.client.update_secret_version_stage(SecretId=name, VersionStage=stage, **given)
 
         retry(move, MOVES, on=self.client.exceptions.InvalidParameterException)
 
@@ -179,10 +158,15 @@ class Secrets:
 
     def _describe(self, name: str) -> dict[str, Any] | None:
         try:
-            described: dict[str, Any] = self.client.describe_secret(SecretId=name)
+            return dict(self.client.describe_secret(SecretId=name))
         except self.client.exceptions.ResourceNotFoundException:
             return None
-        return described
+
+
+def _parts(stage: str) -> tuple[str, str, datetime]:
+    """Return the label in a stage of Secrets Manager, the stage, and when the key was created."""
+    label, _, created_ms = stage.removeprefix(_LABEL).rpartition("-")
+    return label, stage, datetime.fromtimestamp(int(created_ms) / 1000, UTC)
 
 
 def active_slot(values: Mapping[str, str]) -> int:

@@ -20,7 +20,7 @@ _SECRETS = re.compile(
 
 def enable() -> None:
     """Send the lines to standard error."""
-    from topicberg.security.logs import log_to_stderr
+    from topicberg.security.redaction import log_to_stderr
 
     log_to_stderr(logging.WARNING, "%(asctime)s %(message)s", {logger.name: logging.DEBUG})
 
@@ -43,8 +43,8 @@ def aws(client: Any) -> None:
 
 def _aws_answered(http_response: Any, model: Any, parsed: Any, **_: Any) -> None:
     error = (parsed or {}).get("Error", {}).get("Code", "")
-    operation = f"{model.service_model.service_id} {model.name}"
-    logger.debug("AWS: %s: %d %s", operation, http_response.status_code, error)
+    called = model.service_model.service_id, model.name, http_response.status_code
+    logger.debug("AWS: %s %s: %d %s", *called, error)
 
 
 def _aws_failed(exception: BaseException, event_name: str, **_: Any) -> None:

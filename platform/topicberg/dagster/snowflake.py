@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 
 if TYPE_CHECKING:
     from dagster_snowflake import SnowflakeResource

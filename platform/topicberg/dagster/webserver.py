@@ -24,8 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from topicberg.documents import GRAPH, ROUTE, docs_folder
 from topicberg.errors import TopicbergError
-from topicberg.security.asgi import GuardMiddleware, Scope
-from topicberg.security.guard import LOOPBACK, Guard, IsOwn
+from topicberg.security.guard import LOOPBACK, Guard, GuardMiddleware, IsOwn, Scope
 from topicberg.settings import Settings, settings
 
 

@@ -57,10 +57,8 @@ def bypass_proxy() -> None:
 
 
 def load_endpoints(config: Settings | None = None) -> Endpoints:
-    """Return the endpoints of the chosen deployment.
-
-    :raises TopicbergError: the local stack does not run, or settings of the cloud are missing
-    """
+    """Return the endpoints of the chosen deployment; raise TopicbergError if the local stack does
+    not run, or settings of the cloud are missing."""
     config = config or settings()
     if config.deployment == "cloud":
         from topicberg.endpoints.cloud import connect

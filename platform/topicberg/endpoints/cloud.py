@@ -1,33 +1,55 @@
 """The cloud deployment: from the environment, and otherwise from what ``topicberg deploy`` created.
 
-Its secrets are found by their paths, which the prefix determines. After a rotation, the previous
-key stays valid for a whole period, so secrets need not be read again for every request.
+Its secrets are found by their paths, which the prefix determines.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
 
 from topicberg.clients.secrets import active_slot
-from topicberg.endpoints.addresses import Addresses
 from topicberg.endpoints.model import Endpoints, SnowflakeEndpoint, glue_rest_uri
+from topicberg.endpoints.parameters import of_secret, read_secret
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
 from topicberg.logins.catalog import CatalogLogin, CatalogSettings, RestCatalog, TopicsCatalogLogin
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
 from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
-from topicberg.settings import Settings
-from topicberg.settings.emr import emr_settings
-from topicberg.settings.environment import read_settings
+from topicberg.security.models import HoldsSecrets
+from topicberg.settings import Settings, emr_settings
+from topicberg.settings.environment import EnvironmentSettings, FromJson, read_settings
 
-SECRETS_SECONDS = 300.0
-"""How long read secrets are cached."""
-_read: dict[str, tuple[float, dict[str, str]]] = {}
+
+class Addresses(HoldsSecrets, EnvironmentSettings):
+    """Addresses of the vendors, for ``topicberg deploy`` and for its deployment."""
+
+    model_config = SettingsConfigDict(populate_by_name=True)
+
+    confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
+    """Of Confluent Cloud's API."""
+    schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
+    """Default: the Schema Registry's address that Confluent returns."""
+    snowflake_url: str | None = Field(default=None, pattern=r"^https?://[^/:]+(:\d{1,5})?$")
+    """Default: derived from the account's name."""
+    catalog: Annotated[RestCatalog, *FromJson] = Field(default=RestCatalog(), repr=False)
+    """An Iceberg REST catalog of the topics' tables, such as Open Catalog: ``uri``, ``name``,
+    ``derived_name``, ``client_id``, ``client_secret``, ``scope``, ``token_uri``,
+    ``iam_user_arn``, ``external_id``."""
+
+    def snowflake_address(self) -> dict[str, Any]:
+        """Return the connector's arguments for the address; empty: it is the usual one."""
+        if self.snowflake_url is None:
+            return {}
+        parts = urlsplit(self.snowflake_url)
+        port = parts.port or {"https": 443, "http": 80}[parts.scheme]
+        return {"host": parts.hostname, "port": port, "protocol": parts.scheme}
 
 
 class CloudSettings(Addresses):
@@ -54,10 +76,8 @@ class CloudSettings(Addresses):
 
 
 def connect(config: Settings) -> Endpoints:
-    """Return the endpoints of the cloud deployment.
-
-    :raises TopicbergError: settings are missing, and the deployment does not have them either
-    """
+    """Return the endpoints of the cloud deployment; raise TopicbergError if settings are missing,
+    and the deployment does not have them either."""
     cloud = read_settings(
         CloudSettings,
         "settings of the cloud deployment are missing or invalid",
@@ -96,10 +116,7 @@ def connect(config: Settings) -> Endpoints:
 
 
 def _catalog(cloud: CloudSettings) -> CatalogLogin:
-    """Return the login to the Iceberg REST catalog.
-
-    :raises TopicbergError: its settings are incomplete
-    """
+    """Return the login to the Iceberg REST catalog."""
     login = from_environment(CatalogSettings, "the Iceberg catalog", "docs/catalogs.md")
     if cloud.iceberg_rest_uri or login.auth in (None, "sigv4"):
         return login
@@ -114,11 +131,8 @@ def _topics_catalog(
     stated: RestCatalog, config: Settings
 ) -> tuple[str | None, TopicsCatalogLogin | None, TopicsCatalogLogin | None]:
     """Return the catalog of the topics' tables, if Tableflow publishes them to another one than the
-    derived tables are in: its address, its login, and the login to the derived tables' catalog of
-    the same server, if it has one.
-
-    :raises TopicbergError: settings are missing
-    """
+    derived tables are in: address, login, and the login to the derived tables' catalog of its
+    server."""
     if not config.has_topics_catalog:
         return None, None, None
     login = stated.login(stated.name, vends=config.snowflake_vended_credentials)
@@ -153,19 +167,14 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
     roles = ("app_manager",) if config.own_engine else ("app_consumer", "app_producer")
     paths = [f"kafka_cluster/{role}/python_client" for role in roles]
     instead = "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET"
-    names = Names(config.prefix)
-    secrets = [_secret(names.confluent_secret(path), config, instead) for path in paths]
+    secrets = [_secret(Names(config.prefix).confluent_secret(p), config, instead) for p in paths]
     logins = [login.as_user(secret["sasl.username"], secret["sasl.password"]) for secret in secrets]
     return secrets[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
 
 
 def _all_given(service: str, given: Mapping[str, object]) -> bool:
     """Return whether the settings of a login are given, all or none: the keys of the deployment do
-    not complete those of another service.
-
-    :param given: the settings' names, without ``TOPICBERG_``, and their values
-    :raises TopicbergError: only some of them are given
-    """
+    not complete those of another service."""
     missing = [f"TOPICBERG_{name}" for name, value in given.items() if not value]
     if missing and len(missing) < len(given):
         raise TopicbergError(
@@ -178,8 +187,7 @@ def _all_given(service: str, given: Mapping[str, object]) -> bool:
 
 def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogin]:
     """Return address and login. An address alone is that of a proxy of the deployment's registry,
-    or with topicberg's own engine that of a registry that requires no login.
-    """
+    or with topicberg's own engine that of a registry that requires no login."""
     url = cloud.schema_registry_url
     login: RegistryLogin = from_environment(
         RegistrySettings, "the schema registry", "docs/kafka.md"
@@ -202,15 +210,13 @@ def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogi
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
     address = cloud.snowflake_address()
     account, user, password = (
-        cloud.snowflake_account,
-        cloud.snowflake_user,
-        cloud.snowflake_password,
+        getattr(cloud, f"snowflake_{name}") for name in ("account", "user", "password")
     )
     given = {"SNOWFLAKE_ACCOUNT": account, "SNOWFLAKE_USER": user, "SNOWFLAKE_PASSWORD": password}
-    if _all_given("Snowflake", given) and account and user:
+    if _all_given("Snowflake", given):
         return SnowflakeEndpoint(account=account, user=user, password=password, **address)
-    path = Names(config.prefix).snowflake_secret
-    values = _secret(path, config, "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD")
+    instead = "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD"
+    values = _secret(Names(config.prefix).snowflake_secret, config, instead)
     return SnowflakeEndpoint(
         account=values["snowflake_account_identifier"],
         user=values["snowflake_service_user"],
@@ -233,44 +239,10 @@ class _Secret(dict[str, str]):
 
 
 def _secret(path: str, config: Settings, instead: str) -> _Secret:
-    """
-    :param instead: the settings that could be set instead
-    :raises TopicbergError: there is no such secret
-    """
-    values = read_secret(path, config)
-    if values is None:
+    """Return a secret that must exist, or settings be set instead."""
+    if (values := read_secret(path, config)) is None:
         raise TopicbergError(
-            f"{_of_secret(path, config)}: there is no such secret",
+            f"{of_secret(path, config)}: there is no such secret",
             hint=f"run `topicberg deploy create` to create it, or set TOPICBERG_{instead}",
         )
-    return _Secret(values, _of_secret(path, config))
-
-
-def read_secret(path: str, config: Settings) -> dict[str, str] | None:
-    """Return a secret of the deployment, or None if there is none.
-
-    :raises TopicbergError: AWS does not answer, or refuses
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from topicberg.clients.aws import aws_session
-    from topicberg.clients.secrets import Secrets
-    from topicberg.errors.meaning import explain
-
-    read_at, values = _read.get(path, (0.0, {}))
-    if values and time.monotonic() - read_at < SECRETS_SECONDS:
-        return values
-    try:
-        client = aws_session(region_name=config.aws_region).client("secretsmanager")
-        secret = Secrets(client).read(path)
-    except (BotoCoreError, ClientError) as error:
-        rights = "grant secretsmanager:GetSecretValue on it to the user of this process"
-        raise explain(_of_secret(path, config), error, rights=rights) from None
-    if not secret:
-        return None
-    _read[path] = (time.monotonic(), secret)
-    return secret
-
-
-def _of_secret(path: str, config: Settings) -> str:
-    return f"secret {path} of AWS Secrets Manager in {config.aws_region}"
+    return _Secret(values, of_secret(path, config))

@@ -36,8 +36,6 @@ TOPICS_CATALOG = "topics"
 """The same, of the topics' catalog, where they have one of their own."""
 TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 """Environment variable that holds the token of the Iceberg REST catalog."""
-
-
 Given = tuple[tuple[str, str], ...]
 """Properties of PyIceberg's client of a catalog."""
 _CREATING = Lock()
@@ -49,10 +47,7 @@ often the client repeats one: by default three times, and reports nothing meanwh
 
 @lru_cache(maxsize=8)
 def _catalog(properties: Given, of_topics: Given | None = None) -> Catalog:
-    """Return the catalog's client, cached: a new one costs a request for every tick of a sensor.
-
-    :param of_topics: of the topics' catalog, if they have one of their own
-    """
+    """Return the catalog's client, cached: a new one costs a request for every tick of a sensor."""
     from pyiceberg.catalog import load_catalog
 
     if of_topics is None:
@@ -68,7 +63,8 @@ class SnowflakeEndpoint(HoldsSecrets):
     account: str
     user: str
     password: SecretStr | None = None
-    private_key: SecretStr | None = Field(default=None, description="base64 of a PEM file")
+    private_key: SecretStr | None = None
+    """Base64 of a PEM file."""
     host: str | None = None
     port: int | None = None
     protocol: str | None = None
@@ -94,20 +90,17 @@ class SnowflakeEndpoint(HoldsSecrets):
 class LakeEndpoints(HoldsSecrets):
     """Addresses of the tables only. URLs have no trailing slash."""
 
-    s3: str | None = Field(default=None, description="None: Amazon S3")
+    s3: str | None = None
+    """None: Amazon S3."""
     s3_access_key: SecretStr | None = None
     s3_secret_key: SecretStr | None = None
     iceberg_rest: str
-    iceberg_rest_token: SecretStr | None = Field(
-        default=None,
-        description="the local catalog's bearer token, which Spark has from its environment",
-    )
-    iceberg_login: CatalogLogin = Field(
-        default_factory=CatalogLogin, description="of a catalog that is not the local one"
-    )
-    topics_rest: str | None = Field(
-        default=None, description="the topics' catalog, if it is not that of the derived tables"
-    )
+    iceberg_rest_token: SecretStr | None = None
+    """The local catalog's bearer token, which Spark has from its environment."""
+    iceberg_login: CatalogLogin = Field(default_factory=CatalogLogin)
+    """Of a catalog that is not the local one."""
+    topics_rest: str | None = None
+    """The topics' catalog, if it is not that of the derived tables."""
     topics_login: TopicsCatalogLogin | None = None
 
     @property
@@ -120,17 +113,14 @@ class LakeEndpoints(HoldsSecrets):
         """How every client logs in to the catalog."""
         if self.iceberg_login.auth is not None:
             return self.iceberg_login
-        given: dict[str, Any] = {"auth": "none"}
-        if self.is_glue:
-            given = {"auth": "sigv4"}
-        elif self.iceberg_rest_token:
-            given = {"auth": "token", "token": self.iceberg_rest_token}
+        token = None if self.is_glue else self.iceberg_rest_token
+        auth = "sigv4" if self.is_glue else "token" if token else "none"
+        given = {"auth": auth, **({"token": token} if token else {})}
         return self.iceberg_login.model_copy(update=given)
 
     def iceberg_rest_headers(self) -> dict[str, str]:
         """Return headers for requests to the catalog that no Iceberg client sends."""
-        token = self.login.bearer()
-        bearer = {"Authorization": f"Bearer {token}"} if token else {}
+        bearer = {"Authorization": f"Bearer {token}"} if (token := self.login.bearer()) else {}
         return {**self.login.headers, **bearer}
 
     def catalog(self, config: Settings | None = None) -> Catalog:
@@ -138,23 +128,26 @@ class LakeEndpoints(HoldsSecrets):
         from topicberg.clients.catalog import READ_ONLY, TABLES, CheckedCatalog
 
         config = config or settings()
-        properties: dict[str, str] = {
+        common = {
             "py-catalog-impl": f"{CheckedCatalog.__module__}.{CheckedCatalog.__name__}",
+            "s3.region": config.aws_region,
+        }
+        read_only = {READ_ONLY: config.topics_namespace}
+        properties = {
+            **common,
             "uri": self.iceberg_rest,
             "warehouse": self.warehouse(config) or config.warehouse,
             TABLES: config.derived_warehouse,
-            "s3.region": config.aws_region,
             **self.login.pyiceberg(config.aws_region),
+            **({} if config.own_engine else read_only),
+            **self._store(self.login),
         }
-        if not config.own_engine:
-            properties[READ_ONLY] = config.topics_namespace
-        properties |= self._store(self.login)
         if self.topics_rest is None or self.topics_login is None:
             return _catalog(tuple(properties.items()))
         of_topics = {
-            **{name: properties[name] for name in ("py-catalog-impl", "s3.region")},
+            **common,
             "uri": self.topics_rest,
-            READ_ONLY: config.topics_namespace,
+            **read_only,
             **self.topics_login.pyiceberg(config.aws_region),
             **self._store(self.topics_login),
         }
@@ -168,13 +161,11 @@ class LakeEndpoints(HoldsSecrets):
         if self.s3:
             properties |= {"s3.endpoint": self.s3, "s3.force-virtual-addressing": "false"}
         if login.vends:
-            pass  # the catalog's own keys come with each table
-        elif self.s3_access_key and self.s3_secret_key:
-            properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
-            properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
-        elif self.s3 is None:
-            properties |= _profile_keys()
-        return properties
+            return properties  # the catalog's own keys come with each table
+        if self.s3_access_key and self.s3_secret_key:
+            keys = self.s3_access_key.get_secret_value(), self.s3_secret_key.get_secret_value()
+            return properties | dict(zip(_KEYS, keys, strict=False))
+        return properties if self.s3 else properties | _profile_keys()
 
     def spark_properties(self, config: Settings) -> dict[str, str]:
         """Return Spark's properties for the same catalog as ``lake``, and for UTC as time zone.
@@ -228,11 +219,9 @@ class LakeEndpoints(HoldsSecrets):
             # Tables change outside of Spark: the engine publishes its commits through the catalog.
             "cache-enabled": "false",
         }
-        if warehouse := self.warehouse(config):
-            catalog["warehouse"] = warehouse
-        if self.s3:
-            catalog |= {"s3.endpoint": self.s3, "s3.path-style-access": "true"}
-        return catalog
+        warehouse = self.warehouse(config)
+        store = {"s3.endpoint": self.s3, "s3.path-style-access": "true"} if self.s3 else {}
+        return catalog | ({"warehouse": warehouse} if warehouse else {}) | store
 
     def warehouse(self, config: Settings) -> str | None:
         """Return which catalog of the server it is; Glue's REST API names it by the account.
@@ -264,49 +253,42 @@ class Endpoints(LakeEndpoints):
 
     kafka_bootstrap: str
     kafka_login: KafkaLogin = Field(default_factory=lambda: KafkaLogin(auth="none"))
-    kafka_deployed: bool = Field(
-        default=False, description="`topicberg deploy` created the cluster, and settings of clients"
-    )
-    kafka_writer: KafkaLogin | None = Field(
-        default=None,
-        description="the login for writing records and creating topics; None: kafka_login",
-    )
-    kafka_own: OwnListener | None = Field(
-        default=None, description="used instead of kafka_bootstrap while that is its proxy"
-    )
+    kafka_deployed: bool = False
+    """`topicberg deploy` created the cluster, and settings of clients."""
+    kafka_writer: KafkaLogin | None = None
+    """The login for writing records and creating topics; None: kafka_login."""
+    kafka_own: OwnListener | None = None
+    """Used instead of kafka_bootstrap while that is its proxy."""
     schema_registry: str
     registry_login: RegistryLogin = Field(default_factory=lambda: RegistryLogin(auth="none"))
-    spark_connect: str = Field(repr=False, description="may hold a token: sc://host/;token=…")
-    aws: str | None = Field(default=None, description="None: the real AWS")
+    spark_connect: str = Field(repr=False)
+    """May hold a token: sc://host/;token=…."""
+    aws: str | None = None
+    """None: the real AWS."""
     aws_access_key: SecretStr | None = None
     aws_secret_key: SecretStr | None = None
     snowflake: SnowflakeEndpoint
-    confluent: str = Field(
-        default="https://api.confluent.cloud", description="base URL of Confluent Cloud's APIs"
-    )
-    confluent_api_key: str | None = Field(default=None, description="a Cloud API key")
+    confluent: str = "https://api.confluent.cloud"
+    """Base URL of Confluent Cloud's APIs."""
+    confluent_api_key: str | None = None
+    """A Cloud API key."""
     confluent_api_secret: SecretStr | None = None
-    confluent_admin_token: SecretStr | None = Field(
-        default=None, description="of the Confluent emulator's faults and delays"
-    )
+    confluent_admin_token: SecretStr | None = None
+    """Of the Confluent emulator's faults and delays."""
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
         remember(urlsplit(self.spark_connect).path.split("token=")[1:])
 
     def kafka_config(self, *, writes: bool = False) -> dict[str, Any]:
-        """Return configuration for any ``confluent_kafka`` client.
-
-        :param writes: the client writes records, or creates and changes topics
-        """
+        """Return configuration for any ``confluent_kafka`` client; ``writes``: the client writes
+        records, or creates and changes topics."""
         address, login = self.kafka_listener(writes)
         return {"bootstrap.servers": address, **login.librdkafka()}
 
     def kafka_tuning(self, client: Client) -> dict[str, str]:
-        """Return the deployment's own settings for a kind of Kafka client.
-
-        :raises TopicbergError: AWS does not answer, or refuses
-        """
+        """Return the deployment's own settings for a kind of Kafka client; raise TopicbergError if
+        AWS does not answer, or refuses."""
         from topicberg.endpoints.parameters import client_parameters
 
         return client_parameters(settings(), client) if self.kafka_deployed else {}
@@ -355,6 +337,8 @@ class Endpoints(LakeEndpoints):
             )
 
 
+_KEYS = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
+"""PyIceberg's properties."""
 _SHARED = ("shared-credentials-file", "config-file", "assume-role-with-web-identity")
 _OF_MACHINES = ("container-role", "iam-role")
 """Where boto3 and PyArrow, whose readers of S3 are AWS's C++ clients, find the same credentials."""
@@ -371,12 +355,8 @@ def _profile_keys() -> dict[str, str]:
     if credentials is None or credentials.method in (*_SHARED, *_OF_MACHINES):
         return {}
     keys = credentials.get_frozen_credentials()
-    named = {
-        "s3.access-key-id": keys.access_key,
-        "s3.secret-access-key": keys.secret_key,
-        "s3.session-token": keys.token,
-    }
-    return {name: value for name, value in named.items() if value}
+    values = keys.access_key, keys.secret_key, keys.token
+    return {name: value for name, value in zip(_KEYS, values, strict=True) if value}
 
 
 def _aws_variables() -> frozenset[tuple[str, str]]:
@@ -385,10 +365,8 @@ def _aws_variables() -> frozenset[tuple[str, str]]:
 
 @lru_cache(maxsize=2)
 def _aws_session(variables: frozenset[tuple[str, str]]) -> boto3.Session:
-    """Return one session for all clients: it has read the descriptions of AWS's services.
-
-    :param variables: of the environment; a session keeps the credentials that it found in them
-    """
+    """Return one session for all clients: it keeps the credentials that it found in the variables,
+    and has read the descriptions of AWS's services."""
     from topicberg.clients.aws import aws_session
 
     return aws_session()

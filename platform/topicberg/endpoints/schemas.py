@@ -24,10 +24,7 @@ def schema_readers(
     config: Settings | None = None,
     registry: SchemaRegistryClient | None = None,
 ) -> SchemaReaders:
-    """Return new readers.
-
-    :param registry: a client of Confluent's registry that others use as well
-    """
+    """Return new readers; ``registry``: a client of Confluent's registry that others use too."""
     confluent = SubjectReader(registry or endpoints.schema_registry_client())
     return SchemaReaders(confluent, lambda: glue_reader(endpoints, config))
 
@@ -37,8 +34,7 @@ def glue_reader(endpoints: Endpoints, config: Settings | None = None) -> GlueRea
     from topicberg.formats.glue import GlueReader
 
     config = config or settings()
-    client = endpoints.boto3("glue", config, _options())
-    return GlueReader(client, config.glue_schema_registry)
+    return GlueReader(endpoints.boto3("glue", config, _options()), config.glue_schema_registry)
 
 
 @cache

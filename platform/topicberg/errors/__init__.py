@@ -11,7 +11,7 @@ the process knows, or a control character, not even in quoted text.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -28,12 +28,14 @@ MAX_CHARACTERS = 8_000
 alerts repeat it."""
 
 
-class TopicbergError(Exception):
-    """The base class of all errors that topicberg raises on purpose.
+is_local: Callable[[], bool] = bool
+"""Whether the deployment is the local stack: :mod:`topicberg.settings`, which knows it, sets this
+function, since everything that reads settings imports errors."""
 
-    :param message: what failed, with the file, field or resource
-    :param hint: how to fix it
-    """
+
+class TopicbergError(Exception):
+    """The base class of all errors that topicberg raises on purpose: what failed, with the file,
+    field or resource, and a hint: how to fix it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = _shortened(terminal(redact(message)))
@@ -49,18 +51,13 @@ class TopicbergError(Exception):
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= MAX_CHARACTERS:
-        return text
     half = MAX_CHARACTERS // 2
-    return f"{text[:half]} […] {text[-half:]}"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:half]} […] {text[-half:]}"
 
 
 def split_hint(text: str) -> tuple[str, str | None]:
-    """Return message and hint of the text of an error: the inverse of ``str(error)``.
-
-    For errors that others keep as text only: Dagster those of steps and ticks, Tableflow's API
-    those of a topic.
-    """
+    """Return message and hint of the text of an error, which others keep as text only (Dagster, and
+    Tableflow's API): the inverse of ``str(error)``."""
     message, _, hint = text.partition(_HINT)
     return message, hint.strip() or None
 
@@ -91,25 +88,29 @@ def line_in(error: BaseException, *files: str) -> int | None:
 
 def raised_in(trace: TracebackType | None, library: str) -> bool:
     """Return whether a package's code took part in raising an error."""
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).startswith(library):
-            return True
-        trace = trace.tb_next
-    return False
+    frames = (frame for frame, _ in traceback.walk_tb(trace))
+    return any(str(frame.f_globals.get("__name__")).startswith(library) for frame in frames)
 
 
 def safe(error: BaseException) -> BaseException:
-    """Return the error itself, or one without the secrets and control characters of its text.
-
-    Its causes are inspected as well: Dagster shows all of them.
-    """
-    messages = [f"{type(each).__name__}: {each}" for each in islice(causes(error), _DEPTH)]
-    text = "\ncaused by ".join(messages)
+    """Return the error itself, or one without the secrets and control characters of its text and
+    its causes' texts, all of which Dagster shows."""
+    chain = islice(causes(error), _DEPTH)
+    text = "\ncaused by ".join(f"{type(each).__name__}: {each}" for each in chain)
     if terminal(redact(text)) == text:
         return error
     cleaned = TopicbergError(text)
     cleaned.__suppress_context__ = True
     return cleaned
+
+
+def see_whether_it_runs(service: str, *, starts: bool = False) -> str:
+    """Return the hint about a service that does not answer, and, with ``starts``, how to start it:
+    `topicberg status` knows only the local stack."""
+    if is_local():
+        start = ", `topicberg up` to start it" if starts else ""
+        return f"run `topicberg status` to see whether {service} runs{start}"
+    return f"check that {service} runs, and that this machine reaches it: network, DNS and firewall"
 
 
 class SpecError(TopicbergError):

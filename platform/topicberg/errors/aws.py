@@ -13,10 +13,8 @@ NO_TOKEN = frozenset({"SSOError", "SSOTokenLoadError", "TokenRetrievalError"}) |
 
 
 def refusal_of(error: BaseException) -> tuple[str, str, int]:
-    """Return AWS's code, its message and the HTTP status of an error; empty: it is not AWS's.
-
-    It is recognized by its attributes, as botocore takes long to import.
-    """
+    """Return AWS's code, its message and the HTTP status of an error; empty: it is not AWS's. It is
+    recognized by its attributes, as botocore takes long to import."""
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict) or not hasattr(error, "operation_name"):
         return "", "", 0
@@ -43,10 +41,8 @@ def was_repeated(error: BaseException) -> bool:
 
 
 def login_hint(error: BaseException, profile: str | None = None) -> str | None:
-    """Return how to renew a login that expired; None: the error is about something else.
-
-    :param profile: of AWS; None: that of the environment
-    """
+    """Return how to renew a login (of a profile, or that of the environment) that expired; None:
+    the error is about something else."""
     if not is_expired(error):
         return None
     if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -13,12 +13,14 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from topicberg.errors import CertificateError, NotFoundError, TopicbergError, causes, hints
+from topicberg import errors
+from topicberg.errors import CertificateError, NotFoundError, TopicbergError, causes
 
 PROBE_SECONDS = 3.0
 """The deadline of a connection that asks for a server's certificate."""
@@ -138,7 +140,7 @@ def connection_error(
     :param asks: whether the server is asked for its certificate, for seconds, if the text does not
         say what is wrong with it
     """
-    chain = list(causes(error)) if isinstance(error, BaseException) else []
+    chain = [*causes(error)] if isinstance(error, BaseException) else []
     if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
         return None  # it says so itself
     text = "\n".join(map(str, chain)) or str(error)
@@ -148,7 +150,7 @@ def connection_error(
         hint = (
             "run `topicberg up`, which writes the addresses of the services again; if the name is "
             "right, correct the name resolution (DNS) of this machine"
-            if hints.is_local()
+            if errors.is_local()
             else f"correct the host name in {stated.address}, or the name resolution (DNS) of this "
             "machine"
         )
@@ -169,11 +171,7 @@ def connection_error(
 
 
 def line_around(match: re.Match[str], before: int, most: int) -> str:
-    """Return the words around what was found, on its line.
-
-    :param before: characters before what was found
-    :param most: characters in all
-    """
+    """Return the words around a match, on its line: so many characters before it, and in all."""
     begin = match.string.rfind("\n", 0, match.start()) + 1
     line = match.string[begin:].partition("\n")[0].strip(": ")
     begin = max(0, line.find(match[0].partition("\n")[0].strip()) - before)
@@ -181,12 +179,8 @@ def line_around(match: re.Match[str], before: int, most: int) -> str:
 
 
 def _certificate_text(server: str, authority: Path | None) -> str | None:
-    """Return why the certificate of a server is not accepted; None: it is, or no answer came.
-
-    For clients that do not say why: librdkafka, and Snowflake's connector.
-
-    :param server: host and port
-    """
+    """Return why the certificate of a server is not accepted, for clients that do not say so; None:
+    it is, or no answer came."""
     try:
         parts = urlsplit(f"//{server}")
         host, port = str(parts.hostname), parts.port or 443
@@ -208,31 +202,24 @@ def _unresolved(text: str, chain: list[BaseException], address: str) -> str | No
     is_of_system = any(isinstance(each, socket.gaierror) for each in chain)
     if not is_of_system and not _UNRESOLVED_BY_SYSTEM.search(text):
         return None
-    server = _server(text, chain) or address
-    return (urlsplit(f"//{server}").hostname if server else None) or "of the server"
+    return urlsplit(f"//{_server(text, chain) or address}").hostname or "of the server"
 
 
 def _server(text: str, chain: list[BaseException]) -> str | None:
     """Return host and port of the server that a client's errors name."""
-    for url in _urls(chain):
-        if match := _URL.match(url):
-            return match[1]
+    if match := next(filter(None, map(_URL.match, _urls(chain))), None):
+        return match[1]
     if match := _HOST.search(text):
         return f"{match[1]}:{match[2]}" if match[2] else match[1]
-    if match := _URL.search(text):
-        return match[1]
-    return None
+    return match[1] if (match := _URL.search(text)) else None
 
 
 def _urls(chain: list[BaseException]) -> Iterator[str]:
     """Yield the addresses that the errors of httpx, requests and botocore hold."""
     for each in chain:
-        try:
-            request: Any = getattr(each, "request", None)
-        except RuntimeError:  # httpx's, of an error without a request
-            continue
-        if (url := getattr(request, "url", None)) is not None:
-            yield str(url)
+        with suppress(RuntimeError):  # httpx's, of an error without a request
+            if (url := getattr(getattr(each, "request", None), "url", None)) is not None:
+                yield str(url)
         kwargs: Any = getattr(each, "kwargs", None)
         if isinstance(kwargs, dict) and kwargs.get("endpoint_url"):
             yield str(kwargs["endpoint_url"])

@@ -65,11 +65,8 @@ _DIFFERENCES = re.compile(r"list of diff types: \[(.*)\]", re.DOTALL)
 
 
 def refusal(reason: str, level: str | None) -> tuple[str, str]:
-    """Return why a registry refuses a new version of a schema, and how to fix it.
-
-    :param reason: the registry's message
-    :param level: the compatibility level of the subject; None: it is not known
-    """
+    """Return why a registry refuses a new version of a schema, by its message and the compatibility
+    level (if known), and how to fix it."""
     cases = [case for case in _CASES if re.search(case[0], reason)]
     differences = _DIFFERENCES.search(reason)
     text = " ".join((differences[1] if differences else reason).split())

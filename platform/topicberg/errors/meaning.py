@@ -20,31 +20,19 @@ from topicberg.errors import (
     causes,
     first_line,
     raised_in,
+    see_whether_it_runs,
+    table,
 )
 from topicberg.errors.aws import login_hint, refusal_of
 from topicberg.errors.connections import connection_error, line_around
-from topicberg.errors.hints import see_whether_it_runs
-from topicberg.errors.table import (
-    CONFLICT,
-    DENIED,
-    LOGIN,
-    MEMORY,
-    QUERY,
-    TABLE,
-    THROTTLED,
-    UNREACHABLE,
-    UNRESOLVED,
-    ErrorRow,
-    Kind,
-    class_of,
-)
+from topicberg.errors.table import ErrorRow, Kind, class_of
 
 _OWN: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Kind], ...] = (
-    (LoginError, LOGIN),
-    (NotFoundError, UNRESOLVED),
-    (CommitConflictError, CONFLICT),
-    (ThrottledError, THROTTLED),
-    ((UnreachableError, ConnectionError, TimeoutError), UNREACHABLE),
+    (LoginError, table.LOGIN),
+    (NotFoundError, table.UNRESOLVED),
+    (CommitConflictError, table.CONFLICT),
+    (ThrottledError, table.THROTTLED),
+    ((UnreachableError, ConnectionError, TimeoutError), table.UNREACHABLE),
 )
 """topicberg's errors, and Python's."""
 _CATALOG, _SPARK_SERVICE = "Iceberg's catalog", "Spark"
@@ -72,7 +60,7 @@ _FAILED_TASK = re.compile(
 
 
 def _row_of(error: BaseException) -> tuple[ErrorRow, re.Match[str]] | None:
-    matches = ((row, row.search(error)) for row in TABLE)
+    matches = ((row, row.search(error)) for row in table.TABLE)
     return next(((row, match) for row, match in matches if match is not None), None)
 
 
@@ -84,43 +72,38 @@ def means(error: BaseException, *kinds: Kind) -> bool:
 
 def _kinds(error: BaseException) -> Iterator[Kind]:
     """Yield the kinds of an error and of its causes."""
-    reached = _not_reached(error)
-    if reached is not None:
-        yield UNRESOLVED if isinstance(reached, NotFoundError) else LOGIN
+    if (reached := _not_reached(error)) is not None:
+        yield table.UNRESOLVED if isinstance(reached, NotFoundError) else table.LOGIN
     is_explained = class_of(error).endswith(_OF_FUNCTION)
     for each in causes(error):
         # An error of topicberg has said already what a refused login means for it.
         is_explained |= isinstance(each, TopicbergError)
-        own = [kind for types, kind in _OWN if isinstance(each, types)]
-        if own:
+        if own := [kind for types, kind in _OWN if isinstance(each, types)]:
             yield own[0]
         elif matched := _row_of(each):
-            yield from (kind for kind in matched[0].kinds if not (is_explained and kind is LOGIN))
+            yield from (
+                kind for kind in matched[0].kinds if not (is_explained and kind is table.LOGIN)
+            )
 
 
 def classify(error: BaseException) -> Kind | None:
-    """Return the kind of a failure that a retry may resolve, from the error and its causes.
-
-    None: no retry resolves it, e.g. of a refused login, whatever else is in the chain.
-    """
+    """Return the kind of a failure that a retry may resolve; None: no retry does, e.g. of a refused
+    login, whatever else is in the chain of causes."""
     kinds = [*_kinds(error)]
-    if LOGIN in kinds:
-        return None
-    return next((kind for kind in kinds if kind is UNRESOLVED), None) or next(
-        (kind for kind in kinds if kind.retries), None
-    )
+    retried = [kind for kind in kinds if kind.retries and table.LOGIN not in kinds]
+    return table.UNRESOLVED if table.UNRESOLVED in retried else next(iter(retried), None)
 
 
 def is_refused(error: BaseException) -> bool:
     """Return whether a login or a certificate is not accepted, so that no retry succeeds."""
-    return LOGIN in _kinds(error)
+    return table.LOGIN in _kinds(error)
 
 
 def is_of_service(error: BaseException) -> bool:
     """Return whether a job of Spark failed whatever it reads: a service does not answer, refuses or
     is full. Else, perhaps, a record is the reason.
     """
-    return not means(error, MEMORY) and (
+    return not means(error, table.MEMORY) and (
         _row_of(error) is not None or _not_reached(error) is not None
     )
 
@@ -131,41 +114,44 @@ def is_of_vendor(error: BaseException) -> bool:
 
 
 def to_report(error: BaseException) -> BaseException:
-    """Return the error to report instead: it names the service, the cause and the fix.
-
-    The error itself if it does so already, or if the table does not have it.
-    """
+    """Return the error to report instead: it names the service, the cause and the fix. It is the
+    error itself if that does so, or if the table does not have it."""
     if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
     return _explained(error, is_users=True) or error
 
 
 def explain(subject: str, error: BaseException, *, rights: str | None = None) -> TopicbergError:
-    """Return any error as a message about e.g. ``topic orders``.
-
-    :param rights: the hint if AWS does not allow the request
-    """
+    """Return any error as a message about e.g. ``topic orders``; ``rights``: the hint if AWS does
+    not allow the request."""
     own = (each for each in causes(error) if isinstance(each, TopicbergError))
-    known = next(own, None) or _explained(error)
-    if known is None:
+    if (known := next(own, None) or _explained(error)) is None:
         refuses = "the catalog refuses: " if class_of(error).startswith("pyiceberg") else ""
         return TopicbergError(f"{subject}: {refuses}{type(error).__name__}: {_reason(error)}")
-    hint = rights if rights and means(error, DENIED) else known.hint
+    hint = rights if rights and means(error, table.DENIED) else known.hint
     return type(known)(f"{subject}: {known.message}", hint=hint)
 
 
 @contextmanager
 def explained(subject: str) -> Iterator[None]:
-    """Raise errors of the catalog and the store as :func:`explain` words them.
-
-    :raises TopicbergError: the catalog or the store refuses, or does not answer
-    """
+    """Raise errors of the catalog and the store as :func:`explain` words them."""
     from pyiceberg.exceptions import RESTError
 
     try:
         yield
     except (RESTError, OSError) as error:
         raise explain(subject, error) from error
+
+
+@contextmanager
+def aws_explained(subject: str, rights: str) -> Iterator[None]:
+    """Raise errors of AWS's client as :func:`explain` words them."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise explain(subject, error, rights=rights) from None
 
 
 def availability_hint(service: str | None) -> str:
@@ -176,18 +162,14 @@ def availability_hint(service: str | None) -> str:
 
 
 def _explained(error: BaseException, *, is_users: bool = False) -> TopicbergError | None:
-    """Return the error that says what an error means; None: the table does not have it.
-
-    :param is_users: it may be of what a user's function reads
-    """
+    """Return the error that says what an error means, perhaps of what a user's function reads;
+    None: the table does not have it."""
     if (reached := _not_reached(error, asks=True)) is not None:
         return reached
     service = _service_of(error)
-    for each in causes(error):
-        matched = _row_of(each)
-        if matched is None or not matched[0].message:
-            continue
-        row, match = matched
+    matches = ((each, _row_of(each)) for each in causes(error))
+    explaining = ((each, *matched) for each, matched in matches if matched and matched[0].message)
+    for each, row, match in explaining:
         is_named = service is not None or not row.message.startswith("{service}")
         if is_users and (class_of(each).endswith(_OF_FUNCTION) or not is_named):
             return None
@@ -203,7 +185,7 @@ def _explained(error: BaseException, *, is_users: bool = False) -> TopicbergErro
             ),
             hint=login_hint(each) or row.hint or availability_hint(service),
         )
-        known.__cause__ = None if row is QUERY else error
+        known.__cause__ = None if row is table.QUERY else error
         known.__suppress_context__ = True  # of a query, the trace of the JVM
         return known
     return None
@@ -221,32 +203,20 @@ def _reason(error: BaseException) -> str:
 
 
 def _service_of(error: BaseException) -> str | None:
-    """Return which service an error of a vendor's client is about; None: it is unknown.
-
-    The clients' texts name an address at best, often that of another service.
-    """
-    for each in causes(error):
-        for service, pattern in _NAMED_BY_TEXT:
-            if pattern.search(str(each)):
-                return service
-    for each in causes(error):
-        for service, library in _NAMED_BY_CLIENT:
-            if raised_in(each.__traceback__, library):
-                return service
-    return None
+    """Return which service an error is about; its text has an address at best, often another's."""
+    chain = [*causes(error)]
+    by_text = (s for each in chain for s, text in _NAMED_BY_TEXT if text.search(str(each)))
+    traces = [each.__traceback__ for each in chain]
+    by_client = (s for trace in traces for s, lib in _NAMED_BY_CLIENT if raised_in(trace, lib))
+    return next(by_text, None) or next(by_client, None)
 
 
 def _not_reached(error: BaseException, *, asks: bool = False) -> TopicbergError | None:
-    """Return the error of a server that is not found or not trusted, of a vendor's client.
-
-    :param asks: whether the server may be asked for its certificate, which takes seconds
-    """
+    """Return the error of a server that is not found or not trusted; asking it takes seconds."""
     service = _service_of(error)
-    if service is None:
-        return None
     if service == _SPARK_SERVICE and _OF_SPARK_ITSELF.search(str(error)) is None:
         service = "a server that Spark uses"
-    unreachable = connection_error(service, error, asks=asks)
+    unreachable = connection_error(service, error, asks=asks) if service else None
     if unreachable is not None:
         unreachable.__cause__ = error
     return unreachable

@@ -66,11 +66,8 @@ def retry(
 
 @contextmanager
 def conflicts(subject: str) -> Iterator[None]:
-    """Raise the libraries' errors of a commit that came second as one of topicberg's.
-
-    :param subject: the object, as in ``table shop.orders``
-    :raises CommitConflictError: another commit came first
-    """
+    """Raise the libraries' errors of a commit that came second as a :class:`CommitConflictError`;
+    ``subject``: the object, as in ``table shop.orders``."""
     try:
         yield
     except Exception as error:

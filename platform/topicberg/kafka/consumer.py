@@ -13,8 +13,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors import TopicbergError, UnreachableError, see_whether_it_runs
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.last_records import LastRecord, LastRecords, checksum
 from topicberg.kafka.offsets import Ranges

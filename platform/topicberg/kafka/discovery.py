@@ -19,8 +19,13 @@ from pydantic import ValidationError
 from topicberg.clients.registry import if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import glue_reader
-from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
-from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors import (
+    SpecError,
+    TableflowError,
+    TopicbergError,
+    UnreachableError,
+    see_whether_it_runs,
+)
 from topicberg.files import update_file
 from topicberg.formats.table import BY_SCHEMA_TYPE, Part
 from topicberg.kafka import topics as kafka

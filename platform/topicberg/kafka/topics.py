@@ -36,9 +36,9 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
     first_line,
+    see_whether_it_runs,
 )
 from topicberg.errors.connections import connection_error
-from topicberg.errors.hints import see_whether_it_runs
 from topicberg.errors.retry import retry
 from topicberg.kafka.schemas import register_schema
 from topicberg.settings import Settings, settings

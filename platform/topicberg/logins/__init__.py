@@ -44,8 +44,7 @@ class TlsFields(HoldsSecrets):
     def check_files(self, prefix: str) -> None:
         """:raises ValueError: a file does not exist; names the first one"""
         for name in ("ca_file", "certificate_file", "key_file"):
-            path = getattr(self, name)
-            if path and not path.is_file():
+            if (path := getattr(self, name)) and not path.is_file():
                 raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
@@ -70,9 +69,8 @@ class OAuthFields(Group):
 
 
 def missing(prefix: str, kind: str, login: Any, *required: str) -> None:
-    """Refuse a login that lacks settings.
+    """Refuse a login, of a kind of ``<prefix>_AUTH``, that lacks settings.
 
-    :param kind: the value of the setting ``<prefix>_AUTH``
     :raises ValueError: names the required ones without a value
     """
     if names := absent(prefix, login, *required):
@@ -80,10 +78,8 @@ def missing(prefix: str, kind: str, login: Any, *required: str) -> None:
 
 
 def absent(prefix: str, fields: Any, *required: str) -> list[str]:
-    """Return the variables of the required settings without a value.
-
-    :param prefix: of their names; of a group, with an underscore at the end
-    """
+    """Return the variables of the required settings without a value; ``prefix``: of their names; of
+    a group, with an underscore at the end."""
     return [
         f"{prefix}_{name.upper()}"
         for name in required

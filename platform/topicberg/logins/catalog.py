@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.errors.meaning import explain
+from topicberg.errors.meaning import aws_explained
 from topicberg.logins import OAUTH_CLIENT, absent, missing
 from topicberg.logins.oauth import OAuthClient, OAuthSettings
 from topicberg.security.models import HoldsSecrets
@@ -122,8 +122,8 @@ class CatalogLogin(HoldsSecrets):
     def public(self) -> dict[str, Any]:
         """Return it without its secrets, for a process that has them in its environment."""
         hidden: Any = {"headers": True, "token": True, "oauth": {"client_secret"}}
-        found = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
-        return found | {"headers": sorted(self.headers)}
+        shown = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
+        return shown | {"headers": sorted(self.headers)}
 
     @classmethod
     def from_public(cls, public: Mapping[str, Any]) -> Self:
@@ -146,28 +146,26 @@ class CatalogLogin(HoldsSecrets):
                 "TOPICBERG_EMR_JOBS__SPARK_SUBMIT_PARAMETERS; see docs/production.md",
             )
         if given.get("auth") == "token":
-            given["token"] = secret
-        else:
-            given["oauth"] = {**given.get("oauth", {}), "client_secret": secret}
-        return cls(**given, headers=headers)
+            return cls(**given, token=secret, headers=headers)
+        oauth = {**given.pop("oauth", {}), "client_secret": secret}
+        return cls(**given, oauth=oauth, headers=headers)
 
     def pyiceberg(self, region: str) -> dict[str, str]:
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
         understands those that begin with ``topicberg.``
         """
         properties = {**self.spark_common(region), SETTINGS: self.settings_prefix}
-        if client := self.oauth_client():
-            properties[OAUTH] = _register(client)
-        elif token := self.bearer():
-            properties["token"] = token
-        if self.role_arn:
-            properties[ROLE] = self.role_arn
-        if self.vends:
-            properties[IS_VENDED] = "true"
+        client = self.oauth_client()
         in_s3_tables = self.auth == "sigv4" and self.signing.startswith("s3tables")
-        if self.locations == "catalog" or (self.locations is None and in_s3_tables):
-            properties[LOCATIONS] = "catalog"
-        return properties
+        locations = self.locations or ("catalog" if in_s3_tables else "topicberg")
+        own = {
+            OAUTH: _register(client) if client else None,
+            "token": None if client else self.bearer(),
+            ROLE: self.role_arn,
+            IS_VENDED: "true" if self.vends else None,
+            LOCATIONS: "catalog" if locations == "catalog" else None,
+        }
+        return properties | {name: value for name, value in own.items() if value}
 
     def spark(self, region: str) -> tuple[dict[str, str], float | None]:
         """Return properties of Iceberg's catalog in a Spark session, with the secrets; and the
@@ -186,8 +184,7 @@ class CatalogLogin(HoldsSecrets):
                 "token-exchange-enabled": "false",
                 "token-refresh-enabled": "true",  # whatever Spark's own configuration states
             }
-            if oauth.audience:
-                properties["audience"] = oauth.audience
+            properties |= {"audience": oauth.audience} if oauth.audience else {}
         elif client := self.oauth_client():
             # Iceberg's client in Java cannot send the client's id as Basic: a token of ours.
             token, renew_at = client.token_until()
@@ -206,10 +203,10 @@ class CatalogLogin(HoldsSecrets):
 
     def duckdb(self, region: str, name: str = "lake") -> tuple[str | None, str]:
         """Return a statement that creates the secret ``<name>_catalog``, and options of ATTACH."""
-        mode = "vended_credentials" if self.vends else "none"
-        delegation = f"ACCESS_DELEGATION_MODE '{mode}'"
-        if self.vends:  # the catalog may leave it out
-            delegation += f", DEFAULT_REGION {literal(region)}"
+        delegation = "ACCESS_DELEGATION_MODE 'none'"
+        if self.vends:  # the catalog may leave the region out
+            mode = "ACCESS_DELEGATION_MODE 'vended_credentials'"
+            delegation = f"{mode}, DEFAULT_REGION {literal(region)}"
         if self.auth == "sigv4":
             # DuckDB finds the name of the service in the host's name.
             return None, f"AUTHORIZATION_TYPE 'sigv4', {delegation}"
@@ -225,17 +222,12 @@ class CatalogLogin(HoldsSecrets):
     def spark_common(self, region: str) -> dict[str, str]:
         """Return the properties without secrets, which PyIceberg and Spark share."""
         properties = {f"header.{name}": value for name, value in self.headers.items()}
-        if self.warehouse:
-            properties["warehouse"] = self.warehouse
-        if self.delegation:
-            properties[f"header.{DELEGATION}"] = self.delegation
+        given = {"warehouse": self.warehouse, f"header.{DELEGATION}": self.delegation}
         if self.auth == "sigv4":
-            properties |= {
-                "rest.sigv4-enabled": "true",
-                "rest.signing-name": self.signing.partition("/")[0],
-                "rest.signing-region": self.signing.partition("/")[2] or region,
-            }
-        return properties
+            service, _, own_region = self.signing.partition("/")
+            given |= {"rest.sigv4-enabled": "true", "rest.signing-name": service}
+            given |= {"rest.signing-region": own_region or region}
+        return properties | {name: value for name, value in given.items() if value}
 
 
 class CatalogSettings(CatalogLogin, EnvironmentSettings):
@@ -320,39 +312,27 @@ def _register(client: OAuthClient) -> str:
 
 
 def role_keys(role_arn: str, region: str) -> Any:
-    """Return the keys of a role, valid for a while.
-
-    :raises TopicbergError: AWS does not answer, or refuses
-    """
+    """Return the keys of a role; raise TopicbergError if AWS does not answer, or refuses."""
     with role_errors(role_arn):
         return role_session(role_arn, region).get_credentials().get_frozen_credentials()
 
 
 @contextmanager
 def role_errors(role_arn: str) -> Iterator[None]:
-    """Turn botocore's errors about a role into one message.
-
-    :raises TopicbergError: AWS does not give out keys of the role
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
+    """Turn botocore's errors about a role into one message; raise TopicbergError if AWS does not
+    give out keys of the role."""
+    rights = (
+        f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this process, "
+        "and name that user in the role's trust policy"
+    )
+    with aws_explained(f"AWS does not give out keys of the role {role_arn}", rights):
         yield
-    except (BotoCoreError, ClientError) as error:
-        raise explain(
-            f"AWS does not give out keys of the role {role_arn}",
-            error,
-            rights=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
-            "process, and name that user in the role's trust policy",
-        ) from None
 
 
 @lru_cache(maxsize=8)
 def role_session(role_arn: str, region: str) -> Any:
-    """Return a session of botocore with the keys of a role, which it renews by itself.
-
-    :raises NoCredentialsError: this process has none to assume the role with
-    """
+    """Return a session of botocore with the keys of a role, which it renews by itself; raise
+    NoCredentialsError if this process has none to assume the role with."""
     import botocore.session
     from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
     from botocore.exceptions import NoCredentialsError

@@ -70,16 +70,13 @@ class KafkaLogin(TlsFields):
         has_certificate = self.certificate_file or self.key_file
         if self.security_protocol and not self.security_protocol.startswith("SASL"):
             return "mtls" if has_certificate else "none"
-        if self.security_protocol is None and has_certificate and not self.api_key:
-            return "mtls"
-        return "plain"
+        is_mtls = self.security_protocol is None and has_certificate and not self.api_key
+        return "mtls" if is_mtls else "plain"
 
     @property
     def mechanism(self) -> str:
         """Return Kafka's name of the mechanism; empty without SASL."""
-        if self.auth in ("oidc", "msk_iam"):
-            return "OAUTHBEARER"
-        return _MECHANISMS.get(str(self.auth), "")
+        return _MECHANISMS.get(str(self.auth), "OAUTHBEARER" if self.auth in _SASL else "")
 
     @property
     def has_user(self) -> bool:
@@ -98,41 +95,33 @@ class KafkaLogin(TlsFields):
 
     def librdkafka(self) -> dict[str, Any]:
         """Return the properties of librdkafka's clients, also of those in Python."""
-        properties: dict[str, Any] = {"security.protocol": str(self.security_protocol)}
-        if mechanism := self.mechanism:
-            properties["sasl.mechanism"] = mechanism
-        if self.has_user:
-            properties |= {
-                "sasl.username": self.api_key or "",
-                "sasl.password": _open(self.api_secret),
-            }
-        if self.auth == "oidc":
-            properties |= {
-                "sasl.oauthbearer.method": "oidc",
-                "sasl.oauthbearer.client.id": str(self.oauth.client_id),
-                "sasl.oauthbearer.client.secret": _open(self.oauth.client_secret),
-                "sasl.oauthbearer.token.endpoint.url": str(self.oauth.token_uri),
-            }
-            if self.oauth.scope:
-                properties["sasl.oauthbearer.scope"] = self.oauth.scope
-            if self.extensions:
-                listed = ",".join(f"{name}={value}" for name, value in self.extensions.items())
-                properties["sasl.oauthbearer.extensions"] = listed
         if self.auth == "msk_iam":
             _signer()
-            properties["oauth_cb"] = MskToken(self._region, self.role_arn)
-        if self.ca_file:
-            properties["ssl.ca.pem"] = _read(self.ca_file, "ca_file")
+        listed = ",".join(f"{name}={value}" for name, value in self.extensions.items())
+        oidc = {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": str(self.oauth.client_id),
+            "sasl.oauthbearer.client.secret": _open(self.oauth.client_secret),
+            "sasl.oauthbearer.token.endpoint.url": str(self.oauth.token_uri),
+            "sasl.oauthbearer.scope": self.oauth.scope or None,
+            "sasl.oauthbearer.extensions": listed or None,
+        }
+        given = {
+            "security.protocol": str(self.security_protocol),
+            "sasl.mechanism": self.mechanism or None,
+            "sasl.username": self.api_key or "" if self.has_user else None,
+            "sasl.password": _open(self.api_secret) if self.has_user else None,
+            **(oidc if self.auth == "oidc" else {}),
+            "oauth_cb": MskToken(self._region, self.role_arn) if self.auth == "msk_iam" else None,
+            "ssl.ca.pem": _read(self.ca_file, "ca_file") if self.ca_file else None,
+        }
         if self.certificate_file and self.key_file:
-            properties["ssl.certificate.pem"] = _read(self.certificate_file, "certificate_file")
-            properties["ssl.key.pem"] = self._key()
-        return properties
+            given["ssl.certificate.pem"] = _read(self.certificate_file, "certificate_file")
+            given["ssl.key.pem"] = self._key()
+        return {name: value for name, value in given.items() if value is not None}
 
     def _key(self) -> str:
-        """Return the private key as PKCS 8, without a password.
-
-        :raises LoginError: the file has no key, or its password is another one
-        """
+        """Return the private key as PKCS 8, without a password."""
         from cryptography.hazmat.primitives import serialization as as_bytes
 
         assert self.key_file is not None  # noqa: S101  see the caller
@@ -145,9 +134,8 @@ class KafkaLogin(TlsFields):
                 hint=f"set {PREFIX}_KEY_FILE to a key in PEM, and {PREFIX}_KEY_PASSWORD to its "
                 "password if it has one",
             ) from None
-        how = as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
-        text = key.private_bytes(as_bytes.Encoding.PEM, *how).decode()
-        remember([text])
+        how = as_bytes.Encoding.PEM, as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
+        remember([text := key.private_bytes(*how).decode()])
         return text
 
     def settings_hint(self) -> str:
@@ -192,11 +180,11 @@ class MskToken:
 
     def _computed(self) -> tuple[str, float]:
         provider = _signer()
-        if self.role_arn:
-            found = provider.generate_auth_token_from_role_arn(self.region, self.role_arn)
-        else:
-            found = provider.generate_auth_token(self.region)
-        text, until_ms = found
+        text, until_ms = (
+            provider.generate_auth_token_from_role_arn(self.region, self.role_arn)
+            if self.role_arn
+            else provider.generate_auth_token(self.region)
+        )
         return text, until_ms / 1000
 
 

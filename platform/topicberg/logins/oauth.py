@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -85,16 +86,8 @@ class OAuthSettings(OAuthFields):
 
     def client(self, prefix: str, headers: tuple[tuple[str, str], ...] = ()) -> OAuthClient:
         """Return the client that requests tokens; the settings, of this prefix, are complete."""
-        return OAuthClient(
-            client_id=str(self.client_id),
-            client_secret=self.client_secret or SecretStr(""),
-            token_uri=str(self.token_uri),
-            scope=self.scope,
-            audience=self.audience,
-            client_auth=self.client_auth,
-            headers=headers,
-            prefix=prefix,
-        )
+        given = self.model_dump(exclude_none=True)
+        return OAuthClient(**given, headers=headers, prefix=prefix)
 
 
 @dataclass
@@ -139,10 +132,7 @@ def _held(_: OAuthClient) -> _Held:
 
 
 def _request(client: OAuthClient) -> tuple[dict[str, Any], float | None]:
-    """Return the server's response, and how much its clock is ahead.
-
-    :raises TopicbergError: the server does not answer, or refuses
-    """
+    """Return the server's response, and how much its clock is ahead."""
     secret = client.client_secret.get_secret_value()
     form = {"grant_type": "client_credentials"}
     headers = {"Accept": "application/json", **dict(client.headers)}
@@ -152,11 +142,8 @@ def _request(client: OAuthClient) -> tuple[dict[str, Any], float | None]:
         headers["Authorization"] = f"Basic {pair}"
     else:
         form |= {"client_id": client.client_id, "client_secret": secret}
-    form |= {
-        name: value
-        for name, value in (("scope", client.scope), ("audience", client.audience))
-        if value
-    }
+    given = {"scope": client.scope, "audience": client.audience}
+    form |= {name: value for name, value in given.items() if value}
     try:
         response = requests.post(
             client.token_uri,
@@ -167,16 +154,13 @@ def _request(client: OAuthClient) -> tuple[dict[str, Any], float | None]:
         )
     except requests.RequestException as error:
         server = f"the OAuth server {client.token_uri}"
-        if (known := connection_error(server, error)) is not None:
-            raise known from None
-        raise UnreachableError(
-            f"the OAuth server {client.token_uri} does not answer: {_reason(error)}",
+        raise connection_error(server, error) or UnreachableError(
+            f"{server} does not answer: {_reason(error)}",
             hint=f"check that it runs and that {client.prefix}_TOKEN_URI is its address",
         ) from None
-    try:
+    answer = None
+    with suppress(ValueError):
         answer = response.json()
-    except ValueError:
-        answer = None
     if response.status_code == 200 and isinstance(answer, dict) and answer.get("access_token"):
         return answer, skew(response)
     raise _refusal(client, response, answer if isinstance(answer, dict) else {})

@@ -50,10 +50,8 @@ class RegistryLogin(TlsFields):
 
     def _given(self) -> Literal["basic", "bearer", "oauth2", "mtls"] | None:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if self.oauth.is_given:
-            return "oauth2"
-        if self.token:
-            return "bearer"
+        if self.oauth.is_given or self.token:
+            return "oauth2" if self.oauth.is_given else "bearer"
         if self.api_key or self.api_secret:
             return "basic"
         return "mtls" if self.certificate_file or self.key_file else None
@@ -68,18 +66,16 @@ class RegistryLogin(TlsFields):
         """Return the configuration of the registry's client, beside its address."""
         configuration: dict[str, Any] = {}
         if self.auth == "basic" and self.api_key and self.api_secret:
-            configuration["basic.auth.user.info"] = (
-                f"{self.api_key}:{self.api_secret.get_secret_value()}"
-            )
-        if self.auth in ("bearer", "oauth2"):
-            configuration |= {
+            pair = f"{self.api_key}:{self.api_secret.get_secret_value()}"
+            configuration["basic.auth.user.info"] = pair
+        elif self.auth in ("bearer", "oauth2"):
+            configuration = {
                 "bearer.auth.credentials.source": "CUSTOM",
                 "bearer.auth.custom.provider.function": self._bearer,
                 "bearer.auth.custom.provider.config": {},
             }
-        for name in ("ca", "certificate", "key"):
-            if path := getattr(self, f"{name}_file"):
-                configuration[f"ssl.{name}.location"] = str(path)
+        files = {"ca": self.ca_file, "certificate": self.certificate_file, "key": self.key_file}
+        configuration |= {f"ssl.{name}.location": str(path) for name, path in files.items() if path}
         if self.key_password:
             configuration["ssl.key.password"] = self.key_password.get_secret_value()
         return configuration

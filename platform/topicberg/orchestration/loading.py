@@ -16,8 +16,7 @@ from topicberg.orchestration.checks.adapter import lake_checks
 from topicberg.orchestration.jobs import lake_jobs, lake_schedules, lake_sensors
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.project import VARIABLE
-from topicberg.settings import settings
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import emr_settings, settings
 from topicberg.topics.kept import build_with_kept
 
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
-from topicberg.errors import TopicbergError
-from topicberg.errors.hints import see_whether_it_runs
-from topicberg.extras import of_extra
+from topicberg.errors import TopicbergError, see_whether_it_runs
+from topicberg.extensions import of_extra
 from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.readers import ATHENA, DUCKDB, READ_ALL_FILES, SNOWFLAKE, SPARK, TableReader
 from topicberg.logins.catalog import literal

@@ -11,7 +11,7 @@ import re
 from typing import Literal
 
 from topicberg.errors import TopicbergError
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 from topicberg.query.help import unquoted
 
 Engine = Literal["duckdb", "spark", "snowflake", "athena"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 from topicberg.topics.spec import asset_name
 from topicberg.wording import count
 

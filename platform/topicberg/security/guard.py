@@ -17,13 +17,24 @@ Metadata Request Headers; RFC 9110, 7.2 (``Host``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from socketserver import ThreadingMixIn
+from typing import Any
 from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 Address = tuple[str, int]
 """IP address and port."""
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 IsOwn = Callable[[Address, Address], bool]
 """Whether the client of a connection, by its two ends, is a process of this user, or of root."""
 
@@ -91,20 +102,14 @@ class Guard:
         return None
 
     def _is_address(self, name: str) -> bool:
-        if not self.any_address:
-            return False
-        try:
+        with suppress(ValueError):
             ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True
+            return self.any_address
+        return False
 
 
 def _is_same(origin: str, host: re.Match[str]) -> bool:
-    """Return whether an ``Origin`` is the server itself.
-
-    A proxy may have terminated TLS, so any scheme is accepted.
-    """
+    """Return whether an ``Origin`` is the server itself; a proxy may have terminated TLS."""
     try:
         parts = urlsplit(origin)
         port = parts.port
@@ -123,3 +128,110 @@ def _follows_link(request: Request) -> bool:
         and request.header("sec-fetch-mode") == "navigate"
         and request.header("sec-fetch-dest") == "document"
     )
+
+
+class GuardMiddleware:
+    """Checks every request and every WebSocket handshake with the guard; ``refuse``: a further rule
+    of the application; returns why a request is refused."""
+
+    def __init__(
+        self, app: AsgiApp, guard: Guard, refuse: Callable[[Scope], str | None] = lambda _: None
+    ) -> None:
+        self._app = app
+        self._guard = guard
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        reason = self._guard.refusal(_of_scope(scope)) or self._refuse(scope)
+
+        async def protect(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), text.encode()) for name, text in PROTECTION.items()]
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        if reason is None:
+            await self._app(scope, receive, protect)
+        elif scope["type"] == "websocket":
+            await receive()  # the handshake, which gets the response 403
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
+        else:
+            body = f"refused: {reason}\n".encode()
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", length)]
+            await protect({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+
+def _of_scope(scope: Scope) -> Request:
+    headers: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    client, server = scope.get("client"), scope.get("server")
+    return Request(
+        method=scope.get("method", "GET"),
+        headers=headers,
+        client=tuple(client) if client else None,
+        server=tuple(server) if server else None,
+    )
+
+
+def guarded(app: WsgiApp, guard: Guard) -> WsgiApp:
+    """Return a WSGI application behind the guard."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def protect(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            return start_response(status, [*headers, *PROTECTION.items()], *rest)
+
+        reason = guard.refusal(_of_environ(environ))
+        if reason is None:
+            return app(environ, protect)
+        body = f"refused: {reason}\n".encode()
+        protect(
+            "403 Forbidden", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+        )
+        return [body]
+
+    return application
+
+
+def _of_environ(environ: Mapping[str, Any]) -> Request:
+    headers = {
+        name.removeprefix("HTTP_").replace("_", "-").lower(): [str(value)]
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or name == "CONTENT_TYPE"
+    }
+    port = environ.get("REMOTE_PORT")
+    return Request(
+        method=environ["REQUEST_METHOD"],
+        headers=headers,
+        client=(environ["REMOTE_ADDR"], int(port)) if port else None,
+        server=(environ["SERVER_NAME"], int(environ["SERVER_PORT"])),
+    )
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        super().server_bind()
+        # The address, so that DNS is not asked for a name.
+        self.base_environ["SERVER_NAME"] = str(self.server_address[0])
+
+
+class _Handler(WSGIRequestHandler):
+    def get_environ(self) -> dict[str, Any]:
+        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+def serve(app: WsgiApp, port: int, guard: Guard, host: str = "127.0.0.1") -> None:
+    """Serve an application behind the guard until the process ends."""
+    server = _Server((host, port), _Handler)
+    server.set_app(guarded(app, guard))
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()

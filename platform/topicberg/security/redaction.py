@@ -2,18 +2,22 @@
 
 Vendors' clients put addresses and headers into their messages, and Spark its environment. The
 secrets that this process knows are replaced wherever a message is created: in every error of
-topicberg, in log lines, and in alerts. Secrets are found in the environment, by the names of
-variables, and in the models that hold them.
+topicberg, in log lines (which records cannot forge either), and in alerts. Secrets are found in the
+environment, by the names of variables, and in the models that hold them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import quote
+
+from topicberg.security.text import log
 
 REDACTED = "[redacted]"
 MIN_LENGTH = 8
@@ -29,8 +33,7 @@ _lock = threading.Lock()
 def remember(secrets: Iterable[str]) -> None:
     """Redact these from now on."""
     with _lock:
-        for secret in secrets:
-            _known.update(_forms(secret))
+        _known.update(form for secret in secrets for form in _forms(secret))
 
 
 def remember_values(values: Mapping[str, object]) -> None:
@@ -48,9 +51,8 @@ def redact(text: str) -> str:
     """Return text in which every known secret is replaced."""
     with _lock:
         secrets = set(_known)
-    for name in os.environ:
-        if _is_secret(name.upper()):
-            secrets.update(_forms(os.environ.get(name, "")))
+    named = (os.environ.get(name, "") for name in os.environ if _is_secret(name.upper()))
+    secrets.update(form for secret in named for form in _forms(secret))
     for secret in sorted(secrets, key=len, reverse=True):  # one secret may be a part of another
         if secret in text:
             text = text.replace(secret, REDACTED)
@@ -58,10 +60,9 @@ def redact(text: str) -> str:
 
 
 def _is_secret(variable: str) -> bool:
-    if not _is_named_as_secret(variable):
-        return False
     # Of a pair of key and secret, the key is only a name.
-    return not variable.endswith("API_KEY") or f"{variable[:-3]}SECRET" not in os.environ
+    is_name = variable.endswith("API_KEY") and f"{variable[:-3]}SECRET" in os.environ
+    return _is_named_as_secret(variable) and not is_name
 
 
 @lru_cache(maxsize=1024)
@@ -75,3 +76,25 @@ def _forms(secret: str) -> Iterator[str]:
         if len(line) >= MIN_LENGTH and not line.startswith("-----"):
             yield line
             yield quote(line, safe="")
+
+
+class SafeFormatter(logging.Formatter):
+    """Redacts secrets, shows control characters, and indents the further lines of a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return log(redact(super().format(record)))
+
+
+def log_to_stderr(
+    level: int, form: str = "%(message)s", levels: Mapping[str, int] | None = None
+) -> None:
+    """Send the log of this process to its standard error.
+
+    :param form: format of a line, see :class:`logging.Formatter`
+    :param levels: name of a logger → its own level
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter(form))
+    logging.basicConfig(level=level, handlers=[handler])
+    for name, own in (levels or {}).items():
+        logging.getLogger(name).setLevel(own)

@@ -52,11 +52,11 @@ def markdown_line(text: str) -> str:
     line, shown, end = one_line(text), [], 0
     for span in _SPAN.finditer(line):
         before = line[end : span.start()]
-        left, right = before.rpartition(" ")[2], line[span.end() :].partition(" ")[0]
-        if not _is_punctuation(left + right):  # it is a part of a word
-            continue
-        shown += [_words(before, first=not end), span[0]]
-        end = span.end()
+        around = before.rpartition(" ")[2] + line[span.end() :].partition(" ")[0]
+        # Else it is a part of a word.
+        if not _ACTIVE.search(around) and not any(map(str.isalnum, around)):
+            shown += [_words(before, first=not end), span[0]]
+            end = span.end()
     return "".join([*shown, _words(line[end:], first=not end)])
 
 
@@ -70,17 +70,14 @@ def markdown_lines(text: str) -> str:
     return "\n\n".join(map(markdown_line, lines))
 
 
-def _is_punctuation(text: str) -> bool:
-    return not _ACTIVE.search(text) and not any(map(str.isalnum, text))
-
-
 def _words(text: str, *, first: bool) -> str:
     """:param first: the text begins the line"""
-    words = text.split(" ")
-    for number, word in enumerate(words):
-        if _ACTIVE.search(word) or (first and number == 0 and _BLOCK.fullmatch(word)):
-            words[number] = code(word)
-    return " ".join(words)
+    return " ".join(
+        code(word)
+        if _ACTIVE.search(word) or (first and number == 0 and _BLOCK.fullmatch(word))
+        else word
+        for number, word in enumerate(text.split(" "))
+    )
 
 
 def markdown_cell(text: str) -> str:

@@ -4,44 +4,47 @@ Every field can be set as ``TOPICBERG_<FIELD>``, or in a ``.env`` file in the pr
 (``TOPICBERG_ENV_FILE`` names another one). Each concern has a model of its own;
 :class:`Settings` is all of them, since the names of resources in one concern come from another.
 Logins, addresses, alerts and lineage have their models where they are used.
+
+What only the accounts of a deployment know is in SSM Parameter Store: ``topicberg deploy`` writes
+it, and every process of the cloud deployment reads it when it starts, on whatever machine. None of
+it is secret.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from pydantic import PrivateAttr, ValidationError
 
-from topicberg.errors import TopicbergError, hints
+from topicberg import errors
+from topicberg.errors import TopicbergError
+from topicberg.errors.aws import code_of
 from topicberg.project import env_file
-from topicberg.settings.aws import AwsSettings
-from topicberg.settings.compute import ComputeSettings
-from topicberg.settings.confluent import ConfluentSettings
-from topicberg.settings.dagster import DagsterSettings
-from topicberg.settings.deployed import (
-    DEPLOYED_EMR,
-    DEPLOYED_LINK,
-    DEPLOYED_NAMES,
-    DEPLOYED_NAMESPACE,
-    read_deployment,
-)
-from topicberg.settings.deployment import DeploymentSettings
-from topicberg.settings.engine import EngineSettings
+from topicberg.settings import models
 from topicberg.settings.environment import invalid, problems
-from topicberg.settings.local import LocalStackSettings
-from topicberg.settings.snowflake import SnowflakeSettings
+
+DEPLOYED_EMR = "emr"
+"""The settings of the EMR Serverless application that ``deploy`` created."""
+DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
+DEPLOYED_LINK = "snowflake_linked_database"
+"""The choice of the deployment, which outlasts a new default."""
+DEPLOYED_NAMESPACE = "tableflow_namespace"
+"""The topics' namespace, if it is not the cluster's id."""
+_TIMEOUT_SECONDS = 5
 
 
 class Settings(
-    DagsterSettings,
-    SnowflakeSettings,
-    ComputeSettings,
-    AwsSettings,
-    ConfluentSettings,
-    EngineSettings,
-    LocalStackSettings,
-    DeploymentSettings,  # its fields come first: pydantic takes those of the last base first
+    models.DagsterSettings,
+    models.SnowflakeSettings,
+    models.ComputeSettings,
+    models.AwsSettings,
+    models.ConfluentSettings,
+    models.EngineSettings,
+    models.LocalStackSettings,
+    models.DeploymentSettings,  # its fields come first: pydantic takes those of the last base first
 ):
     """The deployment and the names in it.
 
@@ -53,13 +56,10 @@ class Settings(
             super().__init__(**given)
         except ValidationError as error:
             lines = problems(Settings, error, show_values=True)
-        else:
-            return
-        raise invalid(
-            "invalid setting" if len(lines) == 1 else "invalid settings",
-            lines,
-            f"correct it, or remove it to use the default, in the environment or in {env_file()}",
-        )
+            subject = "invalid setting" if len(lines) == 1 else "invalid settings"
+            where = f"in the environment or in {env_file()}"
+            hint = f"correct it, or remove it to use the default, {where}"
+            raise invalid(subject, lines, hint) from None
 
 
 class DeployedSettings(Settings):
@@ -70,15 +70,15 @@ class DeployedSettings(Settings):
 
     def __getattribute__(self, name: str) -> Any:
         stated = super().__getattribute__
-        from_bucket = name == "derived_bucket" and "bucket" in stated("model_fields_set")
-        if name in DEPLOYED_NAMES and name not in stated("model_fields_set") and not from_bucket:
+        given = stated("model_fields_set") if name in DEPLOYED_NAMES else {name}
+        if name not in given and not (name == "derived_bucket" and "bucket" in given):
             raise TopicbergError(
                 f"the cloud deployment's {name} is not known: {self.unknown_reason}",
                 hint="run `topicberg deploy create`, which writes that parameter, permit this "
                 "process to read it (ssm:GetParameter), or set "
                 + ", ".join(f"TOPICBERG_{each.upper()}" for each in DEPLOYED_NAMES),
             )
-        return super().__getattribute__(name)
+        return stated(name)
 
     @property
     def deployed_emr(self) -> dict[str, str] | None:
@@ -89,6 +89,41 @@ class DeployedSettings(Settings):
     def unknown_reason(self) -> str:
         """Why a name of the deployment may not be known."""
         return self._reason
+
+
+def deployment_parameter(prefix: str) -> str:
+    """Return the name of the parameter."""
+    return f"/topicberg/{prefix}/deployment"
+
+
+def read_deployment(
+    config: Settings, profile: str | None = None, endpoint: str | None = None
+) -> tuple[dict[str, Any], str, bool]:
+    """Return the names of a deployment, why one may be missing, and whether AWS answered.
+
+    :param profile: of AWS; by default that of the environment
+    :param endpoint: of AWS's services, likewise
+    """
+    import boto3  # it takes a fifth of a second, which the local deployment saves
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    name = deployment_parameter(config.prefix)
+    title = f"SSM parameter {name} in {config.aws_region}"
+    options = Config(connect_timeout=_TIMEOUT_SECONDS, read_timeout=_TIMEOUT_SECONDS)
+    names = None
+    try:
+        session = boto3.Session(profile_name=profile, region_name=config.aws_region)
+        ssm = session.client("ssm", endpoint_url=endpoint, config=options)
+        with suppress(ValueError):
+            names = json.loads(ssm.get_parameter(Name=name)["Parameter"]["Value"])
+    except (BotoCoreError, ClientError) as error:
+        if code_of(error) == "ParameterNotFound":
+            return {}, f"there is no {title}", True
+        return {}, f"{title} cannot be read: {error}", False
+    if not isinstance(names, dict):
+        return {}, f"{title} is not a JSON object", False
+    return names, f"{title} lacks it", True
 
 
 @lru_cache(maxsize=1)
@@ -105,11 +140,23 @@ def settings() -> Settings:
     if stated.on_emr or not stated.model_fields_set >= {*DEPLOYED_NAMES} - {"derived_bucket"}:
         names, reason, _ = read_deployment(stated)
     emr = names.pop(DEPLOYED_EMR, None)
-    deployed = DeployedSettings(
-        **{name: value for name, value in names.items() if name not in stated.model_fields_set}
-    )
+    unset = names.keys() - stated.model_fields_set
+    deployed = DeployedSettings(**{name: names[name] for name in unset})
     deployed._emr, deployed._reason = emr, reason
     return deployed
+
+
+def emr_settings() -> models.EmrSettings | None:
+    """Return the application that computes the derived tables: that of the environment, else the
+    one that ``topicberg deploy`` created. None: compute where ``TOPICBERG_SPARK_REMOTE`` is.
+
+    :raises TopicbergError: names every setting that is missing or invalid, if any is set
+    """
+    if stated := Settings().emr_jobs:
+        return stated
+    config = settings()
+    noted = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
+    return models.EmrSettings.model_validate(noted) if noted else None
 
 
 def with_choices(config: Settings, profile: str | None, endpoint: str | None) -> Settings:
@@ -131,4 +178,4 @@ def with_choices(config: Settings, profile: str | None, endpoint: str | None) ->
     return config.model_copy(update={name: names[name] for name in choices & names.keys()})
 
 
-hints.is_local = lambda: settings().deployment == "local"
+errors.is_local = lambda: settings().deployment == "local"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
+import textwrap
+from collections.abc import Iterator
 from enum import StrEnum
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
@@ -14,6 +20,7 @@ from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
 
 Model = TypeVar("Model", bound=BaseSettings)
+_MARKUP = re.compile(r":[a-z]+:`~?\.?(?:\w+\.)*(\w+)`|`{1,2}")
 NESTED = "__"
 """Between the name of a group and that of a field: ``TOPICBERG_ALERT_SMTP__HOST``. The group is one
 setting, which may be stated in JSON as well."""
@@ -72,34 +79,48 @@ FromJson = (NoDecode, BeforeValidator(_from_json))
 without the name of its variable."""
 
 
+@cache
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return field → what it is: the text under it, in the model or one that it is derived from."""
+    bases = [b for b in model.__mro__ if not b.__module__.startswith(("pydantic", "builtins"))]
+    texts = {name: text for base in reversed(bases) for name, text in _docstrings(base)}
+    texts |= {name: own for name, f in model.model_fields.items() if (own := f.description)}
+    return {name: " ".join(_MARKUP.sub(r"\1", text).split()) for name, text in texts.items()}
+
+
+def _docstrings(model: type) -> Iterator[tuple[str, str]]:
+    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(parsed, ast.ClassDef)  # noqa: S101  the source of a class
+    for node, after in zip(parsed.body, parsed.body[1:], strict=False):
+        match node, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, text
+
+
 def problems(
     model: type[BaseSettings], error: ValidationError, show_values: bool = False
 ) -> list[str]:
-    """Return one line for each invalid or missing setting: its variable and what it should be.
-
-    :param show_values: with the value that was found, except for secrets
-    """
-    lines = []
-    for each in error.errors(include_url=False):
-        if each["type"] == "default_factory_not_called":  # follows from another error
-            continue
-        if not each["loc"]:  # of a validator, which names the variables
-            lines.append(each["msg"].removeprefix("Value error, "))
-            continue
-        name, *inner = map(str, each["loc"])
-        field = model.model_fields.get(name)
-        if name.isupper():  # the alias of a field is the variable itself
-            variable = name
-        else:
-            variable = f"{model.model_config.get('env_prefix', '')}{name.upper()}"
-        variable = NESTED.join((variable, *map(str.upper, inner)))
-        if each["type"] == "missing":
-            lines.append(f"{variable}: missing")
-            continue
-        is_shown = show_values and field and field.repr and "SecretStr" not in str(field.annotation)
-        value = f" (found {each['input']!r})" if is_shown else ""
-        description = f"; {field.description}" if field and field.description else ""
-        lines.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{description}")
+    """Return one line for each invalid or missing setting: its variable and what it should be;
+    ``show_values``: with the value that was found, except for secrets."""
+    lines, follows = [], "default_factory_not_called"  # an error because of another one
+    for each in (e for e in error.errors(include_url=False) if e["type"] != follows):
+        message = each["msg"].removeprefix("Value error, ")
+        if each["loc"]:  # else it is of a validator, which names the variables
+            name, *inner = map(str, each["loc"])
+            field = model.model_fields.get(name)
+            # The alias of a field is the variable itself.
+            prefix = "" if name.isupper() else model.model_config.get("env_prefix", "")
+            variable = NESTED.join((f"{prefix}{name.upper()}", *map(str.upper, inner)))
+            if show_values and field and field.repr and "SecretStr" not in str(field.annotation):
+                message += f" (found {each['input']!r})"
+            if text := descriptions(model).get(name, ""):
+                message += f". {text.rstrip('.')}"
+            is_missing = each["type"] == "missing"
+            message = f"{variable}: missing" if is_missing else f"{variable}: {message}"
+        lines.append(message)
     return lines
 
 
@@ -112,16 +133,13 @@ def read_settings(model: type[Model], subject: str, hint: str) -> Model:
     try:
         return model()
     except ValidationError as error:
-        lines = problems(model, error)
-    raise invalid(subject, lines, hint)
+        raise invalid(subject, problems(model, error), hint) from None
 
 
 def invalid(subject: str, lines: list[str], hint: str) -> TopicbergError:
     """Return the error of invalid settings: one line if one of them is invalid."""
-    text = lines[0] if len(lines) == 1 else "\n  ".join(["", *lines])
-    return TopicbergError(
-        f"{subject}: {text}" if len(lines) == 1 else f"{subject}:{text}", hint=hint
-    )
+    text = f" {lines[0]}" if len(lines) == 1 else "\n  ".join(["", *lines])
+    return TopicbergError(f"{subject}:{text}", hint=hint)
 
 
 def as_environment(chosen: BaseSettings) -> dict[str, str]:
@@ -140,9 +158,7 @@ def as_text(value: Any) -> str:
         return value.get_secret_value()
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in value.model_fields_set}
-    if not isinstance(value, dict):
-        return str(value)
-    return json.dumps(value, default=_plain)
+    return str(value) if not isinstance(value, dict) else json.dumps(value, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -72,25 +72,19 @@ def file_columns(
 
 
 def _check_format(name: str, text: str, expected: str) -> None:
-    """Refuse a file that is clearly of another format.
-
-    :raises SpecError: it names that format
-    """
-    detected = None
+    """Refuse a file that is clearly of another format."""
+    detected, kind = expected, ""
     try:
         schema = json.loads(text)
+        if isinstance(schema, dict) and schema.get("type") == "record" and "fields" in schema:
+            detected, kind = "avro", "an Avro schema"
+        elif isinstance(schema, dict) and _JSON_SCHEMA & schema.keys():
+            detected, kind = "json", "a JSON Schema"
     except json.JSONDecodeError:
         if _PROTOBUF.search(text):
-            detected = "protobuf", "a Protobuf file"
-    else:
-        if isinstance(schema, dict) and schema.get("type") == "record" and "fields" in schema:
-            detected = "avro", "an Avro schema"
-        elif isinstance(schema, dict) and _JSON_SCHEMA & schema.keys():
-            detected = "json", "a JSON Schema"
-    if detected and detected[0] != expected:
-        raise SpecError(
-            f"{name} is {detected[1]}: is this `format: {detected[0]}`, not {expected}?"
-        )
+            detected, kind = "protobuf", "a Protobuf file"
+    if detected != expected:
+        raise SpecError(f"{name} is {kind}: is this `format: {detected}`, not {expected}?")
 
 
 def _columns(

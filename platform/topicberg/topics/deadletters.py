@@ -13,10 +13,9 @@ DEFAULT_TARGET = "error_log"
 
 def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
     """Return the spec of a topic's dead-letter topic, if that has no spec file of its own."""
-    name = spec.tableflow.error_handling.target or DEFAULT_TARGET
     return TopicSpec.model_validate(
         {
-            "name": name,
+            "name": spec.tableflow.error_handling.target or DEFAULT_TARGET,
             "pipeline": spec.pipeline,
             "description": "Records that could not be materialized, with the reason of each.",
             "schema": {"format": "avro", "file": ERROR_LOG_SCHEMA},
@@ -32,10 +31,9 @@ def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
 
 def dead_letter_specs(specs: Iterable[TopicSpec], known: Collection[str]) -> list[TopicSpec]:
     """Return the specs of the dead-letter topics of these topics, without those in ``known``."""
-    specs_by_target: dict[str, TopicSpec] = {}
+    by_target: dict[str, TopicSpec] = {}
     for spec in specs:
         if spec.tableflow.error_handling.mode == "LOG":
             target = dead_letter_spec(spec)
-            if target.name not in known:
-                specs_by_target.setdefault(target.name, target)
-    return list(specs_by_target.values())
+            by_target.setdefault(target.name, target)
+    return [target for name, target in by_target.items() if name not in known]

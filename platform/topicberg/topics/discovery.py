@@ -26,10 +26,7 @@ RAW = frozenset({"none", "text", "string", "bytes"})
 
 
 class SchemaSource(NamedTuple):
-    """What a spec says of where the schema of a topic's keys, or values, is.
-
-    ``subject``: None: the default one of the framing.
-    """
+    """What a spec says of where the schema of a topic's keys, or values, is; None: by default."""
 
     subject: str | None = None
     framing: Framing = "confluent"
@@ -44,6 +41,11 @@ class FoundSchema(BaseModel):
     """It is Debezium's envelope of a change."""
     subject: str | None = None
     """None: the default one: see :func:`topicberg.topics.spec.default_subject`."""
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """What it says in a section of a spec."""
+        return self.model_dump(include={"format", "subject"}, exclude_none=True)
 
 
 class FoundTopic(BaseModel):
@@ -73,24 +75,19 @@ def found_document(
     *,
     own_engine: bool,
 ) -> dict[str, Any] | None:
-    """Return the spec of a topic by what Kafka and the registry have of it.
+    """Return the spec of a topic by what Kafka and the registry have of it; None: they have no
+    schema of the values. It is the one rule for topics without a spec of their own.
 
-    This is the one rule for topics without a spec of their own, wherever one is needed.
-
-    :param pipeline: if none is given
-    :param given: fields of the spec that a pattern, or the command, has
-    :returns: None: the registry has no schema of the values
+    :param given: fields of the spec that a pattern, or the command, has; before ``pipeline``
     """
     schema, key = dict(given.get("schema") or {}), dict(given.get("key") or {})
     own = schema.get("format") in RAW or (
         schema.get("framing") == "none" and schema.keys() & {"file", "subject"}
     )
-    if not own:
-        if found_topic.value is None:
-            return None
-        schema["format"] = found_topic.value.format
-        if found_topic.value.subject is not None:
-            schema["subject"] = found_topic.value.subject
+    if not own and found_topic.value is None:
+        return None
+    if not own and found_topic.value is not None:
+        schema |= found_topic.value.section
     document: dict[str, Any] = {"name": name, "pipeline": pipeline, **given, "schema": schema}
     document |= {"external": True, "partitions": found_topic.partitions}
     is_change = bool(own_engine and found_topic.value and found_topic.value.is_envelope)
@@ -100,9 +97,7 @@ def found_document(
     # Bytes without a schema; the keys of changes have one, or a table has no primary key.
     own_key: dict[str, Any] = {"format": "none" if is_change else "bytes"}
     if found_topic.key is not None and key.get("format") not in RAW:
-        own_key = {"format": found_topic.key.format}
-        if found_topic.key.subject is not None:
-            own_key["subject"] = found_topic.key.subject
+        own_key = found_topic.key.section
     document["key"] = key = own_key | key
     if "write_mode" not in given:
         # The key of a change is written as its value is.
@@ -126,10 +121,9 @@ def read_discovery(config: Settings) -> Discovery:
     path = index_file(config)
     try:
         return Discovery.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return Discovery()
     except (OSError, ValidationError) as error:
-        logger.warning("%s cannot be read, so no discovered topic is known: %s", path, error)
+        if not isinstance(error, FileNotFoundError):
+            logger.warning("%s cannot be read, so no discovered topic is known: %s", path, error)
         return Discovery()
 
 

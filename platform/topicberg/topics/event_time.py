@@ -22,19 +22,18 @@ _PROBE = datetime(2026, 11, 27, 15, 4, 5, tzinfo=UTC)
 
 
 def _format(text: str) -> str:
-    if text in (TIME, ISO, *EPOCHS):
+    if text in (names := (ISO, *EPOCHS, TIME)):
         return text
     if "%" not in text:
-        names = ", ".join((ISO, *EPOCHS, TIME))
         raise ValueError(
-            f"{text!r} is none of {names}, and no format of Python's strptime such as "
+            f"{text!r} is none of {', '.join(names)}, and no format of Python's strptime such as "
             "'%d.%m.%Y %H:%M:%S'"
         )
     try:
         parsed = datetime.strptime(_PROBE.strftime(text), text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not a format of Python's strptime: {error}") from None
-    if (parsed.year, parsed.month, parsed.day) != (2026, 11, 27):
+    if parsed.date() != _PROBE.date():
         raise ValueError(f"{text!r} has no year, month and day")
     return text
 
@@ -81,19 +80,17 @@ class EventTimeSpec(BaseModel):
         return self
 
 
-def _read(value: Any) -> Any:
-    return {"field": value} if isinstance(value, str) else value
-
-
 def _written(value: EventTimeSpec) -> Any:
-    if value.format is None:
-        return value.field
-    return value.model_dump(mode="json", exclude_defaults=True)
+    as_dict = value.format is not None
+    return value.model_dump(mode="json", exclude_defaults=True) if as_dict else value.field
 
 
 EventTimeField = Annotated[
     EventTimeSpec,
-    BeforeValidator(_read, json_schema_input_type=str | EventTimeSpec),
+    BeforeValidator(
+        lambda value: {"field": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | EventTimeSpec,
+    ),
     PlainSerializer(_written),
 ]
 """``event_time`` of a spec: the name of a column, or a mapping."""

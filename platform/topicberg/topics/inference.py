@@ -31,12 +31,8 @@ _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
 _EPOCH = datetime(1970, 1, 1)
 _LONG, _EXACT = 2**63, 2**53
 _KINDS = {
-    "integer": "a number",
-    "number": "a number",
-    "string": "text",
-    "boolean": "true or false",
-    "object": "an object",
-    "array": "an array",
+    **dict.fromkeys(("integer", "number"), "a number"),
+    **{"string": "text", "boolean": "true or false", "object": "an object", "array": "an array"},
 }
 _DIGITS = 17
 """Significant digits that a double keeps."""
@@ -88,19 +84,13 @@ class Inference:
 
     def notes(self) -> list[str]:
         """Return what was guessed, for people."""
+        others = [f"{count(self.others, 'record')} of the sample"] if self.others else []
+        mode = ["set tableflow.error_handling.mode to LOG or SKIP to go on without it"]
         lines = [f"the schema has the types of {count(self.records, 'record')}: review it"]
-        if self.others:
-            others = count(self.others, "record")
-            lines.append(f"not JSON objects, and so malformed later: {others} of the sample")
-        if self.usual:
-            usual = listed(self.usual, _MAX_NAMED)
-            lines.append(f"of another type in a few records, which are malformed later: {usual}")
-        if self.others or self.usual:
-            lines.append(
-                "a malformed record suspends the topic: set tableflow.error_handling.mode to LOG "
-                "or SKIP to go on without it"
-            )
         for label, names in (
+            ("not JSON objects, and so malformed later", others),
+            ("of another type in a few records, which are malformed later", self.usual),
+            ("a malformed record suspends the topic", mode if others or self.usual else []),
             ("missing or null in some of them", self.optional),
             ("columns with the JSON text", self.untyped),
             ("times, by their form", self.date_times),
@@ -109,9 +99,8 @@ class Inference:
         ):
             if names:
                 lines.append(f"{label}: {listed(names, _MAX_NAMED)}")
-        if len(self.times) > 1:
-            others = ", ".join(time_field.name for time_field in self.times[1:])
-            lines.append(f"event_time is {self.times[0].name}; it could also be {others}")
+        if more := ", ".join(time_field.name for time_field in self.times[1:]):
+            lines.append(f"event_time is {self.times[0].name}; it could also be {more}")
         return lines
 
 
@@ -125,12 +114,8 @@ def json_objects(records: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def infer(records: Sequence[bytes], title: str) -> Inference:
-    """Return a schema that records fit.
-
-    :raises ValueError: none of them is a JSON object
-    """
-    values = json_objects(records)
-    if not values:
+    """Return a schema that records fit; raise ValueError if none of them is a JSON object."""
+    if not (values := json_objects(records)):
         raise ValueError("none of the records is a JSON object")
     inference = Inference({}, len(values), len(records) - len(values))
     names = dict.fromkeys(name for value in values for name in value)
@@ -159,34 +144,24 @@ def unusable_names(names: Iterable[str]) -> list[str]:
     for name in names:
         try:
             check_name("", name)
+            unusable += [] if name and name.casefold() not in folded else [name]
+            folded.add(name.casefold())
         except TableflowError:
             unusable.append(name)
-            continue
-        if not name or name.casefold() in folded:
-            unusable.append(name)
-        folded.add(name.casefold())
     return unusable
 
 
 def _schema(values: Sequence[Any], path: tuple[str, ...], inference: Inference) -> dict[str, Any]:
-    """Return the schema of a field.
-
-    :param values: of the records that may have it; None: it is missing or null
-    """
+    """Return the schema of a field, by the values of all records; None: it is missing or null."""
     name = ".".join(path)
     present = [value for value in values if value is not None]
-    if not present:
-        inference.untyped.append(f"{name} (always null)")
-        return {}
-    if len(present) < len(values):
-        inference.optional.append(name)
-    schema = _of_present(present, path, inference)
+    is_optional = 0 < len(present) < len(values)
+    inference.optional += [name] if is_optional else []
+    schema = _of_present(present, path, inference) if present else "always null"
     if isinstance(schema, str):
         inference.untyped.append(f"{name} ({schema})")
         return {}
-    if len(present) < len(values):
-        return {**schema, "type": [schema["type"], "null"]}
-    return schema
+    return {**schema, "type": [schema["type"], "null"]} if is_optional else schema
 
 
 def _of_present(
@@ -198,23 +173,18 @@ def _of_present(
     if kinds == {"object"}:
         return _object(values, path, inference)
     if kinds == {"array"}:
-        items = [item for value in values for item in value]
-        if not items:
+        if not (items := [item for value in values for item in value]):
             return "arrays without items"
         return {"type": "array", "items": _schema(items, (*path, "[]"), inference)}
     if kinds == {"string"}:
-        times = _usual(
-            values, lambda text: "a time" if _is_date_time(text) else "", path, inference
-        )
-        if all(map(_is_date_time, times)):
-            inference.date_times.append(".".join(path))
-            return {"type": "string", "format": "date-time"}
-        return {"type": "string"}
+        times = _usual(values, lambda t: "a time" if _is_date_time(t) else "", path, inference)
+        if not all(map(_is_date_time, times)):
+            return {"type": "string"}
+        inference.date_times.append(".".join(path))
+        return {"type": "string", "format": "date-time"}
     if kinds <= {"integer", "number"}:
         return _number(values, kinds)
-    if len(kinds) > 1:
-        return f"{' or '.join(sorted(kinds))}"
-    return {"type": kinds.pop()}
+    return " or ".join(sorted(kinds)) if len(kinds) > 1 else {"type": kinds.pop()}
 
 
 def _usual(
@@ -223,10 +193,7 @@ def _usual(
     path: tuple[str, ...],
     inference: Inference,
 ) -> Sequence[Any]:
-    """Return the values without those of a few that are of another kind; else all of them.
-
-    :param kind_of: returns the kind of a value; empty: it is of none
-    """
+    """Return the values without those of a few of another kind, or of none; else all of them."""
     kinds = [kind_of(value) for value in values]
     ((kind, number), *others) = Counter(kinds).most_common()
     if not kind or not others or (len(values) - number) * _GARBAGE > len(values):
@@ -241,14 +208,12 @@ def _usual(
 def _object(
     values: Sequence[dict[str, Any]], path: tuple[str, ...], inference: Inference
 ) -> dict[str, Any] | str:
-    names = {name for value in values for name in value}
-    if not names:
+    if not (names := {name for value in values for name in value}):
         return "objects without fields"
     differ = len(names) * len(values) > _MAP_FACTOR * sum(map(len, values))
     if all(name.isdecimal() for name in names) or (len(names) > _MAP_NAMES and differ):
-        inner = _schema(
-            [member for value in values for member in value.values()], (*path, "{}"), inference
-        )
+        members = [member for value in values for member in value.values()]
+        inner = _schema(members, (*path, "{}"), inference)
         if "type" not in inner:
             return "objects with different names and types"
         inference.maps.append(".".join(path))
@@ -265,9 +230,8 @@ def _number(values: Sequence[Any], kinds: set[str]) -> dict[str, Any] | str:
     except ValueError:  # more digits than Python converts
         whole = [2 * _LONG]
     if kinds == {"integer"}:
-        if all(-_LONG <= value < _LONG for value in whole):
-            return {"type": "integer"}
-        return "integers of more than 64 bits"
+        is_long = all(-_LONG <= value < _LONG for value in whole)
+        return {"type": "integer"} if is_long else "integers of more than 64 bits"
     if any(abs(float(value)) == inf for value in fractions):
         return "numbers that no double holds"
     if any(abs(value) > _EXACT for value in whole) or any(map(_is_rounded, fractions)):
@@ -277,10 +241,10 @@ def _number(values: Sequence[Any], kinds: set[str]) -> dict[str, Any] | str:
 
 def _is_rounded(value: Number) -> bool:
     """Return whether a double does not give back the digits that the record has."""
-    digits = value.parts()[0]
-    if len(digits) > _DIGITS:
-        return True
-    return Number(f"{float(value):.{max(1, len(digits))}g}").parts() != value.parts()
+    digits = len(value.parts()[0])
+    return digits > _DIGITS or (
+        Number(f"{float(value):.{max(1, digits)}g}").parts() != value.parts()
+    )
 
 
 def _is_date_time(text: str) -> bool:
@@ -288,37 +252,27 @@ def _is_date_time(text: str) -> bool:
 
 
 def _times(values: Sequence[dict[str, Any]], properties: dict[str, Any]) -> Iterator[TimeField]:
-    """Yield the fields that may be the event time: those that nearly all records have, the best
-    first.
-
-    Times that are still to come are none.
-    """
+    """Yield the fields that may be the event time, the best first: nearly all records have them."""
     today = datetime.now(UTC).date()
     candidates: list[tuple[bool, bool, TimeField]] = []
     for name, schema in properties.items():
         those = [value[name] for value in values if value.get(name) is not None]
-        is_named = bool(_TIME_NAME.search(_words(name)))
-        if (days := _nearly_all(_day_of_text, those, values)) is not None:
-            kind = "time" if schema.get("format") == "date-time" else "iso"
-        elif (
-            is_named and "type" in schema and (epoch := _days_of_epochs(those, values)) is not None
-        ):
-            kind, days = epoch
-        else:
-            continue
-        is_text = kind in ("time", "iso")
-        candidates.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # also those of camel case
+        is_named = bool(_TIME_NAME.search(words))
+        kind = "time" if schema.get("format") == "date-time" else "iso"
+        days, is_text = _nearly_all(_day_of_text, those, values), True
+        if days is None and is_named and "type" in schema:
+            (kind, days), is_text = _days_of_epochs(those, values), False
+        if days is not None:
+            candidates.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
     candidates.sort(key=lambda candidate: candidate[:2], reverse=True)
-    yield from (time_field for _, _, time_field in candidates)
+    yield from (time_field for *_, time_field in candidates)
 
 
 def _nearly_all(
     convert: Callable[[Any], date | None], values: Sequence[Any], records: Sequence[Any]
 ) -> list[date] | None:
-    """Return the days that nearly all records have; None: too many do not.
-
-    Those that are still to come do not count.
-    """
+    """Return the days, until now, that nearly all records have; None: too many have none."""
     latest = datetime.now(UTC).date() + timedelta(days=1)
     found = [day for day in map(convert, values) if day is not None and day <= latest]
     return found if found and (len(records) - len(found)) * _GARBAGE <= len(records) else None
@@ -335,19 +289,16 @@ def _day_of_text(value: Any) -> date | None:
         return None
 
 
-def _days_of_epochs(values: Sequence[Any], records: Sequence[Any]) -> tuple[str, list[date]] | None:
+def _days_of_epochs(values: Sequence[Any], records: Sequence[Any]) -> tuple[str, list[date] | None]:
     """Return the unit of numbers since 1970, and their days; None: too many are none."""
     for unit, micros in EPOCHS.items():
         if (days := _nearly_all(partial(_day_of_epoch, micros), values, records)) is not None:
             return unit, days
-    return None
+    return "", None
 
 
 def _day_of_epoch(micros: Decimal, value: Any) -> date | None:
-    """Return the day of a number of a unit since 1970; None: it is none.
-
-    :param micros: microseconds of the unit
-    """
+    """Return the day of a number of a unit (of so many micros) since 1970; None: it is none."""
     try:
         seconds = Decimal(value) * micros / 1_000_000
         if isinstance(value, bool) or not _FIRST_EPOCH <= seconds < 4 * _FIRST_EPOCH:
@@ -355,8 +306,3 @@ def _day_of_epoch(micros: Decimal, value: Any) -> date | None:
         return datetime.fromtimestamp(int(seconds), UTC).date()
     except (TypeError, ValueError, ArithmeticError):
         return None
-
-
-def _words(name: str) -> str:
-    """Return a name in lower case with the words of camel case apart."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

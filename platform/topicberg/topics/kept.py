@@ -43,15 +43,14 @@ class KnownSpecs:
     """Topics whose last valid spec stays in use."""
 
     @property
-    def consequence(self) -> str:
-        """What follows for the topics, to add to the problem."""
+    def message(self) -> str | None:
+        """The errors, and what follows for the topics; None: there are none."""
         parts = (
             ("the last valid specs stay in use of", self.kept),
             ("left out, as they were never valid:", self.left_out),
         )
-        return "".join(
-            f"; {what} {listed(sorted(names), MAX_SHOWN)}" for what, names in parts if names
-        )
+        follows = (f"{what} {listed(sorted(names), MAX_SHOWN)}" for what, names in parts if names)
+        return None if self.problem is None else "; ".join((self.problem, *follows))
 
 
 def build_with_kept(
@@ -69,24 +68,24 @@ def build_with_kept(
     :raises SpecError: it cannot be built, and there is no earlier version to use
     """
     specs, problems = check_topics(config)
-    known = _with_kept(config, specs, problems) if problems else KnownSpecs(specs)
+    known = _with_kept(config, specs, problems)
     try:
         built = build(known)
         if keeps:
             _write(config, known.specs)
     except SpecError as error:
-        kept = _read(config)
-        if not kept:
+        if not (kept := _read(config)):
             raise
         reason = "; ".join(filter(None, (known.problem, error.message)))
-        specs = _completed([], list(kept.values()))
-        known = KnownSpecs(specs, known.left_out, reason, frozenset(kept))
+        known = KnownSpecs(
+            _completed([], list(kept.values())), known.left_out, reason, frozenset(kept)
+        )
         try:
             built = build(known)
         except TopicbergError:
             raise error from None
-    if known.problem is not None:
-        report(f"{known.problem}{known.consequence}")
+    if known.message is not None:
+        report(known.message)
     return built
 
 
@@ -98,14 +97,14 @@ def specs_in_use(config: Settings) -> tuple[list[TopicSpec], str | None]:
         specs, problems = check_topics(config)
     except TopicbergError as error:
         return [], str(error)
-    if not problems:
-        return specs, None
     known = _with_kept(config, specs, problems)
-    return known.specs, f"{known.problem}{known.consequence}"
+    return known.specs, known.message
 
 
 def _with_kept(config: Settings, specs: list[TopicSpec], problems: Sequence[Problem]) -> KnownSpecs:
     """Return the valid specs, with the last valid ones of the topics that have problems."""
+    if not problems:
+        return KnownSpecs(specs)
     wrong = {name for problem in problems for name in problem.names}
     valid = {spec.name for spec in specs}
     specs = _completed(specs, [spec for n, spec in _read(config).items() if n in wrong])

@@ -30,6 +30,13 @@ logger = logging.getLogger(__name__)
 
 _FILLER: dict[str, Any] = {"name": "filler", "pipeline": "filler", "schema": {"format": "none"}}
 """Replace required fields that are invalid, so that the other fields can still be checked."""
+_MESSAGES = {
+    "datetime_": "must be a time of the form 2026-01-31T12:00:00Z",
+    "date_": "must be a date of the form 2026-01-31",
+    "model_": "must be a mapping of fields",
+    "dict_type": "must be a mapping, such as {name: value}",
+}
+"""What pydantic's types of errors begin with → the message instead of its own."""
 
 
 @dataclass(frozen=True)
@@ -70,37 +77,28 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
     for source in sources(config):
         file, stem, document = source.file, source.name, source.document
         problems += [Problem(file, "", error, name=stem) for error in source.errors]
-        if document is None and source.errors:
-            own.add(stem)
-            perhaps_patterns.add(file)
-            continue
         if isinstance(document, dict) and FIELD in document:
             pattern, errors = check_pattern(document)
             problems += [Problem(file, field, reason) for field, reason in errors]
-            if pattern is None:
-                perhaps_patterns.add(file)
-            else:
-                patterns.append((pattern, file))
-            continue
-        own.add(stem)
-        spec, errors = _check_document(document, stem, config)
-        problems += [Problem(file, field, reason, name=stem) for field, reason in errors]
-        if spec is not None:
-            specs.append((spec, file))
+            patterns += [(pattern, file)] if pattern else []
+            perhaps_patterns |= set() if pattern else {file}
+        elif document is None and source.errors:
+            own.add(stem)
+            perhaps_patterns.add(file)
+        else:
+            own.add(stem)
+            spec, errors = _check_document(document, stem, config)
+            problems += [Problem(file, field, reason, name=stem) for field, reason in errors]
+            specs += [(spec, file)] if spec else []
     if patterns:
         discovered, found_problems = _by_pattern(patterns, own, [spec for spec, _ in specs], config)
         problems += found_problems
         specs += discovered
     if perhaps_patterns and (discovered_names := read_discovery(config).topics.keys()):
-        claimed = (
-            own | {s.name for s, _ in specs} | {n for problem in problems for n in problem.topics}
-        )
+        claimed = own.union({spec.name for spec, _ in specs}, *(p.topics for p in problems))
         lost = frozenset(discovered_names - claimed)
         problems = [
-            replace(problem, topics=lost | problem.names)
-            if problem.file in perhaps_patterns
-            else problem
-            for problem in problems
+            replace(p, topics=lost | p.names) if p.file in perhaps_patterns else p for p in problems
         ]
     problems += _clashes(specs, {file for _, file in patterns})
     wrong = {problem.file for problem in problems if not problem.topics}
@@ -112,10 +110,8 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
 
 
 def impossible_in_confluent(config: Settings) -> list[Problem]:
-    """Return what topicberg's engine does with the specs and Confluent's Tableflow cannot do.
-
-    These are the problems that the cloud deployment has with the files.
-    """
+    """Return what topicberg's engine does with the specs and Confluent's Tableflow cannot do: the
+    problems that the cloud deployment has with the files."""
     of_confluent = config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
     own = check_topics(config)[1]
     return [problem for problem in check_topics(of_confluent)[1] if problem not in own]
@@ -171,27 +167,21 @@ class WantedTopics:
         if name in self.named:
             return self.named[name]
         defaults = next((one.defaults for one in self.patterns if one.matches(name)), {})
-        found = _sources(defaults)
-        return {part: one for part, one in found.items() if one.framing == "glue"}
+        return {part: one for part, one in _sources(defaults).items() if one.framing == "glue"}
 
 
 def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics:
-    """Return the topics of Kafka that need discovery, by the files of specs.
-
-    :param known: topics that still need it while a file is invalid, which may be their pattern
-    """
+    """Return the topics of Kafka that need discovery, by the files of specs; ``known``: topics that
+    still need it while a file is invalid, which may be their pattern."""
     patterns: list[TopicPattern] = []
     wanted: dict[str, Mapping[Part, SchemaSource]] = {}
     for source in sources(config):
-        document, pattern = source.document, None
-        if isinstance(document, dict) and FIELD in document:
-            pattern = check_pattern(document)[0]
-        elif isinstance(document, dict):
+        document = source.document
+        if isinstance(document, dict) and FIELD not in document:
             sections = (document.get("schema"), document.get("key"))
             if document.get("external") is True or any(map(_has_no_file, sections)):
                 wanted[source.name] = _sources(document)
-            continue
-        if pattern is not None:
+        elif isinstance(document, dict) and (pattern := check_pattern(document)[0]):
             patterns.append(pattern)
         else:
             wanted = {**{name: {} for name in known}, **wanted}
@@ -200,9 +190,8 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
 
 def _has_no_file(section: Any) -> bool:
     """Return whether only a registry has the schema of a topic that is not external."""
-    if not isinstance(section, dict):
-        return False
-    return section.get("framing") in ("none", "glue") and section.get("file") is None
+    has_own = isinstance(section, dict) and section.get("framing") in ("none", "glue")
+    return has_own and section.get("file") is None
 
 
 def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
@@ -210,11 +199,9 @@ def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
     schema_sources: dict[Part, SchemaSource] = {}
     for part, name in SECTIONS.items():
         section = document.get(name)
-        if not isinstance(section, dict):
-            continue
-        subject = section.get("subject")
-        subject = subject if isinstance(subject, str) else None
-        if section.get("framing") == "glue":
+        given = section if isinstance(section, dict) else {}
+        subject = given["subject"] if isinstance(given.get("subject"), str) else None
+        if given.get("framing") == "glue":
             schema_sources[part] = SchemaSource(subject, "glue")
         elif subject is not None:
             schema_sources[part] = SchemaSource(subject)
@@ -230,11 +217,11 @@ def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[t
     try:
         pattern = TopicPattern.model_validate(document[FIELD])
     except ValidationError as error:
-        causes = _causes(error.errors())
-        known = list(TopicPattern.model_fields)
-        return None, [(_dotted((FIELD, *e["loc"])), _reason(e, known)) for e in causes]
-    schema = pattern.defaults.get("schema")
-    if schema is None or isinstance(schema, dict):
+        errors = _causes(error.errors())
+        return None, [
+            (_dotted((FIELD, *e["loc"])), _reason(e, [*TopicPattern.model_fields])) for e in errors
+        ]
+    if (schema := pattern.defaults.get("schema")) is None or isinstance(schema, dict):
         schema = {"format": "none", **(schema or {})}
     _, errors = _tolerant({**_FILLER, **pattern.defaults, "name": "filler", "schema": schema})
     return (None if errors else pattern), [
@@ -248,11 +235,8 @@ def _by_pattern(
     specs: list[TopicSpec],
     config: Settings,
 ) -> tuple[list[tuple[TopicSpec, str]], list[Problem]]:
-    """Return the specs of the discovered topics that match, with their files, and the problems.
-
-    :param own: topics with a spec file of their own, which takes precedence
-    :param specs: those of these files
-    """
+    """Return the specs of the discovered topics that match, with their files, and the problems;
+    spec files of their own take precedence."""
     dead = {spec.name for spec in dead_letter_specs(specs, ())} | {DEFAULT_TARGET}
     for pattern, _ in patterns:
         handling = (pattern.defaults.get("tableflow") or {}).get("error_handling") or {}
@@ -264,30 +248,24 @@ def _by_pattern(
         matching = [each for each in patterns if name not in taken and each[0].matches(name)]
         if not matching:
             continue
-        file = matching[0][1]
+        file, of = matching[0][1], f"topic {name}"
         document = _document_by_pattern(name, topic, matching, config)
         if isinstance(document, str):
             spec, errors = None, [("", document)]
         else:
             spec, errors = _check_document(document, name, config)
         problems += [
-            Problem(
-                file, ": ".join(filter(None, (f"topic {name}", field))), reason, frozenset({name})
-            )
+            Problem(file, f"{of}: {field}" if field else of, reason, frozenset({name}))
             for field, reason in errors
         ]
-        if spec is not None:
-            discovered.append((spec, file))
+        discovered += [(spec, file)] if spec else []
     return discovered, problems
 
 
 def _document_by_pattern(
     name: str, topic: FoundTopic, matching: list[tuple[TopicPattern, str]], config: Settings
 ) -> dict[str, Any] | str:
-    """Return the spec of a discovered topic, or why it has none.
-
-    :param matching: the patterns that match, with their files
-    """
+    """Return the spec of a discovered topic, or why it has none."""
     (pattern, file), *more = matching
     if more:
         files = " and ".join(other for _, other in more)
@@ -309,25 +287,19 @@ def _document_by_pattern(
 
 
 def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) -> list[Problem]:
-    """Return the problems of topics whose own names, or whose tables' names, are equal.
-
-    Snowflake's names are the narrowest: names that differ there differ everywhere.
-
-    :param by_pattern: files that are patterns: one of their topics does not concern the others
-    """
+    """Return the problems of topics whose own names, or whose tables' names, are equal: names that
+    differ in Snowflake differ everywhere."""
     problems: list[Problem] = []
     first: dict[str, tuple[TopicSpec, str]] = {}
     for spec, file in specs:
         other, other_file = first.setdefault(spec.snowflake_name, (spec, file))
-        if other is spec:
-            continue
         reason = f"{spec.name} is also the topic of {other_file}"
         if other.name != spec.name:
             reason = f"{spec.name} and {other.name} of {other_file} would be one table in Snowflake"
-        if file in by_pattern:
+        if other is not spec and file in by_pattern:
             reason = f"topic {reason}: exclude one of them"
             problems.append(Problem(file, "", reason, frozenset({spec.name})))
-        else:
+        elif other is not spec:
             problems.append(Problem(file, "name", reason, name=spec.name))
     return problems
 
@@ -382,10 +354,8 @@ def _causes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
-    """Remove the value at a location, or its parent if it is missing there.
-
-    Return False if it was already removed, together with another invalid value.
-    """
+    """Remove the value at a location, or its parent if it is missing there; return False if it was
+    removed with another invalid value."""
     if location[-1:] == ("[key]",):
         location = location[:-1]
     if not location:
@@ -406,28 +376,18 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
 
 
 def _reason(error: ErrorDetails, known: Sequence[str] | None = None) -> str:
-    """Return pydantic's message, with the invalid value or the field that may have been meant.
-
-    :param known: the fields that there are, if the error is not of a topic spec
-    """
-    if error["type"] == "extra_forbidden":
+    """Return pydantic's message, with the invalid value or the field that may have been meant."""
+    kind, value = error["type"], error["input"]
+    if kind == "extra_forbidden":
         fields = _fields(error["loc"][:-1]) if known is None else known
         return f"unknown field{suggestion(str(error['loc'][-1]), fields)}"
-    if error["type"] == "missing":
+    if kind == "missing":
         return "is required"
     message = re.sub(r"^\w+ should ", "must ", error["msg"])
-    if error["type"].startswith("datetime_"):
-        message = "must be a time of the form 2026-01-31T12:00:00Z"
-    elif error["type"].startswith("date_"):
-        message = "must be a date of the form 2026-01-31"
-    value = error["input"]
-    if error["type"] in ("model_type", "model_attributes_type"):
-        message = "must be a mapping of fields"
-        if known is None and error["loc"]:
-            message = f"must be a mapping with the fields {', '.join(_fields(error['loc']))}"
-    elif error["type"] == "dict_type":
-        message = "must be a mapping, such as {name: value}"
-    if error["type"] == "value_error":
+    message = next((own for begin, own in _MESSAGES.items() if kind.startswith(begin)), message)
+    if kind.startswith("model_") and known is None and error["loc"]:
+        message = f"must be a mapping with the fields {', '.join(_fields(error['loc']))}"
+    if kind == "value_error":
         message = str(error["ctx"]["error"])
     elif isinstance(value, str | int | float | bool | None):
         message += f", not {value!r}"

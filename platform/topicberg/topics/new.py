@@ -62,12 +62,9 @@ class _Schema:
 
     def section(self, name: str, half: str = "") -> dict[str, str]:
         """Return the section of a spec of the topic ``name``."""
+        file = f"{name}{half}.{FORMATS[self.format].suffix}"
         named = {} if self.subject is None else {"subject": self.subject}
-        return {
-            "format": self.format,
-            "file": f"{name}{half}.{FORMATS[self.format].suffix}",
-            **named,
-        }
+        return {"format": self.format, "file": file, **named}
 
 
 def new_topic(
@@ -79,16 +76,14 @@ def new_topic(
     :raises SpecError: a file exists already, a schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
-    value = _newest(subject, f"{name}-value", registry)
-    if value is None:
+    if (value := _newest(subject, f"{name}-value", registry)) is None:
         raise SpecError(
             f"the schema registry has no subject {subject}",
             hint="list its subjects, or register the schema first",
         )
-    key = None
-    for candidate in dict.fromkeys((f"{name}-key", f"{subject.removesuffix('-value')}-key")):
-        if (key := _newest(candidate, f"{name}-key", registry)) is not None:
-            break
+    own = f"{name}-key"
+    subjects = dict.fromkeys((own, f"{subject.removesuffix('-value')}-key"))
+    key = next(filter(None, (_newest(each, own, registry) for each in subjects)), None)
     return _written(name, f"the subject {subject}", pipeline, (value, key), config)
 
 
@@ -110,18 +105,13 @@ def new_topics(
     *,
     is_enabled: bool,
 ) -> tuple[list[str], dict[str, str]]:
-    """Write the specs of topics that Kafka has.
-
-    :param pipeline: returns that of a topic
-    :returns: the topics with a new spec, and why others have none
-    """
+    """Write the specs of Kafka's topics; return those that have one, and why others have none."""
     made: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for name, topic in names.items():
-        if topic.problem is not None:
-            refused[name] = topic.problem
-            continue
         try:
+            if topic.problem is not None:
+                raise SpecError(topic.problem)
             document = _external_document(name, topic, pipeline(name), config)
             made[name] = _write_spec(document, {}, config, is_enabled=is_enabled)[0]
         except SpecError as error:
@@ -143,8 +133,7 @@ def new_pattern(
     path = config.topics_dir / f"{name}.yaml"
     defaults = {"pipeline": pipeline, **_reviewed(is_enabled)}
     document = {FIELD: {"match": match, "defaults": defaults}}
-    if problems := check_pattern(document)[1]:
-        reasons = [f"{field}: {reason}" for field, reason in problems]
+    if reasons := [f"{field}: {reason}" for field, reason in check_pattern(document)[1]]:
         raise SpecError("\n".join([f"no pattern was written for {match!r}:", *reasons]))
     _write({path: _yaml(document)})
     return path
@@ -239,13 +228,7 @@ def _new_of_glue(
     *,
     is_enabled: bool,
 ) -> tuple[list[Path], list[str]]:
-    """Write the spec of a topic whose schemas are in AWS Glue.
-
-    :param value: of the newest record
-    :param keys: of a sample
-    :return: the path, and what was found
-    :raises SpecError: AWS Glue does not have the schema, or the spec is invalid
-    """
+    """Write the spec of a topic whose schemas are in AWS Glue; return its path, and notes."""
     version = _version_of(name, "value", value, config, glue)
     topic = has.model_copy(update={"value": found_in_glue(name, version), "key": None})
     given: dict[str, Any] = {"schema": {"framing": "glue"}, "key": _raw_key(keys)}
@@ -285,21 +268,18 @@ def _version_of(
 
 
 def found_schema(kind: str, version: int, text: str, subject: str | None) -> FoundSchema:
-    """Return what is known of a schema.
-
-    :param kind: its format
-    :param subject: None: the default one
-    """
+    """Return what is known of a schema of a format; subject None: the default one."""
     is_change = kind in ("avro", "json") and is_envelope(text)
-    fields = {"format": kind, "version": version, "is_envelope": is_change, "subject": subject}
-    return FoundSchema.model_validate(fields)
+    return FoundSchema.model_validate(
+        {"format": kind, "version": version, "is_envelope": is_change, "subject": subject}
+    )
 
 
 def found_in_glue(topic: str, version: GlueVersion) -> FoundSchema:
     """Return what is known of a schema of AWS Glue that a topic has."""
     schema, name = version.schema, version.schema_name
-    subject = None if name == topic else name
-    return found_schema(schema.schema_type.lower(), version.number, schema.text, subject)
+    of = version.number, schema.text, None if name == topic else name
+    return found_schema(schema.schema_type.lower(), *of)
 
 
 def _new_plain(
@@ -312,12 +292,7 @@ def _new_plain(
     *,
     is_enabled: bool,
 ) -> tuple[list[Path], list[str]]:
-    """Write the spec and the schema files of a topic of plain JSON.
-
-    :param values, keys: of a sample
-    :return: the paths, and what was guessed
-    :raises SpecError: a file exists already, or the spec is invalid
-    """
+    """Write the spec and schema files of a topic of plain JSON; return their paths, and guesses."""
     try:
         inference = infer(values, name)
     except ValueError as error:
@@ -331,7 +306,7 @@ def _new_plain(
     if inference.left_out:
         schema["unknown_fields"] = "keep"
     texts = {config.schemas_dir / f"{name}.json": f"{inference.text}\n"}
-    key, key_text = _plain_key(name, keys)
+    key, key_text = _raw_key(keys), _key_schema(name, keys)
     if key_text is not None:
         key = {**own, "file": f"{name}-key.json"}
         texts[config.schemas_dir / f"{name}-key.json"] = f"{key_text}\n"
@@ -346,12 +321,10 @@ def _new_plain(
         "partitions": has.partitions,
         "write_mode": "upsert" if is_upsert else "append",
     }
-    notes = inference.notes()
-    notes.append(f"keys: {'none in these records' if not keys else key['format']}")
+    notes = [*inference.notes(), f"keys: {key['format'] if keys else 'none in these records'}"]
     if keys and key_text is None and "key" in inference.schema["properties"]:
         notes.append("the values have a field key, so no column has Kafka's keys")
-    time = next(iter(inference.times), None)
-    if time is not None:
+    if (time := next(iter(inference.times), None)) is not None:
         document["event_time"] = {"field": time.name, "format": time.format}
         notes.append(f"event_time: the field {time.name}, {time.format}")
     else:
@@ -368,15 +341,13 @@ def _unreadable(name: str, reason: str) -> SpecError:
     )
 
 
-def _plain_key(name: str, keys: Sequence[bytes]) -> tuple[dict[str, Any], str | None]:
-    """Return the section of the keys, and the schema if all of them are JSON objects."""
-    if not keys:
-        return {"format": "bytes"}, None
+def _key_schema(name: str, keys: Sequence[bytes]) -> str | None:
+    """Return the schema of the keys if all of them are JSON objects."""
     with suppress(ValueError):
         found = infer(keys, f"{name}-key")
         if not (found.others or found.untyped or found.left_out):
-            return {}, found.text
-    return _raw_key(keys), None
+            return found.text
+    return None
 
 
 def _raw_key(keys: Sequence[bytes]) -> dict[str, Any]:
@@ -391,25 +362,21 @@ def _raw_key(keys: Sequence[bytes]) -> dict[str, Any]:
 
 def _inner_schemas(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield the types of a JSON Schema at every depth."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    inner = [*schema.get("properties", {}).values()]
-    for one in (*inner, schema.get("items"), schema.get("additionalProperties")):
-        yield from _inner_schemas(one)
+    if isinstance(schema, dict):
+        yield schema
+        inner = (schema.get("items"), schema.get("additionalProperties"))
+        for each in (*schema.get("properties", {}).values(), *inner):
+            yield from _inner_schemas(each)
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
-    """Return a JSON Schema that JSON records fit, and the columns that are null in all of them.
-
-    :raises SpecError: they are not JSON objects
-    """
+    """Return a JSON Schema that JSON records fit, and the columns that are null in all of them;
+    raise SpecError if they are not JSON objects."""
     payloads = [
         value["payload"] if value.keys() == {"schema", "payload"} else value
         for value in json_objects(records)
     ]
-    values = [payload for payload in payloads if isinstance(payload, dict)]
-    if not values:
+    if not (values := [payload for payload in payloads if isinstance(payload, dict)]):
         raise SpecError(
             "the newest records are neither in Confluent's wire format nor JSON objects",
             hint="write the spec manually: docs/add-a-topic.md",
@@ -421,15 +388,12 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
     schema = {"title": title, **_inferred(values, "", untyped)}
     if "transaction" in untyped:
         schema["properties"]["transaction"] = _TRANSACTION
-    inside = sorted(
-        {column.removeprefix(f"{AFTER}.") for column in untyped if column.startswith(AFTER)}
-    )
-    return json.dumps(schema, indent=2), inside
+    inside = {name.removeprefix(f"{AFTER}.") for name in untyped if name.startswith(AFTER)}
+    return json.dumps(schema, indent=2), sorted(inside)
 
 
 def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str, Any]:
-    present = [value for value in values if value is not None]
-    if not present:
+    if not (present := [value for value in values if value is not None]):
         untyped.append(path)
         return {}
     if all(isinstance(value, dict) for value in present):
@@ -437,9 +401,7 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
         if unusable_names(names) or all(name.isdecimal() for name in names):
             return {}
         inner = {
-            name: _inferred(
-                [value.get(name) for value in present], f"{path}.{name}".lstrip("."), untyped
-            )
+            name: _inferred([v.get(name) for v in present], f"{path}.{name}".lstrip("."), untyped)
             for name in names
         }
         return {"type": "object", "properties": inner} if inner else {}
@@ -447,8 +409,7 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
         items = [item for value in present for item in value]
         return {"type": "array", "items": _inferred(items, path, untyped)}
     kinds = {_JSON_TYPES.get(type(value), "") for value in present}
-    if kinds == {"integer", "number"}:
-        kinds = {"number"}
+    kinds -= {"integer"} if "number" in kinds else set()
     return {"type": ["null", *kinds]} if len(kinds) == 1 and "" not in kinds else {}
 
 
@@ -461,12 +422,7 @@ def _external_document(
     *,
     where: str = "Kafka and the schema registry",
 ) -> dict[str, Any]:
-    """Return the spec of a topic by what is known of it.
-
-    :param given: fields of the spec
-    :param where: what is known is from
-    :raises SpecError: the registry has no schema of the values
-    """
+    """Return the spec of a topic by what is known of it; ``where``: the source of that."""
     document = found_document(name, topic, pipeline, given, own_engine=config.own_engine)
     if document is None:
         raise SpecError(
@@ -492,26 +448,20 @@ def _written(
     *,
     is_enabled: bool = True,
 ) -> list[Path]:
-    """Write a spec and its schema files; return their paths, the spec's first.
-
-    :param where: what the schemas come from
-    :param schemas: of the value; of the key, if it has one
-    :param has: what Kafka has of the topic; None: it does not exist
-    :raises SpecError: a file exists already, or the spec is invalid
-    """
+    """Write a spec and its schema files, of the value and perhaps the key; return their paths, the
+    spec's first."""
     value, key = schemas
     changes = config.own_engine and value.format in ("avro", "json") and is_envelope(value.text)
     if changes and key is not None and key.format != value.format:
         key = None  # its bytes are not those of the connector's converter
-    document: dict[str, Any] = {"name": name, "pipeline": pipeline}
-    document["description"] = _description(name, where, changes=changes)
+    description = _description(name, where, changes=changes)
+    document: dict[str, Any] = {"name": name, "pipeline": pipeline, "description": description}
     texts: dict[Path, str] = {}
     for section, schema, half in (("schema", value, ""), ("key", key, "-key")):
-        if schema is None:
-            continue
-        document[section] = schema.section(name, half)
-        texts[config.schemas_dir / document[section]["file"]] = f"{schema.text}\n"
-        if changes and schema.format == "json":
+        if schema is not None:
+            document[section] = schema.section(name, half)
+            texts[config.schemas_dir / document[section]["file"]] = f"{schema.text}\n"
+        if schema is not None and changes and schema.format == "json":
             # With BACKWARD, the registry refuses a new property of an open object.
             document[section]["compatibility"] = "NONE"
     is_upsert = changes and key is not None
@@ -527,14 +477,9 @@ def _written(
 def _write_valid_spec(
     document: Mapping[str, Any], texts: Mapping[Path, str], config: Settings, *, is_enabled: bool
 ) -> list[Path]:
-    """Write a spec and its schema files; return their paths, the spec's first.
-
-    :raises SpecError: a file exists already, or the spec is invalid; no file is left then
-    """
+    """Write a spec and its schema files; return their paths. If it is invalid, no file is left."""
     paths = _write_spec(document, texts, config, is_enabled=is_enabled)
-    _, problems = check_topics(config)
-    mine = [str(problem) for problem in problems if Path(problem.file).name == paths[0].name]
-    if mine:
+    if mine := [str(p) for p in check_topics(config)[1] if Path(p.file).name == paths[0].name]:
         for path in paths:
             path.unlink()
         raise SpecError("\n".join([f"no spec was written for {document['name']}:", *mine]))
@@ -544,10 +489,7 @@ def _write_valid_spec(
 def _write_spec(
     document: Mapping[str, Any], texts: Mapping[Path, str], config: Settings, *, is_enabled: bool
 ) -> list[Path]:
-    """Write a spec, without the rules between its fields, and its schema files.
-
-    :raises SpecError: a file exists already, or a field of the spec is invalid
-    """
+    """Write a spec, without the rules between its fields, and its schema files."""
     try:
         TopicSpec.model_validate(document)
     except ValidationError as error:
@@ -561,9 +503,8 @@ def _write_spec(
 
 def _write(texts: Mapping[Path, str]) -> None:
     """:raises SpecError: one of the files exists already; none is written"""
-    for path in texts:
-        if path.exists():
-            raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
+    if path := next(filter(Path.exists, texts), None):
+        raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
     for path, text in texts.items():
         path.write_text(text)
 
@@ -578,10 +519,7 @@ def _reviewed(is_enabled: bool) -> dict[str, Any]:
 
 
 def _partitions(time: TimeField | None = None) -> dict[str, Any]:
-    """Return the partitions of a table, and of those that are derived from it.
-
-    :param time: the event time; None: Kafka's, from now on
-    """
+    """Return the partitions of a table, and of those derived from it, by event time or Kafka's."""
     today = datetime.now(UTC).date()
     column, start = ("$$event-time", time.first) if time else ("$$timestamp", today)
     unit, granularity = "hour", "hourly"
@@ -603,11 +541,7 @@ def _description(name: str, where: str, *, changes: bool) -> str:
 
 
 def _newest(subject: str, usual: str, registry: SchemaRegistryClient) -> _Schema | None:
-    """Return the newest schema of a subject; None: the subject does not exist.
-
-    :param usual: the subject of TopicNameStrategy
-    :raises SpecError: it refers to other subjects, or no format has its type
-    """
+    """Return the newest schema of a subject; None: the subject does not exist."""
     with registry_errors(f"the subject {subject}"):
         latest = if_found(registry.get_latest_version, subject)
     if latest is None:
@@ -617,8 +551,7 @@ def _newest(subject: str, usual: str, registry: SchemaRegistryClient) -> _Schema
             f"subject {subject}: its schema refers to other subjects",
             hint="create the topic first: the schemas of an existing topic stay in the registry",
         )
-    schema_type = latest.schema.schema_type or "AVRO"
-    if schema_type not in BY_SCHEMA_TYPE:
+    if (schema_type := latest.schema.schema_type or "AVRO") not in BY_SCHEMA_TYPE:
         raise SpecError(
             f"subject {subject}: its schema is of the unknown type {schema_type}",
             hint=f"use {', '.join(BY_SCHEMA_TYPE)}",
@@ -645,8 +578,8 @@ def is_envelope(text: str) -> bool:
 
 def chosen_for_changes(config: Settings, name: str) -> str | None:
     """Return what :func:`new_topic` chose for Debezium's changes; None: the records are others."""
-    text = (config.topics_dir / f"{name}.yaml").read_text()
-    spec = TopicSpec.model_validate(yaml.safe_load(text))
+    document = yaml.safe_load((config.topics_dir / f"{name}.yaml").read_text())
+    spec = TopicSpec.model_validate(document)
     if spec.changelog is None:
         return None
     if spec.write_mode == "upsert":

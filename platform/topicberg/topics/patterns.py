@@ -93,8 +93,7 @@ def is_pattern(text: str) -> bool:
 
 
 def matches(patterns: Collection[str], name: str) -> bool:
-    for text in patterns:
-        expression = _expression(text)
-        if re.fullmatch(expression, name) if expression is not None else fnmatchcase(name, text):
-            return True
-    return False
+    return any(
+        fnmatchcase(name, text) if (own := _expression(text)) is None else re.fullmatch(own, name)
+        for text in patterns
+    )

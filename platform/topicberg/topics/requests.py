@@ -17,11 +17,9 @@ from topicberg.topics.discovery import FoundTopic
 
 
 class StoredRequest(BaseModel):
-    """A request; ``tableflow``: settings that replace those of the spec.
-
-    ``command``: settings chosen with `topicberg tableflow enable`. They take precedence over both,
-    also when a deployment enables the topic again, or deletes and creates it.
-    """
+    """A request; ``tableflow``: settings that replace those of the spec; ``command``: those chosen
+    with `topicberg tableflow enable`, which precede both, also when a deployment enables the topic
+    again, or deletes and creates it."""
 
     topic: str
     enabled: bool | None
@@ -46,24 +44,18 @@ def topic_deleted(config: Settings, topic: str) -> None:
 
 
 def topic_created(config: Settings, topic: str) -> None:
-    """Let the topic spec decide again whether a topic that was deleted is enabled.
-
-    Settings that a command chose are kept.
-    """
+    """Let the topic spec decide again whether a topic that was deleted is enabled; keep a command's
+    settings."""
     request = read_request(config, topic)
-    if request is None or not request.deleted:
-        return
-    if request.command:
+    if request and request.deleted and request.command:
         write_request(config, StoredRequest(topic=topic, enabled=None, command=request.command))
-    else:
+    elif request and request.deleted:
         _file(config, topic).unlink(missing_ok=True)
 
 
 def read_request(config: Settings, topic: str) -> StoredRequest | None:
-    """Return the last request, or None if there is none.
-
-    :raises TopicbergError: the file is damaged, or cannot be read
-    """
+    """Return the last request, or None if there is none; raise TopicbergError if the file is
+    damaged, or cannot be read."""
     path = _file(config, topic)
     try:
         return StoredRequest.model_validate_json(path.read_bytes())

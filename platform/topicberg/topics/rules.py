@@ -7,7 +7,8 @@ that one mistake is reported once, and all mistakes of a file together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import TypeVar
@@ -17,7 +18,7 @@ from topicberg.errors import SpecError
 from topicberg.formats.time_text import EPOCHS, TIME
 from topicberg.settings import Settings
 from topicberg.topics.event_time import EventTimeSpec
-from topicberg.topics.schema import SECTIONS, read_schema, schema_path
+from topicberg.topics.schema import SECTIONS, Framing, read_schema, schema_path
 from topicberg.topics.spec import SchemaSection, TopicSpec, ValueSchema
 from topicberg.wording import suggestion
 
@@ -39,19 +40,15 @@ TRANSFORM_TYPES = {
 }
 """Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
 _PERIODS = {"year", "month", "day", "hour"}
+_WRITTEN = ("avro", "json")
+"""The formats that topicberg writes, and in which Debezium's changes are read."""
 
+_GLUE_READS = "framing glue: producers register the schema in AWS Glue, which topicberg only reads"
 _GLUE_NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
 """AWS Glue's API, CreateSchema: a schema's name."""
 _COLUMN_SOURCES = (
-    "schema",
-    "key.format",
-    "key.file",
-    "key.message",
-    "key.date_times",
-    "key.framing",
-    "key.version",
-    "key.subject",
-    "tableflow.metadata_column_naming_scheme",
+    "schema key.format key.file key.message key.date_times key.framing key.version "
+    "key.subject tableflow.metadata_column_naming_scheme"
 )
 
 _AS_A_TIME = {
@@ -66,20 +63,295 @@ _AS_A_TIME = {
 }
 """Remediation for an event time that is not a time, by the format of the schema."""
 
-_SCHEMA_FINDINGS = (
-    "schema",
-    "schema.format",
-    "schema.file",
-    "schema.message",
-    "key",
-    "key.file",
-    "key.message",
-)
+_SCHEMA_FINDINGS = "schema schema.format schema.file schema.message key key.file key.message"
 
 Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]
 TableRule = Callable[[TopicSpec, dict[str, str]], Iterator[Finding]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
 _TABLE_RULES: list[tuple[tuple[str, ...], TableRule]] = []
+
+
+Mistake = tuple[str, Callable[[TopicSpec, Settings], object], str]
+"""A field and others that tell whether it is wrong, whether it is, and why, with ``{spec}``."""
+_TARGET = "tableflow.error_handling.target tableflow.error_handling"
+_MISTAKES: tuple[Mistake, ...] = (
+    (
+        "key.subject schema key name",
+        lambda spec, _: (
+            spec.value_subject == spec.key_subject
+            and all(_is_framed(own, "glue") for own in (spec.value_schema, spec.key))
+        ),
+        "keys and values cannot both have the schema {spec.key_subject} of AWS Glue, whose newest "
+        "version defines the columns: name the key's",
+    ),
+    (
+        "changelog",
+        lambda spec, config: spec.changelog and not config.own_engine,
+        "is only for topicberg's engine: Confluent's Tableflow does not read envelopes",
+    ),
+    (
+        "schema.format changelog",
+        lambda spec, _: spec.changelog and spec.value_schema.format not in _WRITTEN,
+        "is {spec.value_schema.format}; a changelog is read as avro or json: set the connector's "
+        "converters to an Avro, JSON Schema or JSON converter",
+    ),
+    (
+        "key.format changelog",
+        lambda spec, _: spec.changelog and spec.key.format not in ("none", *_WRITTEN),
+        "is {spec.key.format}; the keys of a changelog are avro or json, or none",
+    ),
+    (
+        "write_mode changelog key.format",
+        lambda spec, _: spec.changes == "rows" and spec.key.format == "none",
+        "upsert of a changelog needs key.format avro or json; a source table without a primary key "
+        "has no keys: use write_mode append",
+    ),
+    (
+        "generator changelog",
+        lambda spec, _: spec.changelog and spec.generator,
+        "a changelog is written by Debezium",
+    ),
+    (
+        "publishes changelog",
+        lambda spec, _: spec.changelog and spec.publishes is not None,
+        "a changelog is written by Debezium",
+    ),
+    (
+        "key.format key write_mode changelog",
+        lambda spec, _: spec.is_compacted and spec.key.format == "none",
+        "write_mode upsert needs a key: it is the primary key of the table",
+    ),
+    (
+        "topic_config write_mode changelog",
+        lambda spec, _: (
+            spec.write_mode == "append" and not spec.changelog and spec.cleanup_policy != "delete"
+        ),
+        "cleanup.policy {spec.cleanup_policy} contradicts write_mode append, which needs delete",
+    ),
+    (
+        "topic_config write_mode changelog",
+        lambda spec, _: (
+            spec.is_compacted
+            and spec.cleanup_policy not in ("compact", "compact,delete", "delete,compact")
+        ),
+        "cleanup.policy {spec.cleanup_policy} contradicts write_mode upsert, which needs compact "
+        "or compact,delete",
+    ),
+    (
+        "history write_mode tableflow.enabled",
+        lambda spec, _: (
+            spec.history and (spec.write_mode != "upsert" or not spec.tableflow.enabled)
+        ),
+        "is only for materialized topics in write_mode upsert: other tables keep every record",
+    ),
+    (
+        "upsert_views write_mode tableflow.enabled",
+        lambda spec, _: (
+            spec.upsert_views and (spec.write_mode != "append" or not spec.tableflow.enabled)
+        ),
+        "are only for materialized topics in write_mode append: an upsert topic's table is such a "
+        "view",
+    ),
+    (
+        "tableflow.table_formats write_mode",
+        lambda spec, _: spec.write_mode == "upsert" and "DELTA" in spec.tableflow.table_formats,
+        "DELTA needs write_mode append: a Delta log over the same files cannot represent an "
+        "upsert's position deletes",
+    ),
+    # https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
+    (
+        "tableflow.table_formats tableflow.storage",
+        lambda spec, config: (
+            not config.own_engine
+            and "DELTA" in spec.tableflow.table_formats
+            and spec.tableflow.storage == "managed"
+        ),
+        "Confluent's storage has Iceberg tables only: DELTA needs tableflow.storage bucket",
+    ),
+    # https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
+    (
+        "tableflow.table_formats tableflow.storage",
+        lambda spec, config: (
+            not config.own_engine and set(spec.tableflow.table_formats) == {"DELTA"}
+        ),
+        "needs ICEBERG as well: Confluent's Tableflow publishes Delta tables to Unity Catalog "
+        "only, so neither AWS Glue nor Snowflake would have the table",
+    ),
+    (
+        "table.headers",
+        lambda spec, config: spec.table.headers == "list" and not config.own_engine,
+        "list is only for topicberg's engine: Confluent's writes a map",
+    ),
+    (
+        _TARGET,
+        lambda spec, config: (
+            spec.tableflow.error_handling.mode == "LOG"
+            and "." in (spec.tableflow.error_handling.target or "")
+            and not config.own_engine
+        ),
+        "is {spec.tableflow.error_handling.target}: Confluent's Tableflow takes no dead-letter "
+        "topic whose name has a period",
+    ),
+    (
+        "pipeline",
+        lambda spec, config: (
+            config.is_deployed and spec.namespace(config) == config.topics_namespace
+        ),
+        "{spec.pipeline} is the id of the cluster: its namespace holds the topics",
+    ),
+    (
+        f"{_TARGET} name",
+        lambda spec, _: (
+            spec.tableflow.error_handling.mode != "LOG"
+            and spec.tableflow.error_handling.target is not None
+        ),
+        "is only for mode LOG, the mode is {spec.tableflow.error_handling.mode}",
+    ),
+    (
+        f"{_TARGET} name",
+        lambda spec, _: spec.tableflow.error_handling.target == spec.name,
+        "a topic cannot be its own dead-letter topic",
+    ),
+    (
+        "freshness.fail_minutes freshness.warn_minutes",
+        lambda spec, _: (
+            spec.freshness and spec.freshness.fail_minutes <= spec.freshness.warn_minutes
+        ),
+        "must be more than freshness.warn_minutes",
+    ),
+    (
+        "generator schema.format",
+        lambda spec, _: spec.generator and spec.value_schema.format not in _WRITTEN,
+        "writes Avro or JSON; schema.format is {spec.value_schema.format}",
+    ),
+    (
+        "generator key",
+        lambda spec, _: spec.generator and spec.key.format not in ("none", "string"),
+        "writes string keys or none; key.format is {spec.key.format}",
+    ),
+    (
+        "key.field generator key",
+        lambda spec, _: spec.generator and spec.key.format == "string" and spec.key.field is None,
+        "is required: the generator writes this field of the value as the key",
+    ),
+    (
+        "publishes generator",
+        lambda spec, _: spec.publishes is not None and spec.generator,
+        "a topic has a generator or a derived table, not both",
+    ),
+    (
+        "publishes schema.format",
+        lambda spec, _: spec.publishes is not None and spec.value_schema.format not in _WRITTEN,
+        "writes Avro or JSON; schema.format is {spec.value_schema.format}",
+    ),
+    (
+        "publishes key",
+        lambda spec, _: spec.publishes is not None and spec.key.format in ("protobuf", "bytes"),
+        "writes keys as string, Avro or JSON; key.format is {spec.key.format}",
+    ),
+    (
+        "key.field publishes key",
+        lambda spec, _: (
+            spec.publishes is not None and spec.key.format == "string" and spec.key.field is None
+        ),
+        "is required: this column of the published table becomes the key",
+    ),
+    (
+        "event_time changelog",
+        lambda spec, _: spec.payload_time and spec.changelog,
+        "a field with a format is not for a changelog: name a column",
+    ),
+    (
+        "event_time",
+        lambda spec, config: spec.payload_time and not config.own_engine,
+        "a field with a format is only for topicberg's engine: name a column",
+    ),
+)
+"""Mistakes that one condition finds; the rules that are functions find the others."""
+
+
+_SECTION_MISTAKES: tuple[tuple[str, Callable[[SchemaSection, bool], object], str], ...] = (
+    (
+        "file",
+        lambda own, _: _is_framed(own, "none") and own.file is None and own.subject is None,
+        "framing none needs a schema file, or {section}.subject: records name no schema",
+    ),
+    (
+        "subject",
+        lambda own, _: _is_framed(own, "none") and own.file and own.subject is not None,
+        "has no effect: with framing none, {own.file} is not registered",
+    ),
+    (
+        "compatibility",
+        lambda own, _: _is_framed(own, "none") and own.file and own.compatibility is not None,
+        "has no effect: with framing none, {own.file} is not registered",
+    ),
+    (
+        "version",
+        lambda own, _: _is_framed(own, "none") and own.file and own.version != "newest",
+        "has no effect: {own.file} is the schema of all records",
+    ),
+    (
+        "file",
+        lambda own, _: _is_framed(own, "glue") and own.file is not None,
+        f"is not for {_GLUE_READS}",
+    ),
+    (
+        "compatibility",
+        lambda own, _: _is_framed(own, "glue") and own.compatibility is not None,
+        f"is not for {_GLUE_READS}",
+    ),
+    (
+        "subject",
+        lambda own, _: (
+            _is_framed(own, "glue") and own.subject and not _GLUE_NAME.fullmatch(own.subject)
+        ),
+        '"{own.subject}" is no name of a schema in AWS Glue: up to 255 letters, digits, '
+        "'-', '_', '$', '#' and '.'",
+    ),
+    (
+        "framing",
+        lambda own, _: own.framing != "confluent" and not own.has_schema,
+        "format {own.format} has no schema that a record could name",
+    ),
+    (
+        "file",
+        lambda own, is_external: (
+            _is_framed(own, "confluent", "header") and not own.file and not is_external
+        ),
+        "format {own.format} needs a schema file",
+    ),
+    (
+        "version",
+        lambda own, _: own.version != "newest" and not _is_framed(own, "none"),
+        "is only for framing none: other records name their schemas",
+    ),
+    (
+        "file",
+        lambda own, _: not own.has_schema and own.file is not None,
+        "format {own.format} has no schema file",
+    ),
+    (
+        "message",
+        lambda own, _: own.message is not None and own.format != "protobuf",
+        "is only for format protobuf",
+    ),
+    (
+        "date_times",
+        lambda own, _: own.date_times != "text" and own.format != "json",
+        "is only for format json",
+    ),
+    (
+        "compatibility",
+        lambda own, _: own.compatibility is not None and not own.has_schema,
+        "format {own.format} has no schema in the registry",
+    ),
+)
+"""The same of a section about a schema, and whether the topic is external: ``{own}``."""
+
+
+def _is_framed(own: SchemaSection, *framings: Framing) -> bool:
+    return own.has_schema and own.framing in framings
 
 
 def _remember(rules: list[tuple[tuple[str, ...], T]], *reads: str) -> Callable[[T], T]:
@@ -94,33 +366,33 @@ _rule, _table_rule = partial(_remember, _RULES), partial(_remember, _TABLE_RULES
 
 
 def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Finding]:
-    """Return all violations of the rules.
-
-    :param wrong: dotted fields that are invalid in themselves, and have some default here
-    """
+    """Return all violations of the rules; ``wrong``: dotted fields that are invalid in themselves,
+    and have some default here."""
     wrong = set(wrong)
 
-    def is_applicable(reads: tuple[str, ...]) -> bool:
-        return not any(_overlap(field, read) for field in wrong for read in reads)
+    def is_applicable(reads: Sequence[str]) -> bool:
+        pairs = ((f"{field}.", f"{read}.") for field in wrong for read in reads)
+        return not any(a.startswith(b) or b.startswith(a) for a, b in pairs)
 
     violations = [
+        (fields.split()[0], reason.format(spec=spec))
+        for fields, is_wrong, reason in _MISTAKES
+        if is_applicable(fields.split()) and is_wrong(spec, config)
+    ]
+    violations += [
         finding for reads, rule in _RULES if is_applicable(reads) for finding in rule(spec, config)
     ]
-    if not is_applicable(_COLUMN_SOURCES) or any(
-        field in _SCHEMA_FINDINGS for field, _ in violations
+    are_unknown = any(field in _SCHEMA_FINDINGS.split() for field, _ in violations)
+    if (
+        not are_unknown
+        and is_applicable(_COLUMN_SOURCES.split())
+        and not spec.unknown_schemas(config)
     ):
-        return violations  # the columns are not known
-    if spec.unknown_schemas(config):
-        return violations
-    columns = spec.columns(config)
-    for reads, table_rule in _TABLE_RULES:
-        if is_applicable(reads):
-            violations += table_rule(spec, columns)
+        columns = spec.columns(config)
+        for reads, table_rule in _TABLE_RULES:
+            if is_applicable(reads):
+                violations += table_rule(spec, columns)
     return violations
-
-
-def _overlap(field: str, other: str) -> bool:
-    return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
 
 
 @_rule("schema", "key", "changelog", "write_mode", "external")
@@ -132,49 +404,34 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
             return
     for part, name in SECTIONS.items():
         section = spec.section(part)
-        violations = list(_schema_reference(name, section, is_external=spec.external))
+        violations = [*_schema_reference(name, section, is_external=spec.external)]
         yield from violations
-        if section.file and violations:
-            continue
         try:
-            if section.file:
+            if section.file and not violations:
                 schema_path(config.schemas_dir, section.file)
-            spec.known_schema(part, config)  # of the registry, as far as it is known
+            if not (section.file and violations):
+                spec.known_schema(part, config)  # of the registry, as far as it is known
         except SpecError as error:
             yield f"{name}.file" if section.file else name, error.message
 
 
 @_rule("external", "generator", "publishes", "topic_config")
 def _external(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    for field in ("generator", "publishes", "topic_config"):
-        if spec.external and getattr(spec, field):
-            yield field, "is not for an external topic, which topicberg does not write or change"
+    reason = "is not for an external topic, which topicberg does not write or change"
+    fields = ("generator", "publishes", "topic_config")
+    yield from ((field, reason) for field in fields if spec.external and getattr(spec, field))
 
 
 def _schema_reference(
     section: str, schema: SchemaSection, *, is_external: bool
 ) -> Iterator[Finding]:
-    needs_file = schema.has_schema
-    if schema.framing == "none" and needs_file:
-        yield from _own_schema(section, schema)
-    elif schema.framing == "glue" and needs_file:
-        yield from _glue_schema(section, schema)
-    elif schema.framing != "confluent" and not needs_file:
-        yield f"{section}.framing", f"format {schema.format} has no schema that a record could name"
-    elif needs_file and not schema.file and not is_external:
-        yield f"{section}.file", f"format {schema.format} needs a schema file"
-    if schema.version != "newest" and (schema.framing != "none" or not needs_file):
-        yield f"{section}.version", "is only for framing none: other records name their schemas"
-    if not needs_file and schema.file is not None:
-        yield f"{section}.file", f"format {schema.format} has no schema file"
-    if schema.message is not None and schema.format != "protobuf":
-        yield f"{section}.message", "is only for format protobuf"
-    if schema.date_times != "text" and schema.format != "json":
-        yield f"{section}.date_times", "is only for format json"
-    for field in _json_options(schema) if schema.format != "json" else ():
-        yield f"{section}.{field}", "is only for format json"
-    if schema.compatibility is not None and not needs_file:
-        yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
+    yield from (
+        (f"{section}.{field}", reason.format(own=schema, section=section))
+        for field, is_wrong, reason in _SECTION_MISTAKES
+        if is_wrong(schema, is_external)
+    )
+    options = _json_options(schema) if schema.format != "json" else ()
+    yield from ((f"{section}.{field}", "is only for format json") for field in options)
 
 
 def _json_options(schema: SchemaSection) -> list[str]:
@@ -185,53 +442,18 @@ def _json_options(schema: SchemaSection) -> list[str]:
     return [name for name, one in is_set.items() if one]
 
 
-def _own_schema(section: str, schema: SchemaSection) -> Iterator[Finding]:
-    """Check where the one schema of records that name none is."""
-    if schema.file is None and schema.subject is None:
-        reason = f"framing none needs a schema file, or {section}.subject: records name no schema"
-        yield f"{section}.file", reason
-    elif schema.file is not None:
-        for name, value in (("subject", schema.subject), ("compatibility", schema.compatibility)):
-            if value is not None:
-                reason = f"has no effect: with framing none, {schema.file} is not registered"
-                yield f"{section}.{name}", reason
-        if schema.version != "newest":
-            yield f"{section}.version", f"has no effect: {schema.file} is the schema of all records"
-
-
-def _glue_schema(section: str, schema: SchemaSection) -> Iterator[Finding]:
-    """Check what the spec says of a schema that producers register in AWS Glue."""
-    for name in ("file", "compatibility"):
-        if getattr(schema, name) is not None:
-            reason = "is not for framing glue: producers register the schema in AWS Glue, which "
-            yield f"{section}.{name}", f"{reason}topicberg only reads"
-    if schema.subject is not None and not _GLUE_NAME.fullmatch(schema.subject):
-        reason = f'"{schema.subject}" is no name of a schema in AWS Glue: up to 255 letters, digits'
-        yield f"{section}.subject", f"{reason}, '-', '_', '$', '#' and '.'"
-
-
-@_rule("schema", "key", "name")
-def _glue_keys(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    both = (spec.value_schema, spec.key)
-    is_one = spec.value_subject == spec.key_subject
-    if is_one and all(one.has_schema and one.framing == "glue" for one in both):
-        reason = f"keys and values cannot both have the schema {spec.key_subject} of AWS Glue, "
-        yield "key.subject", f"{reason}whose newest version defines the columns: name the key's"
-
-
 @_rule("schema", "key")
 def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    is_written = spec.generator is not None or spec.publishes is not None
     for part, section in SECTIONS.items():
         own = spec.section(part)
-        is_written = spec.generator is not None or spec.publishes is not None
         if own.framing != "confluent" and is_written:
             reason = "topicberg writes the topic, with the ids of schemas before each record"
             yield f"{section}.framing", f"is {own.framing}, but {reason}"
-        if config.own_engine:
-            continue
-        for field in _json_options(own):
+        for field in _json_options(own) if not config.own_engine else ():
             yield f"{section}.{field}", "is only for topicberg's engine"
-        if own.framing in ("none", "glue") or own.format == "text":
+        is_own = own.framing in ("none", "glue") or own.format == "text"
+        if is_own and not config.own_engine:
             field = "format" if own.format == "text" else "framing"
             yield (
                 f"{section}.{field}",
@@ -242,210 +464,36 @@ def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 
 @_rule("schema", "key")
 def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    field = spec.key.field
-    if field is None:
-        return
-    if spec.key.format != "string":
+    field, value = spec.key.field, spec.value_schema
+    if field is not None and spec.key.format != "string":
         yield "key.field", f"is only for format string, the key's format is {spec.key.format}"
-        return
-    value = spec.value_schema
-    if not value.file:
+    elif field is not None and not value.file:
         yield "key.field", "the value has no schema, and so no fields"
-        return
-    try:
-        path = schema_path(config.schemas_dir, value.file)
-        fields = read_schema(path, value.format, value.message).columns
-    except SpecError:
-        return  # reported by the rule about schema files
-    if field not in fields:
-        yield "key.field", f"the value has no field {field}{suggestion(field, fields)}"
-    elif fields[field] in NESTED | {"binary", "fixed"}:
-        yield "key.field", f"{field} is a {fields[field]}, which cannot be written as text"
-
-
-@_rule("changelog", "schema.format", "key.format", "write_mode")
-def _changelog(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if spec.changelog is None:
-        return
-    if not config.own_engine:
-        reason = "is only for topicberg's engine: Confluent's Tableflow does not read envelopes"
-        yield "changelog", reason
-    if spec.value_schema.format not in ("avro", "json"):
-        yield (
-            "schema.format",
-            f"is {spec.value_schema.format}; a changelog is read as avro or json: set the "
-            "connector's converters to an Avro, JSON Schema or JSON converter",
-        )
-    if (kind := spec.key.format) not in ("none", "avro", "json"):
-        yield "key.format", f"is {kind}; the keys of a changelog are avro or json, or none"
-    if spec.write_mode == "upsert" and spec.key.format == "none":
-        yield (
-            "write_mode",
-            "upsert of a changelog needs key.format avro or json; a source table without a primary "
-            "key has no keys: use write_mode append",
-        )
+    elif field is not None and value.file:
+        with suppress(SpecError):  # reported by the rule about schema files
+            path = schema_path(config.schemas_dir, value.file)
+            fields = read_schema(path, value.format, value.message).columns
+            if field not in fields:
+                yield "key.field", f"the value has no field {field}{suggestion(field, fields)}"
+            elif fields[field] in NESTED | {"binary", "fixed"}:
+                yield "key.field", f"{field} is a {fields[field]}, which cannot be written as text"
 
 
 @_rule("changelog", "schema.unknown_fields", "schema.conversions")
 def _changelog_values(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    reason = "is not for a changelog, whose columns are those of the source's table"
     for field in _json_options(spec.value_schema) if spec.changelog is not None else ():
-        reason = "is not for a changelog, whose columns are those of the source's table"
         yield f"schema.{field}", reason
-
-
-@_rule("changelog", "generator", "publishes")
-def _changelog_writer(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    for field, value in (("generator", spec.generator), ("publishes", spec.publishes)):
-        if spec.changelog is not None and value is not None:
-            yield field, "a changelog is written by Debezium"
-
-
-@_rule("key", "write_mode", "changelog")
-def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.is_compacted and spec.key.format == "none":
-        yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
-
-
-@_rule("topic_config", "write_mode", "changelog")
-def _cleanup_policy(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    policies = {"append": ("delete",), "upsert": ("compact", "compact,delete", "delete,compact")}
-    allowed = policies[spec.write_mode]
-    if spec.changelog is None and spec.cleanup_policy not in allowed:
-        yield (
-            "topic_config",
-            f"cleanup.policy {spec.cleanup_policy} contradicts write_mode {spec.write_mode}, which "
-            f"needs {' or '.join(allowed[:2])}",
-        )
-
-
-@_rule("history", "write_mode", "tableflow.enabled")
-def _history(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.history and (spec.write_mode != "upsert" or not spec.tableflow.enabled):
-        yield (
-            "history",
-            "is only for materialized topics in write_mode upsert: other tables keep every record",
-        )
-
-
-@_rule("upsert_views", "write_mode", "tableflow.enabled")
-def _upsert_views(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.upsert_views and (spec.write_mode != "append" or not spec.tableflow.enabled):
-        yield (
-            "upsert_views",
-            "are only for materialized topics in write_mode append: an upsert topic's table is "
-            "such a view",
-        )
-
-
-@_rule("tableflow.table_formats", "write_mode")
-def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.write_mode == "upsert" and "DELTA" in spec.tableflow.table_formats:
-        yield (
-            "tableflow.table_formats",
-            "DELTA needs write_mode append: a Delta log over the same files cannot represent an "
-            "upsert's position deletes",
-        )
-
-
-@_rule("tableflow.table_formats", "tableflow.storage")
-def _delta_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    """Sources: Confluent's pages "Storage with Tableflow" and "Integrate Catalogs with Tableflow".
-
-    https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
-    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
-    """
-    formats = spec.tableflow.table_formats
-    if config.own_engine or "DELTA" not in formats:
-        return
-    if spec.tableflow.storage == "managed":
-        reason = "Confluent's storage has Iceberg tables only: DELTA needs tableflow.storage bucket"
-        yield "tableflow.table_formats", reason
-    if "ICEBERG" not in formats:
-        yield (
-            "tableflow.table_formats",
-            "needs ICEBERG as well: Confluent's Tableflow publishes Delta tables to Unity Catalog "
-            "only, so neither AWS Glue nor Snowflake would have the table",
-        )
-
-
-@_rule("table.headers")
-def _headers_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if spec.table.headers == "list" and not config.own_engine:
-        yield "table.headers", "list is only for topicberg's engine: Confluent's writes a map"
-
-
-@_rule("tableflow.error_handling")
-def _dead_letters_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    handling = spec.tableflow.error_handling
-    if not config.own_engine and handling.mode == "LOG" and "." in (handling.target or ""):
-        yield (
-            "tableflow.error_handling.target",
-            f"is {handling.target}: Confluent's Tableflow takes no dead-letter topic whose name "
-            "has a period",
-        )
-
-
-@_rule("pipeline")
-def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if config.is_deployed and spec.namespace(config) == config.topics_namespace:
-        reason = f"{spec.pipeline} is the id of the cluster: its namespace holds the topics"
-        yield "pipeline", reason
-
-
-@_rule("tableflow.error_handling", "name")
-def _dead_letters(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    handling = spec.tableflow.error_handling
-    field = "tableflow.error_handling.target"
-    if handling.mode != "LOG" and handling.target is not None:
-        yield field, f"is only for mode LOG, the mode is {handling.mode}"
-    if handling.target == spec.name:
-        yield field, "a topic cannot be its own dead-letter topic"
-
-
-@_rule("freshness.warn_minutes", "freshness.fail_minutes")
-def _freshness(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.freshness and spec.freshness.fail_minutes <= spec.freshness.warn_minutes:
-        yield "freshness.fail_minutes", "must be more than freshness.warn_minutes"
 
 
 @_rule("generator.kind")
 def _generator_kind(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if spec.generator is None:
-        return
-    kind = spec.generator.kind
+    kind = spec.generator.kind if spec.generator else None
     try:
-        known = kind_names(config)
+        if kind is not None and kind not in (known := kind_names(config)):
+            yield "generator.kind", f"there is no kind {kind}{suggestion(kind, known)}"
     except SpecError as error:
         yield "generator.kind", error.message
-        return
-    if kind not in known:
-        yield "generator.kind", f"there is no kind {kind}{suggestion(kind, known)}"
-
-
-@_rule("generator", "schema.format", "key")
-def _generator_formats(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.generator is None:
-        return
-    if spec.value_schema.format not in ("avro", "json"):
-        yield "generator", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
-    if spec.key.format not in ("none", "string"):
-        yield "generator", f"writes string keys or none; key.format is {spec.key.format}"
-    if spec.key.format == "string" and spec.key.field is None:
-        yield "key.field", "is required: the generator writes this field of the value as the key"
-
-
-@_rule("publishes", "generator", "schema.format", "key", "tableflow.enabled")
-def _publishes(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.publishes is None:
-        return
-    if spec.generator is not None:
-        yield "publishes", "a topic has a generator or a derived table, not both"
-    if spec.value_schema.format not in ("avro", "json"):
-        yield "publishes", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
-    if spec.key.format in ("protobuf", "bytes"):
-        yield "publishes", f"writes keys as string, Avro or JSON; key.format is {spec.key.format}"
-    if spec.key.format == "string" and spec.key.field is None:
-        yield "key.field", "is required: this column of the published table becomes the key"
 
 
 @_rule("checks.ranges")
@@ -470,26 +518,8 @@ def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]
             yield "schema.file", f"fields {other} and {column} would be one column in Glue"
 
 
-@_rule("event_time", "changelog")
-def _payload_time(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if spec.payload_time is None:
-        return
-    if spec.changelog is not None:
-        yield "event_time", "a field with a format is not for a changelog: name a column"
-    if not config.own_engine:
-        reason = "a field with a format is only for topicberg's engine: name a column"
-        yield "event_time", reason
-
-
 def _payload_field(rule: EventTimeSpec, columns: dict[str, str]) -> Iterator[Finding]:
-    names = [
-        rule.field,
-        *(
-            rule.field[:position]
-            for position, character in enumerate(rule.field)
-            if character == "."
-        ),
-    ]
+    names = [rule.field, *(rule.field[: dot.start()] for dot in re.finditer(r"\.", rule.field))]
     name = next((candidate for candidate in names if candidate in columns), None)
     if name is None:
         yield "event_time.field", _no_column(rule.field, columns)
@@ -512,10 +542,11 @@ def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
     if column not in columns:
         yield "event_time", _no_column(column, columns)
     elif columns[column] not in TIMES | {"date"}:
-        kind, remedy = columns[column], _AS_A_TIME[spec.value_schema.format]
-        reason = f"{column} is a {kind}, not a time; {remedy}, or leave event_time out to use "
-        reason += f"Kafka's time, {spec.metadata_column('timestamp')}"
-        yield "event_time", reason
+        yield (
+            "event_time",
+            f"{column} is a {columns[column]}, not a time; {_AS_A_TIME[spec.value_schema.format]}, "
+            f"or leave event_time out to use Kafka's time, {spec.metadata_column('timestamp')}",
+        )
 
 
 @_table_rule("event_time", "derived_partitions")
@@ -558,26 +589,22 @@ def partition_cost(spec: TopicSpec) -> str | None:
 
 @_table_rule("upsert_views")
 def _upsert_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
-    for view, names in spec.upsert_views.items():
-        for column in names:
-            if column not in columns:
-                yield f"upsert_views.{view}", _no_column(column, columns)
-            elif (kind := columns[column]) in NESTED:
-                yield f"upsert_views.{view}", f"{column} is a {kind}, which cannot be a key"
+    for view, column in ((view, one) for view, names in spec.upsert_views.items() for one in names):
+        if column not in columns:
+            yield f"upsert_views.{view}", _no_column(column, columns)
+        elif (kind := columns[column]) in NESTED:
+            yield f"upsert_views.{view}", f"{column} is a {kind}, which cannot be a key"
 
 
 @_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges", "checks.unique")
 def _checked_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
     checks = spec.checks
-    for check, names in (
-        ("not_null", checks.not_null),
-        ("accepted_values", tuple(checks.accepted_values)),
-        ("ranges", tuple(checks.ranges)),
-        ("unique", checks.unique),
-    ):
-        for column in names:
-            if column not in columns:
-                yield f"checks.{check}", _no_column(column, columns)
+    yield from (
+        (f"checks.{check}", _no_column(column, columns))
+        for check in ("not_null", "accepted_values", "ranges", "unique")
+        for column in getattr(checks, check)
+        if column not in columns
+    )
     for column in checks.unique:
         if (kind := columns.get(column, "").partition("(")[0]) in NESTED:
             yield "checks.unique", f"{column} is a {kind}, which cannot be a key"

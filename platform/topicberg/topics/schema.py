@@ -31,11 +31,8 @@ _OWN_FOLDER = Path(__file__).parent / "schemas"
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """A schema as it is registered, and the columns that it defines.
-
-    ``columns`` maps names to Iceberg types, as precisely as checking a spec needs: a nested type
-    is ``struct``, ``list`` or ``map`` and no more. The table's own types come from its engine.
-    """
+    """A schema as it is registered, and its columns: names and Iceberg types, as precisely as
+    checking a spec needs (a nested type is ``struct``, ``list`` or ``map``)."""
 
     text: str
     columns: dict[str, str]
@@ -105,7 +102,6 @@ def _read(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path.name} cannot be read: {error}") from None
-    columns = file_columns(path.name, text, kind, message, options, changes, part)
-    if not columns:
+    if not (columns := file_columns(path.name, text, kind, message, options, changes, part)):
         raise SpecError(f"{path.name} has no fields")
     return SchemaFile(text, columns)

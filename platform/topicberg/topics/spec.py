@@ -6,8 +6,10 @@ in :mod:`topicberg.topics.rules`.
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,26 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from topicberg.formats.metadata import (
-    CHANGE_TYPES,
-    EVENT_TIME,
-    HEADERS,
-    METADATA_TYPES,
-    OP,
-    PARTITION,
-    RAW_KEY,
-    SOURCE_POSITION,
-    SOURCE_SNAPSHOT,
-    SOURCE_TIMESTAMP,
-    SOURCE_TRANSACTION,
-    UNKNOWN_FIELDS,
-)
+from topicberg.formats import metadata
 from topicberg.formats.table import Part
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.discovery import schema_file
 from topicberg.topics.event_time import EventTimeField, EventTimeSpec
-from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
 from topicberg.topics.schema import (
     DECODED,
     PARTS,
@@ -51,28 +39,48 @@ if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
     from topicberg.formats.subjects import JsonOptions
 
+CLEANUP_POLICY = "cleanup.policy"
+_KAFKA_NAMES = """
+cleanup.policy compression.gzip.level compression.lz4.level compression.type
+compression.zstd.level delete.retention.ms file.delete.delay.ms flush.messages flush.ms
+follower.replication.throttled.replicas index.interval.bytes
+leader.replication.throttled.replicas local.retention.bytes local.retention.ms
+max.compaction.lag.ms max.message.bytes message.timestamp.after.max.ms
+message.timestamp.type message.timestamp.before.max.ms min.cleanable.dirty.ratio
+min.insync.replicas min.compaction.lag.ms preallocate remote.copy.disable
+remote.storage.enable remote.log.delete.on.disable retention.bytes retention.ms
+segment.bytes segment.index.bytes segment.jitter.ms segment.ms
+unclean.leader.election.enable
+"""
+KAFKA_CONFIG = frozenset(_KAFKA_NAMES.split())
+"""Apache Kafka 4's topic configurations (https://kafka.apache.org/documentation/#topicconfigs)."""
+_INTEGERS = (".ms", ".bytes")
+_OF_VENDORS = "confluent."
+"""Prefix of Confluent's own configurations, which Confluent checks."""
 DAY_MS = 86_400_000
 MAX_NAME = 249
 """Kafka's longest topic name; Glue and Snowflake allow 255 characters."""
 
 _METADATA_DESCRIPTIONS = {
     "topic": "Kafka topic of the record",
-    PARTITION: "Kafka partition of the record",
-    HEADERS: "headers of the Kafka record; a map has the last one of a name",
+    metadata.PARTITION: "Kafka partition of the record",
+    metadata.HEADERS: "headers of the Kafka record; a map has the last one of a name",
     "leader-epoch": "epoch of the partition's leader when the record was written",
     "offset": "offset of the record in its Kafka partition",
     "timestamp": "timestamp of the Kafka record, see the column of its timestamp type",
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
-    EVENT_TIME: "event time, from the field that the spec names",
-    UNKNOWN_FIELDS: "JSON text of what the record has and the schema does not name",
-    RAW_KEY: "bytes of the record's key, of an upsert table",
-    OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
-    "(truncate)",
-    SOURCE_TIMESTAMP: "time of the change in the source database",
-    SOURCE_POSITION: "position of the change in the log of the source, such as PostgreSQL's LSN",
-    SOURCE_TRANSACTION: "transaction of the change in the source",
-    SOURCE_SNAPSHOT: "whether a snapshot read the row: true, first, last, incremental or false",
+    metadata.EVENT_TIME: "event time, from the field that the spec names",
+    metadata.UNKNOWN_FIELDS: "JSON text of what the record has and the schema does not name",
+    metadata.RAW_KEY: "bytes of the record's key, of an upsert table",
+    metadata.OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) "
+    "or t (truncate)",
+    metadata.SOURCE_TIMESTAMP: "time of the change in the source database",
+    metadata.SOURCE_POSITION: "position of the change in the log of the source, such as "
+    "PostgreSQL's LSN",
+    metadata.SOURCE_TRANSACTION: "transaction of the change in the source",
+    metadata.SOURCE_SNAPSHOT: "whether a snapshot read the row: true, first, last, incremental or "
+    "false",
 }
 _METADATA_NAME = re.compile(r"(?:\$\$|cflt_metadata_)(?P<name>.+)")
 
@@ -84,7 +92,18 @@ _PARTITION_FIELD = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
 _PLAIN = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
+_OWNER_NAME = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
+
+
+def _check(is_valid: Callable[[Any], object], message: str) -> AfterValidator:
+    """Return a validator that changes nothing; ``message``: with ``{value}`` if it is not valid."""
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise ValueError(message.format(value=value))
+        return value
+
+    return AfterValidator(check)
 
 
 def _topic_name(name: str) -> str:
@@ -100,35 +119,55 @@ def _topic_name(name: str) -> str:
     return name
 
 
-def _topic_config(values: Any) -> Any:
-    return topic_config(values) if isinstance(values, dict) else values
+def topic_config(values: dict[str, Any]) -> dict[str, str]:
+    """Return a configuration as Kafka's tools print it: each value as text.
+
+    >>> topic_config({"retention.ms": 1000, "preallocate": True, "min.cleanable.dirty.ratio": 0.50})
+    {'retention.ms': '1000', 'preallocate': 'true', 'min.cleanable.dirty.ratio': '0.5'}
+
+    :raises ValueError: a name that Kafka does not have, or a value that is not text, number or
+        boolean, or not of the type of its name
+    """
+    for name in values:
+        if name not in KAFKA_CONFIG and not name.startswith(_OF_VENDORS):
+            close = difflib.get_close_matches(name, KAFKA_CONFIG, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{name!r} is not a topic configuration of Kafka{hint}")
+    texts = {name: _config_text(name, value) for name, value in values.items()}
+    for name, text in texts.items():
+        if name.endswith(_INTEGERS) and not re.fullmatch(r"-?\d+", text):
+            raise ValueError(f"{name} must be an integer, not {text!r}")
+    return texts
 
 
-def _plain_name(name: str) -> str:
-    """Return a name that is valid in Dagster's groups and keys, Iceberg, Glue and Snowflake."""
-    if not _PLAIN.fullmatch(name):
-        raise ValueError(
-            f"{name!r}: lowercase letters, digits and '_' only, beginning with a letter"
-        )
-    return name
-
-
-def _scalar(value: Any) -> Any:
-    if not isinstance(value, str | int | float | bool):
-        raise ValueError(f"{value!r} is neither text nor a number nor a boolean")
-    return value
-
-
-def _subject(text: str) -> str:
-    """:raises ValueError: the text names a context of the registry only"""
-    if text.startswith(":.") and not text[1:].partition(":")[2]:
-        raise ValueError(f'"{text}" is a context without a subject: write ":.context:subject"')
-    return text
+def _config_text(name: str, value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | str():
+            return ",".join(part.strip() for part in str(value).split(","))
+        case float() if math.isfinite(value):
+            return str(int(value)) if value.is_integer() else str(value)
+    raise ValueError(f"{name}: {value!r} is not text, a number or a boolean")
 
 
 TopicName = Annotated[str, AfterValidator(_topic_name)]
-PlainName = Annotated[str, AfterValidator(_plain_name)]
-SubjectName = Annotated[str, Field(min_length=1), AfterValidator(_subject)]
+PlainName = Annotated[
+    str,
+    _check(
+        _PLAIN.fullmatch,
+        "{value!r}: lowercase letters, digits and '_' only, beginning with a letter",
+    ),
+]
+"""A name that is valid in Dagster's groups and keys, Iceberg, Glue and Snowflake."""
+SubjectName = Annotated[
+    str,
+    Field(min_length=1),
+    _check(
+        lambda text: not text.startswith(":.") or text[1:].partition(":")[2],
+        '"{value}" is a context without a subject: write ":.context:subject"',
+    ),
+]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 
 
@@ -148,10 +187,7 @@ class PartitionField(BaseModel):
 
 
 def partition_field_text(transform: str, column: str) -> str:
-    """Return a partition field as a spec writes it.
-
-    :param transform: as Iceberg writes it, e.g. ``bucket[16]``
-    """
+    """Return a partition field as a spec writes it; a transform as Iceberg does: ``bucket[16]``."""
     if column.startswith("`") or not re.fullmatch(_COLUMN, column):
         column = "`" + column.replace("`", "``") + "`"
     return column if transform == "identity" else f"{transform}({column})"
@@ -163,8 +199,7 @@ def parse_partition_field(text: str) -> PartitionField:
     :raises ValueError: not of that form, an unknown transform, or ``n`` is missing or too large
     """
     text = text.strip()
-    match = _PARTITION_FIELD.fullmatch(text)
-    if not match:
+    if not (match := _PARTITION_FIELD.fullmatch(text)):
         raise ValueError(
             f"{text!r} is not of the form column, transform(column), transform[n](…); quote a "
             "column with brackets or commas in its name: `column`"
@@ -191,22 +226,18 @@ def parse_partition_field(text: str) -> PartitionField:
 Transform = Annotated[str, AfterValidator(lambda text: str(parse_partition_field(text)))]
 
 
-def _owner(text: str) -> str:
-    if not _OWNER.fullmatch(text):
-        raise ValueError(f"{text!r} is neither an e-mail address nor 'team:' and a name")
-    return text
-
-
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) != len(names):
-        raise ValueError("has a name more than once")
-    return names
-
-
-def _past(day: date) -> date:
-    if day > datetime.now(UTC).date():
-        raise ValueError(f"{day.isoformat()} is in the future (UTC)")
-    return day
+_KAFKA_CONFIG = BeforeValidator(
+    lambda values: topic_config(values) if isinstance(values, dict) else values
+)
+_UNIQUE = _check(lambda names: len(set(names)) == len(names), "has a name more than once")
+_PAST = _check(lambda day: day <= datetime.now(UTC).date(), "{value} is in the future (UTC)")
+_SCALAR = _check(
+    lambda value: isinstance(value, str | int | float | bool),
+    "{value!r} is neither text nor a number nor a boolean",
+)
+_OWNER = _check(
+    _OWNER_NAME.fullmatch, "{value!r} is neither an e-mail address nor 'team:' and a name"
+)
 
 
 class SpecModel(BaseModel):
@@ -220,7 +251,7 @@ Conversion = Literal["number_from_text", "text_from_any", "epoch_from_text", "nu
 Conversions = Annotated[
     tuple[Conversion, ...],
     Field(min_length=1),
-    AfterValidator(_unique),
+    _UNIQUE,
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 Compatibility = Literal[
@@ -310,7 +341,7 @@ class ChangelogSpec(SpecModel):
 
     format: Literal["debezium"]
     """``debezium``: the envelope with ``before``, ``after``, ``op`` and ``source``."""
-    columns: Annotated[tuple[ChangeColumn, ...], AfterValidator(_unique)] = ()
+    columns: Annotated[tuple[ChangeColumn, ...], _UNIQUE] = ()
     """More metadata columns; ``source-timestamp`` and ``source-position`` are always there, and
     ``op`` in write mode append."""
     unavailable_value: str = Field(default="__debezium_unavailable_value", min_length=1)
@@ -330,7 +361,7 @@ class TableflowSpec(SpecModel):
 
     enabled: bool = Field(default=True, strict=True)
     table_formats: Annotated[
-        tuple[Literal["ICEBERG", "DELTA"], ...], AfterValidator(_unique), Field(min_length=1)
+        tuple[Literal["ICEBERG", "DELTA"], ...], _UNIQUE, Field(min_length=1)
     ] = ("ICEBERG",)
     """DELTA: a Delta log over the Iceberg table's files, see docs/delta.md."""
     storage: Literal["bucket", "managed"] = "bucket"
@@ -377,7 +408,7 @@ class DerivedPartitions(SpecModel):
     """Time partitions of the tables derived from this one, by event time in UTC."""
 
     granularity: Literal["hourly", "daily"]
-    start: Annotated[date, AfterValidator(_past)]
+    start: Annotated[date, _PAST]
     """The first day that has a partition; not in the future."""
     timezone: Literal["UTC"] = "UTC"
 
@@ -408,7 +439,7 @@ class Range(SpecModel):
     max: float | None = Field(default=None, allow_inf_nan=False)
 
 
-AcceptedValues = Annotated[tuple[Annotated[Any, AfterValidator(_scalar)], ...], Field(min_length=1)]
+AcceptedValues = Annotated[tuple[Annotated[Any, _SCALAR], ...], Field(min_length=1)]
 
 
 class Rules(SpecModel):
@@ -441,11 +472,8 @@ class Checks(Rules):
 
 
 def default_subject(topic: str, part: Part, framing: str) -> str:
-    """Return the subject of a topic's keys or values that names none: TopicNameStrategy's.
-
-    Of framing ``glue``, it is the schema that AWS's serializers register by default: it has the
-    name of the topic, of keys as of values.
-    """
+    """Return the subject of a topic's keys or values that names none: TopicNameStrategy's. Of
+    framing ``glue``, AWS's serializers give the schema of both the name of the topic."""
     return topic if framing == "glue" else f"{topic}-{part}"
 
 
@@ -455,9 +483,8 @@ def asset_name(topic: str) -> str:
 
 
 def _metadata_column(tableflow: TableflowSpec, name: str) -> str:
-    if tableflow.metadata_column_naming_scheme == "DEFAULT":
-        return f"$${name}"
-    return f"cflt_metadata_{name.replace('-', '_')}"
+    is_default = tableflow.metadata_column_naming_scheme == "DEFAULT"
+    return f"$${name}" if is_default else f"cflt_metadata_{name.replace('-', '_')}"
 
 
 def metadata_description(column: str) -> str | None:
@@ -480,7 +507,7 @@ class RecordsSpec(SpecModel):
     """The topic and its schemas belong to others: topicberg neither creates nor changes them, and
     the newest versions in the registry take the place of schema files."""
     partitions: PositiveInt = Field(default=6, le=10_000)
-    topic_config: Annotated[dict[str, str], BeforeValidator(_topic_config)] = {}
+    topic_config: Annotated[dict[str, str], _KAFKA_CONFIG] = {}
     """The topic's configuration in Kafka, e.g. ``retention.ms: 604800000``; the broker's settings
     apply to everything else."""
     changelog: ChangelogSpec | None = None
@@ -495,10 +522,8 @@ class RecordsSpec(SpecModel):
 
     @property
     def cleanup_policy(self) -> str:
-        """The cleanup policy, set by the write mode: Tableflow's write mode follows the policy.
-
-        An upsert topic may also have ``compact,delete``.
-        """
+        """The cleanup policy, set by the write mode, which Tableflow's follows. An upsert topic may
+        also have ``compact,delete``."""
         by_mode = "compact" if self.is_compacted else "delete"
         return self.topic_config.get(CLEANUP_POLICY, by_mode)
 
@@ -510,19 +535,17 @@ class RecordsSpec(SpecModel):
     @property
     def changes(self) -> Changes | None:
         """Which rows of a change are in the table, if the records are changes."""
-        if self.changelog is None:
-            return None
-        return "rows" if self.write_mode == "upsert" else "changes"
+        by_mode: Changes = "rows" if self.write_mode == "upsert" else "changes"
+        return None if self.changelog is None else by_mode
 
     @property
     def change_columns(self) -> tuple[str, ...]:
         """The metadata columns of a change log, in order, without their prefix."""
         if self.changelog is None:
             return ()
-        kept = {SOURCE_TIMESTAMP, SOURCE_POSITION, *self.changelog.columns}
-        if self.write_mode == "append":
-            kept.add(OP)
-        return tuple(name for name in CHANGE_TYPES if name in kept)
+        kept = {metadata.SOURCE_TIMESTAMP, metadata.SOURCE_POSITION, *self.changelog.columns}
+        kept |= {metadata.OP} if self.write_mode == "append" else set()
+        return tuple(name for name in metadata.CHANGE_TYPES if name in kept)
 
     @property
     def kafka_config(self) -> dict[str, str]:
@@ -538,10 +561,7 @@ class RecordsSpec(SpecModel):
         return self.subject("key")
 
     def subject(self, part: Part) -> str:
-        """Return a subject: TopicNameStrategy's, unless the spec names another one.
-
-        With framing ``glue`` it is the schema in AWS Glue.
-        """
+        """Return a subject, or the schema in AWS Glue: the spec's, else the default one."""
         own = self.section(part)
         return own.subject or default_subject(self.name, part, own.framing)
 
@@ -595,16 +615,13 @@ class TopicSpec(RecordsSpec):
     """A derived table whose rows are the topic's records."""
     parameters: dict[str, dict[str, Any]] = {}
     """Derived table → the parameters of its function."""
-    owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
+    owners: tuple[Annotated[str, _OWNER], ...] = ()
     """``team:name`` or e-mail addresses, as Dagster expects them."""
     freshness: Freshness | None = None
     checks: Checks = Checks()
 
     def schema_text(self, part: Part, config: Settings | None = None) -> str:
-        """Return the content of a schema file.
-
-        :raises SpecError: there is none, or it is invalid
-        """
+        """Return the text of a schema file; raise SpecError if there is none, or it is invalid."""
         schema_path((config or settings()).schemas_dir, self.section(part).file or "")
         schema = self.known_schema(part, config)
         assert schema is not None  # noqa: S101  there is a file
@@ -635,18 +652,13 @@ class TopicSpec(RecordsSpec):
 
         if part == "key":
             return JsonOptions(self.key.date_times == "timestamp")
-        own = self.value_schema
-        unknown = self.metadata_column(UNKNOWN_FIELDS) if own.unknown_fields == "keep" else None
-        conversions = tuple(own.conversions.items())
-        return JsonOptions(own.date_times == "timestamp", unknown, conversions)
+        own, unknown = self.value_schema, self.metadata_column(metadata.UNKNOWN_FIELDS)
+        kept = unknown if own.unknown_fields == "keep" else None
+        return JsonOptions(own.date_times == "timestamp", kept, tuple(own.conversions.items()))
 
     def unknown_schemas(self, config: Settings) -> list[str]:
-        """Return the subjects whose schemas only the registry has, and that are not known here.
-
-        They were not read yet, do not exist, or refer to other subjects.
-
-        :raises SpecError: a schema that is known is invalid
-        """
+        """Return the subjects whose schemas only the registry has, and that are not known here: not
+        read yet, or they do not exist, or refer to other subjects."""
         return [
             self.subject(part)
             for part in PARTS
@@ -664,11 +676,8 @@ class TopicSpec(RecordsSpec):
         return self.tableflow.enabled and "DELTA" in self.tableflow.table_formats
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
-        """Return Iceberg's (namespace, table): cluster id and topic name, as Tableflow does, or the
-        user-defined namespace.
-
-        Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` `` is one table.
-        """
+        """Return Iceberg's (namespace, table): cluster id, as Tableflow does, or the user-defined
+        namespace, and topic name. Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` ``."""
         return (config or settings()).topics_namespace, self.name
 
     def namespace(self, config: Settings | None = None) -> str:
@@ -677,10 +686,8 @@ class TopicSpec(RecordsSpec):
 
     @property
     def glue_name(self) -> str:
-        """Glue table: the topic name, in lower case because Glue requires that for Hive.
-
-        Glue itself allows dots and hyphens; Athena needs such a name in double quotes.
-        """
+        """Glue table: the topic name, in lower case because Glue requires that for Hive. Glue
+        allows dots and hyphens; Athena needs such a name in double quotes."""
         return self.name.lower()
 
     @property
@@ -690,11 +697,8 @@ class TopicSpec(RecordsSpec):
 
     @property
     def table_name(self) -> str:
-        """The table's name beside derived tables, in Dagster and in Snowflake.
-
-        The name of a published topic's table ends in ``_topic``, because the derived table that it
-        is published from often has the name of the topic.
-        """
+        """The table's name beside derived tables, in Dagster and in Snowflake. That of a published
+        topic ends in ``_topic``: the derived table often has the name of the topic."""
         return f"{self.asset_name}_topic" if self.publishes else self.asset_name
 
     @property
@@ -706,7 +710,7 @@ class TopicSpec(RecordsSpec):
     def event_time(self) -> str:
         """The column of event time."""
         rule = self.event_time_rule
-        return rule.field if rule.format is None else self.metadata_column(EVENT_TIME)
+        return rule.field if rule.format is None else self.metadata_column(metadata.EVENT_TIME)
 
     def metadata_column(self, name: str) -> str:
         """Return the name of a metadata column: ``$$offset`` or ``cflt_metadata_offset``."""
@@ -717,9 +721,11 @@ class TopicSpec(RecordsSpec):
         """The metadata columns of every write mode, in order, without their prefix, and their
         Iceberg types. Headers are a ``map`` or a ``list``.
         """
-        types = METADATA_TYPES | {HEADERS: self.table.headers}
-        types |= {name: CHANGE_TYPES[name] for name in self.change_columns}
-        return types | ({EVENT_TIME: "timestamptz"} if self.payload_time is not None else {})
+        types = metadata.METADATA_TYPES | {metadata.HEADERS: self.table.headers}
+        types |= {name: metadata.CHANGE_TYPES[name] for name in self.change_columns}
+        return types | (
+            {metadata.EVENT_TIME: "timestamptz"} if self.payload_time is not None else {}
+        )
 
     def columns(self, config: Settings | None = None) -> dict[str, str]:
         """Return the columns of the topic's table, in order, with their Iceberg types.
@@ -736,5 +742,5 @@ class TopicSpec(RecordsSpec):
         columns = dict(key.columns) if key else {"key": raw}
         raw = "string" if self.value_schema.is_text else "binary"
         columns |= value.columns if value else {"value": raw}
-        metadata = self.metadata_types.items()
-        return columns | {self.metadata_column(name): kind for name, kind in metadata}
+        types = self.metadata_types.items()
+        return columns | {self.metadata_column(name): kind for name, kind in types}

@@ -19,7 +19,7 @@ from topicberg.errors.meaning import classify
 from topicberg.errors.table import CONFLICT, NO_CAPACITY, THROTTLED, UNREACHABLE, UNRESOLVED
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.settings import Settings
-from topicberg.settings.compute import EmrSettings
+from topicberg.settings.models import EmrSettings
 from topicberg.spark import missing_module
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.windows import Window

@@ -26,7 +26,7 @@ from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
 from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
-from topicberg.settings.confluent import UnitySettings
+from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy import engine
 from topicberg_deploy.confluent import keys

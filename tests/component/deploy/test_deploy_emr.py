@@ -24,10 +24,8 @@ from pydantic import SecretStr
 from python_project import write_project
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import Settings, settings
-from topicberg.settings.compute import EmrSettings
-from topicberg.settings.deployed import DEPLOYED_EMR, read_deployment
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import DEPLOYED_EMR, Settings, emr_settings, read_deployment, settings
+from topicberg.settings.models import EmrSettings
 from topicberg.topics import load_topics
 from topicberg_deploy import engine
 from topicberg_deploy.aws import archive, emr

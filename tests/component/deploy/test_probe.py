@@ -11,7 +11,7 @@ import pytest
 from vendors import Vendors, in_this_process
 
 from topicberg.endpoints import LakeEndpoints
-from topicberg.settings.compute import EmrSettings
+from topicberg.settings.models import EmrSettings
 from topicberg_deploy.probe import probe, run_job
 
 

@@ -45,9 +45,8 @@ from topicberg.orchestration.assets.derived import code_version
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.emr import client, job
 from topicberg.orchestration.emr.client import write_window_on_emr
-from topicberg.settings import Settings
-from topicberg.settings.compute import EmrSettings
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import Settings, emr_settings
+from topicberg.settings.models import EmrSettings
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run

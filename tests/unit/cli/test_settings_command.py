@@ -11,9 +11,8 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from topicberg.cli import app
-from topicberg.cli.settings import HIDDEN, every_setting
-from topicberg.cli.variables import _OTHERS, known
-from topicberg.settings.deployed import DEPLOYED_LINK, deployment_parameter
+from topicberg.cli.settings import _OTHERS, HIDDEN, every_setting, known
+from topicberg.settings import DEPLOYED_LINK, deployment_parameter
 from topicberg.settings.environment import Concern
 
 SECRET = "hush-hush"

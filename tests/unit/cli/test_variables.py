@@ -10,7 +10,7 @@ from repository import PROJECT_ROOT
 
 from topicberg import cli
 from topicberg.cli import env as commands
-from topicberg.cli import variables
+from topicberg.cli import settings as variables
 
 _NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
 

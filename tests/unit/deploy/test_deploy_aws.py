@@ -17,9 +17,8 @@ from moto.core import set_initial_no_auth_action_count
 from pydantic import SecretStr
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import Settings
-from topicberg.settings.aws import IamSettings, KmsSettings
-from topicberg.settings.deployed import read_deployment
+from topicberg.settings import Settings, read_deployment
+from topicberg.settings.models import IamSettings, KmsSettings
 from topicberg.topics import load_topic, load_topics
 from topicberg_deploy import engine, preflight
 from topicberg_deploy.aws import emr, iam

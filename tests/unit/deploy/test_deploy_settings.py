@@ -13,7 +13,7 @@ from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import Settings
-from topicberg.settings.confluent import UnitySettings
+from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy.cli.output import uncomputed
 from topicberg_deploy.platform import ACCOUNTS

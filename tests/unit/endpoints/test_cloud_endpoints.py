@@ -18,10 +18,16 @@ from typer.testing import CliRunner
 from topicberg.cli import app
 from topicberg.clients import rsa
 from topicberg.clients.secrets import Secrets
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints, model
+from topicberg.endpoints import (
+    Endpoints,
+    SnowflakeEndpoint,
+    cloud,
+    load_endpoints,
+    model,
+    parameters,
+)
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.settings import Settings, settings, with_choices
-from topicberg.settings.deployed import DEPLOYED_LINK, deployment_parameter
+from topicberg.settings import DEPLOYED_LINK, Settings, deployment_parameter, settings, with_choices
 from topicberg.spark import check_spark
 from topicberg.tableflow.service import confluent
 from topicberg.tableflow.service.status import FailingFormat
@@ -47,7 +53,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     }.items():
         monkeypatch.setenv(name, value)
     settings.cache_clear()
-    cloud._read.clear()
+    parameters._read.clear()
     with mock_aws():
         yield boto3.client("secretsmanager", region_name="us-east-1")
     settings.cache_clear()
@@ -254,7 +260,7 @@ def test_secret_of_terraform_has_its_key_in_the_first_slot(
     _store(account, SNOWFLAKE, {k: v for k, v in held.items() if k != "active_key_number"})
     login = cloud.connect(Settings()).snowflake.login()["private_key"]
     assert base64.b64decode(login) == deployed.private
-    cloud._read.clear()
+    parameters._read.clear()
     _store(account, SNOWFLAKE, values)
     with pytest.raises(TopicbergError, match="has no snowflake_rsa_private_key_1_pem"):
         cloud.connect(Settings())
@@ -296,7 +302,7 @@ def test_generator_takes_the_key_of_a_rotation(
     spec = load_topic("stock_trades")
     run = GeneratorRun(spec, cloud.connect(Settings()), Settings(), rate=1, count=None, seed=1)
     _store(account, KAFKA.format("app_producer"), {"sasl.username": "app_producer-2", **key})
-    cloud._read.clear()
+    parameters._read.clear()
     taken: list[tuple[str, str]] = []
     producer = SimpleNamespace(set_sasl_credentials=lambda *login: taken.append(login))
     run._renew_login(cast(Any, producer))

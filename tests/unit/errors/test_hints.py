@@ -9,8 +9,7 @@ import pytest
 from repository import PROJECT_ROOT
 
 from topicberg.clients.registry import registry_errors
-from topicberg.errors import UnreachableError
-from topicberg.errors.hints import see_whether_it_runs
+from topicberg.errors import UnreachableError, see_whether_it_runs
 from topicberg.errors.meaning import availability_hint
 from topicberg.settings import settings
 from topicberg.spark import check_spark
@@ -50,4 +49,4 @@ def test_no_other_message_suggests_the_status_of_the_stack() -> None:
         for path in (PROJECT_ROOT / "platform" / "topicberg").rglob("*.py")
         if "run `topicberg status`" in path.read_text()
     }
-    assert found == {"errors/hints.py"}
+    assert found == {"errors/__init__.py"}

@@ -17,9 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from topicberg.security.asgi import GuardMiddleware
-from topicberg.security.guard import Guard, Request
-from topicberg.security.wsgi import guarded
+from topicberg.security.guard import Guard, GuardMiddleware, Request, guarded
 from topicberg_local import peers
 
 OWN = "127.0.0.1:3000"

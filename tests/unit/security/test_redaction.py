@@ -16,7 +16,7 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.retries import retried
 from topicberg.security import redaction
-from topicberg.security.logs import SafeFormatter
+from topicberg.security.redaction import SafeFormatter
 from topicberg_local.service import Credentials
 
 SECRET = "correct-horse-battery"

@@ -13,7 +13,7 @@ from markdown_reader import shown
 from security.corpus import TEXTS
 
 from topicberg.security import text
-from topicberg.security.logs import SafeFormatter
+from topicberg.security.redaction import SafeFormatter
 
 ACTIVE = "ab 01`|\\\n\r\t<>[]()!*_~&#;:/.@\"'-=+$^\x1b\x07\x00\x9b\u202e\u2028"
 ANY = st.text(ACTIVE, max_size=40) | st.text(max_size=40) | st.sampled_from(TEXTS)

@@ -87,7 +87,7 @@ def emr_policy(context: DeployContext) -> Document:
 def runtime_settings(context: DeployContext) -> dict[str, str] | None:
     """Return the settings with which Dagster starts job runs; None: there is no application.
 
-    See :class:`topicberg.settings.compute.EmrSettings`.
+    See :class:`topicberg.settings.models.EmrSettings`.
     """
     code = context.live.get(CODE_KEY)
     has_code = code is not None or context.config.emr.image is not None

@@ -36,7 +36,7 @@ from topicberg.errors.meaning import means
 from topicberg.errors.table import DENIED, MISSING
 from topicberg.naming import Names
 from topicberg.settings import Settings
-from topicberg.settings.aws import derived_from
+from topicberg.settings.models import derived_from
 from topicberg.topics import TopicSpec
 from topicberg_deploy.aws.glue import pipelines
 from topicberg_deploy.aws.iam import (

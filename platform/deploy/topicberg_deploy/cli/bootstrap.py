@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json, warn
+from topicberg.cli.output import echo, echo_json, load_endpoints, settings, warn
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
     import snowflake.connector
     from snowflake.connector.errors import Error
 
-    from topicberg.endpoints.addresses import Addresses
+    from topicberg.endpoints.cloud import Addresses
     from topicberg_deploy.snowflake_account import address
 
     login = {"authenticator": "externalbrowser"}

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if
+from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if, settings
 from topicberg.clients import trace
 from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 from topicberg.cli.compute import materialize, materialize_derived
-from topicberg.cli.lazy import load_endpoints
-from topicberg.cli.output import echo
+from topicberg.cli.output import echo, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg_deploy.polling import poll
 
@@ -39,7 +37,7 @@ def compute_derived(context: DeployContext) -> None:
             awaited = f"topic {resource.topic} has records"
             poll(partial(has_records, resource.topic), awaited, FIRST_RECORDS_SECONDS)
     echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
-    materialize(context.config, endpoints, datetime.now(UTC))
+    materialize(context.config, endpoints)
 
 
 def use_deployment(context: DeployContext) -> None:
@@ -57,8 +55,7 @@ def compute_in_cloud(context: DeployContext) -> None:
     :raises TopicbergError: a table could not be computed; everything else is created
     """
     from topicberg.errors.meaning import is_of_vendor
-    from topicberg.settings import settings
-    from topicberg.settings.emr import emr_settings
+    from topicberg.settings import emr_settings, settings
 
     use_deployment(context)
     on_emr = emr_settings() is not None

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.lazy import settings
-from topicberg.cli.output import AsJson, echo, echo_json
+from topicberg.cli.output import AsJson, echo, echo_json, settings
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.lazy import settings
 from topicberg.cli.output import (
     AsJson,
     Yes,
@@ -20,9 +19,10 @@ from topicberg.cli.output import (
     echo_json,
     exit_if,
     print_table,
+    settings,
 )
 from topicberg.errors import StackError
-from topicberg.security.logs import log_to_stderr
+from topicberg.security.redaction import log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

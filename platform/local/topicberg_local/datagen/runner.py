@@ -21,7 +21,7 @@ import psutil
 
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.security.logs import log_to_stderr
+from topicberg.security.redaction import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic
 from topicberg_local.datagen.producer import GeneratorRun

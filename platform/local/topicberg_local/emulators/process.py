@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topicberg.errors import StackError
-from topicberg.security.logs import log_to_stderr
+from topicberg.security.redaction import log_to_stderr
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from topicberg.errors import CommitConflictError, TableflowError
-from topicberg.extras import of_extra
+from topicberg.extensions import of_extra
 from topicberg.iceberg.delta.schema import Action
 
 if TYPE_CHECKING:

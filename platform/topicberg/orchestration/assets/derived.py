@@ -44,8 +44,7 @@ from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.security.text import BULLET
-from topicberg.settings import settings
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import emr_settings, settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.code import hashed

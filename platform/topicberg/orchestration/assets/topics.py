@@ -11,7 +11,7 @@ from topicberg.orchestration.assets.metadata import copied_columns, documentatio
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.tables import LakeTable, kafka_key
 from topicberg.orchestration.resources import Lakehouse, Spark
-from topicberg.settings.emr import emr_settings
+from topicberg.settings import emr_settings
 from topicberg.tableflow.service.history import ingest_history
 from topicberg.topics import TopicSpec
 from topicberg.transforms.upsert_view import UpsertView, refresh

@@ -24,7 +24,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
 from topicberg.settings import Settings
-from topicberg.settings.compute import EmrSettings
+from topicberg.settings.models import EmrSettings
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_run
 from topicberg.transforms.windows import Window

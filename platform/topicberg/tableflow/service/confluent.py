@@ -8,8 +8,8 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from topicberg.clients.confluent import Api, if_found
-from topicberg.endpoints.addresses import Addresses
-from topicberg.endpoints.cloud import read_secret
+from topicberg.endpoints.cloud import Addresses
+from topicberg.endpoints.parameters import read_secret
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.tableflow.service.status import FailingFormat, Phase, TopicStatus

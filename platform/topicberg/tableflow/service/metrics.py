@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 
 from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack
-from topicberg.security.guard import Guard
-from topicberg.security.wsgi import App, serve
+from topicberg.security.guard import Guard, WsgiApp, serve
 from topicberg.settings import settings
 from topicberg.tableflow.service.status import SHOWN_PHASES, TopicStatus
 
@@ -103,7 +102,7 @@ class StatusCollector(Collector):
         yield from gauges.values()
 
 
-def _with_health(app: App, is_healthy: Callable[[], bool]) -> App:
+def _with_health(app: WsgiApp, is_healthy: Callable[[], bool]) -> WsgiApp:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != "/health":
             return app(environ, start_response)

@@ -22,7 +22,7 @@ from topicberg.kafka.discovery import keep_discovering
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
-from topicberg.security.logs import log_to_stderr
+from topicberg.security.redaction import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import control, status
 from topicberg.tableflow.service.maintenance_scheduler import MaintenanceScheduler

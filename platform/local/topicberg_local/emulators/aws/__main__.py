@@ -40,8 +40,7 @@ from xml.sax.saxutils import escape
 
 from werkzeug.test import run_wsgi_app
 
-from topicberg.security.guard import Guard
-from topicberg.security.wsgi import guarded
+from topicberg.security.guard import Guard, guarded
 from topicberg_local.emulators import process
 from topicberg_local.emulators.aws import athena, emr_serverless, glue, simulator
 from topicberg_local.emulators.aws.auth import authenticate, principal_of, speaks_json

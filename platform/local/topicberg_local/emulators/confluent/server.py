@@ -30,8 +30,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from topicberg.errors import TopicbergError
-from topicberg.security.asgi import GuardMiddleware
-from topicberg.security.guard import Guard
+from topicberg.security.guard import Guard, GuardMiddleware
 from topicberg_local.emulators.confluent import (
     catalogs,
     clusters,

@@ -25,8 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from topicberg.security.asgi import GuardMiddleware
-from topicberg.security.guard import Guard
+from topicberg.security.guard import Guard, GuardMiddleware
 from topicberg_local.emulators.snowflake.account import Account
 from topicberg_local.emulators.snowflake.errors import unsupported
 from topicberg_local.emulators.snowflake.logins import Login, LoginRefused, Logins
