@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
-from topicberg.iceberg.file_rows import read_rows
-from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.position_deletes import FileRows, read_rows
 from topicberg.tableflow.changelog.change_batch import Facts
 from topicberg.tableflow.changelog.current_rows import FoldTarget
 from topicberg.tableflow.changelog.fold_state import Deletion, newest_truncates

@@ -34,9 +34,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.files import topic_file
-from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries_by_manifest
-from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.position_deletes import FileRows, read_rows
 from topicberg.iceberg.shared_keys import delete_shared, file_name
 from topicberg.tableflow.upsert.deleted_rows import DeletedRows
 from topicberg.tableflow.upsert.key_files import (
