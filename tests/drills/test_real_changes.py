@@ -32,10 +32,10 @@ from waiting import wait_until
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.tables import sync
 from topicberg.endpoints import Endpoints
+from topicberg.iceberg.commits import upgrade_table
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain_table
 from topicberg.iceberg.manifests import is_vector, referenced_file
-from topicberg.iceberg.versions import upgrade_table
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.discovery import discover
 from topicberg.query import Engine, run_query

@@ -23,11 +23,11 @@ from topicberg.cli import app
 from topicberg.endpoints import CATALOG
 from topicberg.errors import TableFormatError
 from topicberg.formats.framing import wire_prefix
+from topicberg.iceberg.commits import upgrade_table
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.iceberg.manifests import is_vector, referenced_file
 from topicberg.iceberg.snapshots import report
-from topicberg.iceberg.versions import upgrade_table
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
 from topicberg.spark import new_session, quote

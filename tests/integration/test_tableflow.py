@@ -33,7 +33,7 @@ from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow.service import log_watch
+from topicberg.tableflow.service import turn_schedule
 from topicberg.tableflow.service.metrics import StatusCollector
 from topicberg.tableflow.service.pool import Pool
 from topicberg.tableflow.service.status import remove_status
@@ -205,7 +205,7 @@ def test_a_rollback_while_a_batch_is_written_stays(
 def test_lag_counts_what_an_open_transaction_holds(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_watch, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(turn_schedule, "OPEN_SECONDS", 1.0)
     topic = make_topic(checks={"max_lag_records": 1}, tableflow={"commit_interval_seconds": 0.5})
     topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
     config = {**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -77,10 +78,7 @@ def columns(table: Table) -> list[ColumnTypeDef]:
 
 
 def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> TableInputTypeDef:
-    """Return the body of CreateTable and UpdateTable.
-
-    :param before: Glue's current parameters; those of other writers are kept
-    """
+    """Return the body of CreateTable and UpdateTable, which keeps others' parameters."""
     parameters = dict(before or {})
     if METADATA_LOCATION in parameters:
         parameters[PREVIOUS_METADATA_LOCATION] = parameters[METADATA_LOCATION]
@@ -100,17 +98,17 @@ def visible_state(table: Table) -> str:
     table has another metadata file.
     """
     metadata = table.metadata
-    refs = {
-        name: str(ref.snapshot_id)
+    refs = sorted(
+        (name, str(ref.snapshot_id))
         for name, ref in metadata.refs.items()
         if ref.snapshot_ref_type != SnapshotRefType.TAG or not name.startswith(_OWN_TAGS)
-    }
+    )
     seen = (
         metadata.current_snapshot_id,
         metadata.current_schema_id,
         metadata.default_spec_id,
         metadata.location,
-        sorted(refs.items()),
+        refs,
         sorted(metadata.properties.items()),
         sorted(snapshot.snapshot_id for snapshot in metadata.snapshots),
     )
@@ -158,11 +156,11 @@ def metadata_location(table: TableTypeDef) -> str | None:
 
 def pointers(client: GlueClient, database: str) -> Iterator[tuple[str, str]]:
     """Yield each Iceberg table of a database, and the metadata file that Glue points to."""
+    pages = client.get_paginator("get_tables").paginate(DatabaseName=database)
     with suppress(client.exceptions.EntityNotFoundException):
-        for page in client.get_paginator("get_tables").paginate(DatabaseName=database):
-            for found in page["TableList"]:
-                if location := metadata_location(found):
-                    yield found["Name"], location
+        for table in chain.from_iterable(page["TableList"] for page in pages):
+            if location := metadata_location(table):
+                yield table["Name"], location
 
 
 def register(client: GlueClient, table: Table, database: str, name: str) -> bool:
@@ -239,7 +237,5 @@ def _write(
             client.create_database(DatabaseInput={"Name": database})
         client.create_table(DatabaseName=database, TableInput=body)
         return
-    version: dict[str, Any] = (
-        {"VersionId": existing["VersionId"]} if "VersionId" in existing else {}
-    )
+    version: Any = {"VersionId": existing["VersionId"]} if "VersionId" in existing else {}
     client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)

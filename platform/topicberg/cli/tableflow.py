@@ -234,11 +234,11 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
     from topicberg.catalogs.snowflake.names import table_path
     from topicberg.checks.check import CheckedTable
     from topicberg.checks.snowflake_upgrades import describe_needs, describe_steps
+    from topicberg.iceberg.commits import NEWEST, lacks_snapshot, upgrade_table
     from topicberg.iceberg.maintenance import maintain, topic_policy
     from topicberg.iceberg.maintenance.conflicts import retried
     from topicberg.iceberg.position_deletes import trim_deletes
     from topicberg.iceberg.readers import EVERY, configured
-    from topicberg.iceberg.versions import NEWEST, lacks_snapshot, upgrade_table
 
     config = settings()
     spec, table, endpoints = _open(topic)

@@ -10,8 +10,8 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, count
-from operator import attrgetter
+from itertools import chain, compress, count
+from operator import attrgetter, not_
 from typing import Any, cast
 
 from pyiceberg.exceptions import CommitFailedException, RESTError
@@ -25,19 +25,18 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, update
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    TableUpdate,
-)
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg import commits, summaries
 from topicberg.iceberg.clocks import clock_error
-from topicberg.iceberg.commits import move_main, property_updates
-from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
+from topicberg.iceberg.files import (
+    discard_paths,
+    entries_by_manifest,
+    exact_partition,
+    partition_of,
+)
 from topicberg.iceberg.hours import FileHours
 from topicberg.iceberg.manifests import (
     ManifestWriter,
@@ -50,9 +49,6 @@ from topicberg.iceberg.manifests import (
     size_of,
     write_manifest_list,
 )
-from topicberg.iceberg.partition_values import exact_partition
-from topicberg.iceberg.summaries import MAIN
-from topicberg.iceberg.versions import require_written
 from topicberg.version import IN_SUMMARY
 
 _COUNTED = {
@@ -74,15 +70,14 @@ class SnapshotChange:
         :param properties: added to the snapshot's summary
         :raises TableFormatError: the table has a format version that topicberg does not write
         """
-        require_written(table)
-        self.table = table
-        self.parent = table.current_snapshot()
+        commits.require_written(table)
+        self.table, self.parent, self._operation = table, table.current_snapshot(), operation
         self.snapshot_id = table.metadata.new_snapshot_id()
-        self._operation = operation
         self._properties = {**(properties or {}), **IN_SUMMARY}
         self._added: list[DataFile] = []
         self._removed: dict[tuple[str, int | None], DataFile] = {}
-        self._forgets = False
+        self.forgets_removed = False
+        """Whether it names no file that earlier snapshots removed."""
         self._corrected: set[tuple[str, int | None]] = set()
         self.time: str | None = None
         """The column by whose hours other tables are derived from this one."""
@@ -100,7 +95,7 @@ class SnapshotChange:
     def files(self, content: ManifestContent) -> list[DataFile]:
         """Return the parent's data files, or its delete files."""
         read = self._read([each for each in self._held if each.content == content])
-        return [entry.data_file for entries in read for entry in entries]
+        return [entry.data_file for entry in chain.from_iterable(read)]
 
     def add(self, files: Iterable[DataFile]) -> None:
         """Add files, each with the number of its partition spec."""
@@ -119,15 +114,11 @@ class SnapshotChange:
                 self._corrected.add(identity(file))
         return len(self._corrected)
 
-    def forget_removed(self) -> None:
-        """Name no file that earlier snapshots removed."""
-        self._forgets = True
-
     def commit(
         self,
         properties: Mapping[str, str] | None = None,
         dropped: Collection[str] = (),
-        more: Iterable[TableUpdate] = (),
+        more: Iterable[update.TableUpdate] = (),
     ) -> Snapshot:
         """Commit it if ``main`` is still where the table says.
 
@@ -139,16 +130,18 @@ class SnapshotChange:
         :raises CommitConflictError: another commit came first; nothing was committed
         """
         table, before = self.table, self.table.metadata
-        ref = before.refs.get(MAIN)
+        ref = before.refs.get(summaries.MAIN)
         requirements = (
-            AssertTableUUID(uuid=before.table_uuid),
-            AssertRefSnapshotId(ref=MAIN, snapshot_id=ref.snapshot_id if ref else None),
+            update.AssertTableUUID(uuid=before.table_uuid),
+            update.AssertRefSnapshotId(
+                ref=summaries.MAIN, snapshot_id=ref.snapshot_id if ref else None
+            ),
         )
         snapshot = self._snapshot()
         updates = (
-            AddSnapshotUpdate(snapshot=snapshot),
-            move_main(table, self.snapshot_id),
-            *property_updates(table, properties, dropped),
+            update.AddSnapshotUpdate(snapshot=snapshot),
+            commits.move_main(table, self.snapshot_id),
+            *commits.property_updates(table, properties, dropped),
             *more,
         )
         try:
@@ -159,7 +152,7 @@ class SnapshotChange:
             now = table.refresh().metadata
             if any(each.snapshot_id == self.snapshot_id for each in now.snapshots):
                 return snapshot  # an earlier request, whose answer was lost
-            head = now.refs.get(MAIN)
+            head = now.refs.get(summaries.MAIN)
             if head is not None and head != ref:
                 self.is_refused = True
                 discard_paths(table.io, self._outputs)
@@ -177,24 +170,17 @@ class SnapshotChange:
         metadata, manifests = self.table.metadata, self._manifests()
         output = self._output(f"snap-{self.snapshot_id}-0-{self._uuid}.avro")
         first_row_id = getattr(metadata, "next_row_id", None) or 0
-        number = metadata.next_sequence_number()
-        parent_id = self.parent.snapshot_id if self.parent else None
-        assigned = write_manifest_list(
-            self._version,
-            output,
-            manifests,
-            self.snapshot_id,
-            parent_id,
-            number,
-            first_row_id,
-            self._compression,
-        )
+        ids: dict[str, Any] = {
+            "snapshot_id": self.snapshot_id,
+            "parent_snapshot_id": self.parent.snapshot_id if self.parent else None,
+            "sequence_number": metadata.next_sequence_number(),
+        }
+        written = {**ids, "output_file": output, "compression": self._compression}
+        assigned = write_manifest_list(self._version, manifests, first_row_id, **written)
         has_row_ids = self._version > 2
         return Snapshot(
-            snapshot_id=self.snapshot_id,
-            parent_snapshot_id=parent_id,
+            **ids,
             manifest_list=output.location,
-            sequence_number=number,
             summary=self._summary(),
             schema_id=metadata.current_schema_id,
             first_row_id=first_row_id if has_row_ids else None,
@@ -206,10 +192,9 @@ class SnapshotChange:
         changed = self._removed.keys() | self._corrected
         kinds = {_kind(file) for file in self._removed.values()}
         kinds |= {ManifestContent.DATA} if self._corrected else set()
-        inspected, kept, written = list[ManifestFile](), list[ManifestFile](), list[ManifestFile]()
-        for each in self._held:
-            may_change = each.content in kinds or self._is_forgotten(each)
-            (inspected if may_change else kept).append(each)
+        may_change = [m.content in kinds or self._is_forgotten(m) for m in self._held]
+        inspected = [*compress(self._held, may_change)]
+        kept, written = [*compress(self._held, map(not_, may_change))], list[ManifestFile]()
         merged: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for manifest, entries in zip(inspected, self._read(inspected), strict=True):
             key = manifest.content, manifest.partition_spec_id
@@ -229,7 +214,7 @@ class SnapshotChange:
         return [*written, *kept]
 
     def _is_forgotten(self, manifest: ManifestFile) -> bool:
-        return self._forgets and manifest.deleted_files_count != 0
+        return self.forgets_removed and manifest.deleted_files_count != 0
 
     @cached_property
     def _held(self) -> list[ManifestFile]:
@@ -237,10 +222,9 @@ class SnapshotChange:
 
         Some writers say of live files that there are none (icelake-io/icelake#280).
         """
-        manifests = read_manifests(self.table.io, self.parent) if self.parent else []
         return [
             each
-            for each in manifests
+            for each in (read_manifests(self.table.io, self.parent) if self.parent else ())
             if each.has_added_files() or each.has_existing_files() or not each.deleted_files_count
         ]
 
@@ -259,22 +243,14 @@ class SnapshotChange:
     ) -> ManifestFile:
         """Write a manifest of added files, and of those that earlier manifests held."""
         spec = self.table.specs()[spec_id]
-        with ManifestWriter(
-            self._version,
-            content,
-            spec,
-            self._schema_of(spec),
-            self._output(f"{self._uuid}-m{next(self._numbers)}.avro"),
-            self.snapshot_id,
-            self._compression,
-        ) as writer:
+        output = self._output(f"{self._uuid}-m{next(self._numbers)}.avro")
+        written = spec, self._schema_of(spec), output, self.snapshot_id, self._compression
+        with ManifestWriter(self._version, content, *written) as writer:
             for file in added:
                 writer.add(ManifestEntry.from_args(data_file=file))
             for entry in entries:
-                if identity(entry.data_file) in self._removed:
-                    writer.delete(entry)
-                else:
-                    writer.existing(entry)
+                is_removed = identity(entry.data_file) in self._removed
+                (writer.delete if is_removed else writer.existing)(entry)
         return writer.to_manifest_file()
 
     def _schema_of(self, spec: PartitionSpec) -> Schema:
@@ -304,44 +280,36 @@ class SnapshotChange:
         return self.table.io.new_output(location)
 
     def _summary(self) -> Summary:
-        facts: Counter[str] = Counter()
+        facts, files = Counter[str](), [*self._added, *self._removed.values()]
         for file in self._added:
             facts.update(_counts(file, "added", "added"))
         for file in self._removed.values():
             facts.update(_counts(file, "removed", "deleted"))
-        changed = {partition_of(file) for file in (*self._added, *self._removed.values())}
-        if changed:
-            facts["changed-partition-count"] = len(changed)
-        texts = {name: str(number) for name, number in facts.items()} | self._hours()
+        if files:
+            facts["changed-partition-count"] = len(set(map(partition_of, files)))
+        texts = {name: str(number) for name, number in facts.items()} | self._hours(files)
         # PyIceberg computes totals only for some operations.
         totals = update_snapshot_summaries(
             Summary(operation=Operation.DELETE, **texts, **self._properties),
-            self.parent.summary.additional_properties
-            if self.parent and self.parent.summary
-            else None,
+            summaries.summary(self.parent) if self.parent else None,
         )
         return Summary(operation=self._operation, **totals.additional_properties)
 
-    def _hours(self) -> dict[str, str]:
+    def _hours(self, files: Sequence[DataFile]) -> dict[str, str]:
         """Return in which hours rows change, if the files themselves say it."""
-        files = [*self._added, *self._removed.values()]
         data = [file for file in files if file.content == DataFileContent.DATA]
-        names, is_known = self.table.schema().column_names, len(data) == len(files)
-        if self.time and self.time in names and (is_known or self.deleted_from):
+        is_known = len(data) == len(files) or bool(self.deleted_from)
+        if is_known and self.time and self.time in self.table.schema().column_names:
             return FileHours(self.table, self.time).summarize([*data, *self.deleted_from])
         return {}
 
 
 def _kind(file: DataFile) -> ManifestContent:
-    is_data = file.content == DataFileContent.DATA
-    return ManifestContent.DATA if is_data else ManifestContent.DELETES
+    return ManifestContent.DATA if file.content == DataFileContent.DATA else ManifestContent.DELETES
 
 
 def _counts(file: DataFile, verb: str, of_data: str) -> dict[str, int]:
-    """Return what a file adds to a snapshot's summary.
-
-    :param verb: ``added`` or ``removed``; for data files and their records: ``of_data``
-    """
+    """Return what a file, ``added`` or ``removed``, adds to a summary; data are ``of_data``."""
     files, rows = _COUNTED[file.content]
     data_verb = of_data if file.content == DataFileContent.DATA else verb
     facts = {f"{data_verb}-{files}": 1, f"{data_verb}-{rows}": file.record_count}

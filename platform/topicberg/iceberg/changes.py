@@ -25,11 +25,9 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from topicberg.iceberg import manifests, snapshots, summaries
 from topicberg.iceberg.files import in_parallel
 from topicberg.iceberg.hours import EVERYTHING, FileHours, Hours, coarse, live_files_since, without
-from topicberg.iceberg.manifests import size_of
-from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours
-from topicberg.iceberg.summaries import ancestry, summary
 
 LEDGER = "topicberg.expired-changes"
 """Table property: JSON of :class:`Ledger`, compressed."""
@@ -57,7 +55,7 @@ class Mark(BaseModel):
         uuid = table.metadata.table_uuid.hex
         if snapshot is None:
             return Mark(table=uuid, snapshot=None, sequence=0, at=table.metadata.last_updated_ms)
-        facts = summary(snapshot)
+        facts = summaries.summary(snapshot)
         totals = tuple(int(facts[name]) for name in _TOTALS if name in facts)
         return Mark(
             table=uuid,
@@ -95,7 +93,7 @@ def changed(table: Table, column: str, since: Mark | None) -> Changed:
     """Return which hours of ``column`` changed since a mark (None: ever), up to ``main``."""
     if since is None or since.table != table.metadata.table_uuid.hex:
         return _all(table, column)
-    changes = changes_since(table, since.snapshot)
+    changes = snapshots.changes_since(table, since.snapshot)
     lost = _expired_changes(table, column, since) if changes.gap else Changed([])
     if lost.everything:
         return lost
@@ -103,26 +101,24 @@ def changed(table: Table, column: str, since: Mark | None) -> Changed:
     new = [
         Change(hours, snapshot.sequence_number or 0, snapshot.timestamp_ms, snapshot.timestamp_ms)
         for snapshot in changes.new
-        for hours in affected_hours(table, snapshot, column)
+        for hours in snapshots.affected_hours(table, snapshot, column)
     ]
     rolled_back = [
         Change(hours, 0, _moved_ms(table, since), now_ms)
         for snapshot in changes.rolled_back
-        for hours in affected_hours(table, snapshot, column)
+        for hours in snapshots.affected_hours(table, snapshot, column)
     ]
     return Changed([*lost.changes, *rolled_back, *new], rolled_back=bool(changes.rolled_back))
 
 
 def _expired_changes(table: Table, column: str, since: Mark) -> Changed:
-    """Return the changes of expired snapshots between a mark and the oldest of ``main``.
-
-    They may include changes of later snapshots.
-    """
-    line, ledger = list(ancestry(table)), Ledger.of(table)
+    """Return the changes of snapshots that expired since a mark, and perhaps of later ones."""
+    line, ledger = list(summaries.ancestry(table)), Ledger.of(table)
     if not line or (line[-1].sequence_number or 0) <= since.sequence:
         return _all(table, column, since)  # the mark's snapshot was rolled back
     head, oldest = line[0], line[-1]
-    if ledger and ledger.covers(column, oldest.snapshot_id, since.sequence):
+    is_of = ledger is not None and (ledger.column, ledger.oldest) == (column, oldest.snapshot_id)
+    if ledger and is_of and ledger.since <= since.sequence:  # all changes in between are recorded
         newest, until = head.sequence_number or 0, oldest.timestamp_ms
         changes = [(Hours(a, b), min(n, newest)) for a, b, n in ledger.hours if n > since.sequence]
     elif _totals(table, head, since.sequence) == since.totals:
@@ -138,7 +134,9 @@ def _all(table: Table, column: str, since: Mark | None = None) -> Changed:
     head, now_ms = table.current_snapshot(), int(datetime.now(UTC).timestamp() * 1000)
     sequence = (head.sequence_number or 0) if head else 0
     when = sequence, since.at if since else now_ms, now_ms
-    return Changed([Change(each, *when) for each in held_hours(table, column)], everything=True)
+    return Changed(
+        [Change(each, *when) for each in snapshots.held_hours(table, column)], everything=True
+    )
 
 
 def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
@@ -147,23 +145,16 @@ def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
     If they equal the mark's, every file of that time still exists, and rows were removed from them
     only by later deletes.
     """
-    files = records = size = 0
-    for file, number in live_files_since(table, head, -1):
-        if number <= sequence:
-            size += size_of(file)
-            if file.content == DataFileContent.DATA:
-                files += 1
-                records += file.record_count
-    return files, records, size
+    files = [file for file, number in live_files_since(table, head, -1) if number <= sequence]
+    rows = [file.record_count for file in files if file.content == DataFileContent.DATA]
+    return len(rows), sum(rows), sum(map(manifests.size_of, files))
 
 
 def _moved_ms(table: Table, since: Mark) -> int:
     """Return when ``main`` left the state of a mark, in ms; earlier, if that is not known."""
-    log = table.metadata.snapshot_log
-    for entry, following in reversed([*pairwise(log)]):
-        if entry.snapshot_id == since.snapshot:
-            return following.timestamp_ms
-    return since.at
+    moves = reversed([*pairwise(table.metadata.snapshot_log)])
+    times = (after.timestamp_ms for entry, after in moves if entry.snapshot_id == since.snapshot)
+    return next(times, since.at)
 
 
 class Ledger(BaseModel):
@@ -186,10 +177,6 @@ class Ledger(BaseModel):
         except (ValueError, zlib.error):  # of another version
             return None
 
-    def covers(self, column: str, oldest: int, since: int) -> bool:
-        """Return whether all changes between a sequence number and a snapshot are recorded."""
-        return self.column == column and self.oldest == oldest and self.since <= since
-
 
 def noted(table: Table, column: str, removed: frozenset[int]) -> str:
     """Return the text of the ledger with what ``main`` no longer records without some snapshots.
@@ -197,7 +184,7 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> str:
     Beside the snapshots that ``main`` loses, all that are not part of it are recorded as the next
     change: they were rolled back, or a tag keeps them beyond the end of ``main``.
     """
-    line = list(ancestry(table))
+    line = list(summaries.ancestry(table))
     kept = next((n for n, each in enumerate(line) if each.snapshot_id in removed), len(line))
     ledger = Ledger.of(table)
     if ledger is None or ledger.column != column or ledger.oldest != line[-1].snapshot_id:
@@ -209,7 +196,7 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> str:
 
     def known_hours(snapshot: Snapshot) -> list[Hours]:
         try:
-            return affected_hours(table, snapshot, column)
+            return snapshots.affected_hours(table, snapshot, column)
         except FileNotFoundError:  # its files were deleted, which must not prevent its expiry
             return [EVERYTHING]
 
@@ -228,12 +215,8 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> str:
 def _overlaid(
     hours: Sequence[tuple[int, int, int]], newer: Sequence[Hours], sequence: int
 ) -> list[tuple[int, int, int]]:
-    """Return the ranges, with newer ones replacing what they overlap.
-
-    :param newer: ascending and apart
-    """
-    starts = [each.start for each in newer]
-    ranges: list[tuple[int, int, int]] = []
+    """Return the ranges, with newer ones (ascending and apart) in place of what they overlap."""
+    starts, ranges = [each.start for each in newer], list[tuple[int, int, int]]()
     left = [(each.start, each.stop, sequence) for each in newer]
     for start, stop, number in hours:
         others = newer[max(0, bisect_right(starts, start) - 1) : bisect_left(starts, stop)]

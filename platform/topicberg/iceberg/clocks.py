@@ -26,10 +26,7 @@ REFUSED = re.compile(
 
 
 def current_time(table: Table) -> datetime:
-    """Return the time: by the catalog's clock, if this machine's is far from it.
-
-    Nothing expires early on a machine whose clock is ahead.
-    """
+    """Return the time, by the catalog's clock if it is far from this one: nothing expires early."""
     ahead = _skew(table) or 0
     return datetime.now(UTC) + timedelta(seconds=ahead if abs(ahead) > SKEW_SECONDS else 0)
 
@@ -49,10 +46,11 @@ def clock_error(table: Table, error: Exception) -> TopicbergError | None:
         f"{newest} is of {_text(newest_ms)}, this machine's clock says {_text(now_ms)}, "
         f"{timedelta(seconds=abs(apart))} {'earlier' if apart > 0 else 'later'}"
     )
-    ahead = _skew(table)
-    hint = "correct the clock that is wrong, this machine's or that of who wrote the snapshot, for "
-    hint += f"instance with NTP; commits succeed again after {_text(newest_ms)}"
-    if ahead is not None:
+    hint = (
+        "correct the clock that is wrong, this machine's or that of who wrote the snapshot, for "
+        f"instance with NTP; commits succeed again after {_text(newest_ms)}"
+    )
+    if (ahead := _skew(table)) is not None:
         catalogs_ms = now_ms + ahead * 1000
         message += f"; the catalog's clock says {_text(catalogs_ms)}"
         if abs(ahead) > SKEW_SECONDS:

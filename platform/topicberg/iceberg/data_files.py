@@ -1,17 +1,21 @@
-"""Data files written in this process.
+"""Data files written in this process, and their statistics as a manifest has them.
 
 PyIceberg's own writer has no choice of the columns that get a dictionary: see :func:`repeated`.
+Readers skip files by the bounds of columns, so a bound that is too narrow hides rows.
 
-Source: Iceberg spec, "Data File Fields" and "Partition Transforms".
+Source: Iceberg spec, "Data File Fields", "Partition Transforms" and "Truncate Transform Details";
+Parquet's ``Statistics``, whose minimum and maximum are optional.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,29 +27,29 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
     StatisticsCollector,
     compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import (
+    PartitionField,
     PartitionFieldValue,
     PartitionKey,
     PartitionSpec,
     partition_record_value,
 )
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, sorting
 from pyiceberg.table.locations import load_location_provider
-from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, NullOrder, SortDirection, SortOrder
 from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
+from pyiceberg.types import DecimalType, IcebergType, IntegerType, LongType, StringType
 
 from topicberg.errors import TableflowError
-from topicberg.iceberg.file_columns import as_type
+from topicberg.iceberg import file_columns, manifests
 from topicberg.iceberg.files import in_parallel, partition_key
-from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.names import schema_in_files
-from topicberg.iceberg.statistics import file_statistics
 
 MAX_OPEN = 64
 """Files that are open at once; rows of more partitions wait in memory for their file."""
@@ -59,6 +63,9 @@ _FORMAT = "write.format.default"
 _FILE_BYTES = 128 * 1024 * 1024
 _SAMPLE = 4096
 """Values of a column that are inspected."""
+_SURROGATES = range(0xD800, 0xE000)
+_LAST = 0x10FFFF
+"""The highest code point of Unicode."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +76,25 @@ class WriteTarget:
     schema: Schema
     spec: PartitionSpec
     properties: dict[str, str]
-    order: SortOrder = UNSORTED_SORT_ORDER
+    order: sorting.SortOrder = sorting.UNSORTED_SORT_ORDER
 
     @classmethod
     def of(cls, table: Table) -> WriteTarget:
         """:raises TableflowError: topicberg writes no files for the table"""
-        known = table.location(), table.schema(), table.spec(), table.properties
-        target, name = cls(*known, table.sort_order()), ".".join(table.name())
-        if (kind := target.properties.get(_FORMAT, "parquet").lower()) != "parquet":
+        name, spec, properties = ".".join(table.name()), table.spec(), table.properties
+        if (kind := properties.get(_FORMAT, "parquet").lower()) != "parquet":
             raise TableflowError(
                 f"table {name}: its property {_FORMAT} is {kind}, and topicberg writes Parquet",
                 hint=f"remove the property {_FORMAT} from the table; files of other formats stay",
             )
-        for field in target.spec.fields:
+        for field in spec.fields:
             if isinstance(field.transform, UnknownTransform):
                 raise TableflowError(
                     f"table {name} is partitioned by {field.transform}, which topicberg does not "
                     "know",
                     hint="partition the table by a transform of Iceberg's specification",
                 )
-        return target
+        return cls(table.location(), table.schema(), spec, properties, table.sort_order())
 
 
 @dataclass(frozen=True)
@@ -117,8 +123,8 @@ class _Key(PartitionKey):
         )
 
 
-class DataFileWriter:
-    """Writes rows to one file for each partition; a context manager.
+class DataFileWriter(AbstractContextManager["DataFileWriter"]):
+    """Writes rows to one file for each partition.
 
     Rows of a file are written when they make a row group. If there are many partitions, they wait
     in memory, up to :data:`MAX_WAITING_BYTES`, and the files are written one after the other.
@@ -134,23 +140,19 @@ class DataFileWriter:
         self._io = io
         self._most = file_bytes(target.properties) * _FILE_RATIO if size is None else size
         self._spec, self._schema, self._order = target.spec, target.schema, target.order
-        self._file_schema = schema_in_files(self._schema)
-        self._arrow = schema_to_pyarrow(self._file_schema)
+        schema = schema_in_files(self._schema)
+        self._arrow = schema_to_pyarrow(schema)
         self._paths = load_location_provider(target.location, target.properties)
         self._open: dict[tuple[object, ...], _File] = {}
         """By :func:`partition_key`."""
-        self._made = 0
         self.files: list[DataFile] = []
-        self._id = uuid.uuid4().hex
-        self._format = _Format(self._file_schema, target.properties)
-
-    def __enter__(self) -> DataFileWriter:
-        return self
+        self._id, self._numbers = uuid.uuid4().hex, count()
+        self._format = _Format(schema, target.properties)
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                self._close_all()
+                self._close(list(self._open.values()))
         finally:  # after an error, files are still open
             for file in self._open.values():
                 file.abandon()
@@ -161,34 +163,35 @@ class DataFileWriter:
         :param columns: by the names of the table's columns
         :param are_kept: whether nothing overwrites their memory
         """
-        arrays, fields = list[pa.Array](), list[pa.Field]()
-        for place, column in enumerate(self._schema.fields):
-            field, array = self._arrow.field(place), columns[column.name]
-            if pa.types.is_dictionary(array.type):  # a constant, which is written as it is
-                field = field.with_type(array.type)
-            arrays.append(as_type(array, field.type))
-            fields.append(field)
+        given = [columns[column.name] for column in self._schema.fields]
+        fields = [  # a constant is written as it is
+            field.with_type(array.type) if pa.types.is_dictionary(array.type) else field
+            for field, array in zip(self._arrow, given, strict=True)
+        ]
+        arrays = [
+            file_columns.as_type(array, field.type)
+            for array, field in zip(given, fields, strict=True)
+        ]
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-        placed = list[Placed]()
-        if not len(table):
-            return placed
-        for values, rows, some, is_copy in self._partitions(columns, table):
-            placed.append(Placed(*self._write(values, rows, is_copy or are_kept), some))
-        if sum(file.waiting_bytes for file in self._open.values()) > MAX_WAITING_BYTES:
-            if len(self._open) > MAX_OPEN:
-                self._close_all()
+        placed = [
+            Placed(*self._write(values, rows, is_copy or are_kept), some)
+            for values, rows, some, is_copy in self._partitions(columns, table)
+        ]
+        files = list(self._open.values())
+        if sum(file.waiting_bytes for file in files) > MAX_WAITING_BYTES:
+            if len(files) > MAX_OPEN:
+                self._close(files)
             else:
-                for file in self._open.values():
+                for file in files:
                     file.write()
         return placed
 
     def _partitions(
         self, columns: Mapping[str, pa.Array], table: pa.Table
     ) -> Iterator[tuple[tuple[Any, ...], pa.Table, NDArray[np.intp] | None, bool]]:
-        """Yield the values of each partition, its rows, which they are, and whether it is a copy.
-
-        None: all rows.
-        """
+        """Yield each partition's values, its rows, which they are (None: all), whether copied."""
+        if not len(table):
+            return
         order = self._sorted(columns)
         if self._spec.is_unpartitioned():
             rows = table if order is None else table.take(pa.array(order))
@@ -199,9 +202,7 @@ class DataFileWriter:
             if isinstance(field.transform, VoidTransform):  # the column may have been dropped
                 transformed = pa.nulls(len(table))
             else:
-                source = self._schema.find_field(field.source_id)
-                column = _decoded(source_column(self._schema, field.source_id, columns))
-                transformed = field.transform.pyarrow_transform(source.field_type)(column)
+                transformed = self._transformed(field, columns)
             if pa.types.is_floating(transformed.type):
                 # Iceberg's library skips the partition -0.0 if a query asks for 0.0.
                 transformed = pc.add(transformed, pa.scalar(0.0, transformed.type))
@@ -225,40 +226,43 @@ class DataFileWriter:
         """Return the rows in the order of the table; None: it has none."""
         if self._order.is_unsorted:
             return None
-        keys, sorting = dict[str, pa.Array](), list[tuple[str, str]]()
+        keys, order = dict[str, pa.Array](), list[tuple[str, str]]()
         for place, field in enumerate(self._order.fields):
-            source = self._schema.find_field(field.source_id)
-            name = str(place)
-            column = _decoded(source_column(self._schema, field.source_id, columns))
-            keys[name] = field.transform.pyarrow_transform(source.field_type)(column)
-            is_up = field.direction == SortDirection.ASC
-            sorting.append((name, "ascending" if is_up else "descending"))
-        nulls = self._order.fields[0].null_order == NullOrder.NULLS_FIRST
-        arrow_indices = pc.sort_indices(
-            pa.table(keys), sort_keys=sorting, null_placement="at_start" if nulls else "at_end"
+            keys[str(place)] = self._transformed(field, columns)
+            is_up = field.direction == sorting.SortDirection.ASC
+            order.append((str(place), "ascending" if is_up else "descending"))
+        nulls = self._order.fields[0].null_order == sorting.NullOrder.NULLS_FIRST
+        indices = pc.sort_indices(
+            pa.table(keys), sort_keys=order, null_placement="at_start" if nulls else "at_end"
         )
-        indices: NDArray[np.intp] = arrow_indices.to_numpy().astype(np.intp)
-        return indices
+        return np.asarray(indices, np.intp)
+
+    def _transformed(
+        self, field: PartitionField | sorting.SortField, columns: Mapping[str, pa.Array]
+    ) -> pa.Array:
+        """Return what the rows are partitioned or sorted by."""
+        column = source_column(self._schema, field.source_id, columns)
+        if pa.types.is_dictionary(column.type):  # which Iceberg's transforms do not know
+            column = column.dictionary_decode()
+        kind = self._schema.find_field(field.source_id).field_type
+        return field.transform.pyarrow_transform(kind)(column)
 
     def _write(self, values: tuple[Any, ...], rows: pa.Table, is_copy: bool) -> tuple[str, int]:
         """Write rows of one partition; return their file, and the position of the first one."""
         key = partition_key(values)
-        file = self._open.get(key)
-        if file is None:
+        if (file := self._open.get(key)) is None:
             file = self._open[key] = self._new(key, values)
         place = file.path, file.rows
         file.add(rows)
-        if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._may_begin()):
+        if file.waiting_bytes >= GROUP_BYTES and (
+            file.is_begun or sum(other.is_begun for other in self._open.values()) < MAX_OPEN
+        ):
             file.write()
         elif not is_copy:
             file.copy()
         if file.size >= self._most:
-            self._close(file)
+            self._close([file])
         return place
-
-    def _may_begin(self) -> bool:
-        """Return whether one more file may have a row group."""
-        return sum(file.is_begun for file in self._open.values()) < MAX_OPEN
 
     def _new(self, key: tuple[object, ...], values: tuple[Any, ...]) -> _File:
         of_path, partition = None, Record()
@@ -266,21 +270,14 @@ class DataFileWriter:
             fields = list(map(PartitionFieldValue, self._spec.fields, values))
             of_path = _Key(fields, self._spec, self._schema)
             partition = of_path.partition
-        name = f"{self._id}-{self._made:05}.parquet"
-        self._made += 1
+        name = f"{self._id}-{next(self._numbers):05}.parquet"
         path = self._paths.new_data_location(name, of_path)
         return _File(self._io, path, key, partition, self._format)
 
-    def _close(self, file: _File) -> None:
-        del self._open[file.key]
-        self.files.append(file.close(self._spec.spec_id))
-
-    def _close_all(self) -> None:
-        """Close all files; those that are not begun are small, and written several at once."""
-        files = list(self._open.values())
-        closed = in_parallel(lambda file: file.close(self._spec.spec_id), files)
-        for file, data_file in zip(files, closed, strict=True):
-            self.files.append(data_file)
+    def _close(self, files: Sequence[_File]) -> None:
+        """Close files; those that are not begun are small, and written several at once."""
+        self.files += in_parallel(lambda file: file.close(self._spec.spec_id), files)
+        for file in files:
             del self._open[file.key]
 
 
@@ -294,7 +291,6 @@ class _File:
         self.waiting_bytes = 0
         """Bytes of rows that are not written."""
         self._io, self._partition, self._format = io, partition, owner
-        self._output = io.new_output(path)
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
@@ -305,7 +301,6 @@ class _File:
         return self._writer is not None
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, which wait."""
         self._waiting.append(rows)
         self.size += (size := rows.nbytes)
         self.waiting_bytes += size
@@ -320,9 +315,9 @@ class _File:
         if not self._waiting:
             return
         waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0
-        rows = waiting[0] if len(waiting) == 1 else pa.concat_tables(waiting)
+        rows = pa.concat_tables(waiting)
         if self._writer is None:
-            self._stream = self._output.create(overwrite=True)
+            self._stream = self._io.new_output(self.path).create(overwrite=True)
             self._writer = pq.ParquetWriter(
                 self._stream,
                 rows.schema,
@@ -340,9 +335,10 @@ class _File:
         with self._stream:
             self._writer.close()
             size = self._stream.tell()
-        metadata, plan, paths = self._writer.writer.metadata, self._format.plan, self._format.paths
+        metadata = self._writer.writer.metadata
         self._writer = self._stream = None  # half a megabyte, and there are thousands of files
-        return described(self.path, size, spec_id, self._partition, metadata, plan, paths)
+        columns = self._format.plan, self._format.paths
+        return described(self.path, size, spec_id, self._partition, metadata, *columns)
 
     def abandon(self) -> None:
         with suppress(Exception):  # it is never part of the table; maintenance removes it
@@ -374,11 +370,11 @@ def _grouped(
     :returns: (rows,), (rows,); an order of None: they are grouped already
     """
     combined, size = codes[0].astype(np.int64), known[0]
-    for code, count in zip(codes[1:], known[1:], strict=True):
-        if size * count > 2**62:
+    for code, number in zip(codes[1:], known[1:], strict=True):
+        if size * number > 2**62:
             distinct, combined = np.unique(combined, return_inverse=True)
             size = len(distinct)
-        combined, size = combined * count + code, size * count
+        combined, size = combined * number + code, size * number
     if order is not None:
         combined = combined[order]
     elif not np.any(np.diff(combined) < 0):
@@ -405,9 +401,17 @@ def source_column(schema: Schema, field_id: int, columns: Mapping[str, pa.Array]
     return column
 
 
-def _decoded(column: pa.Array) -> pa.Array:
-    """Return an array without a dictionary, which Iceberg's transforms do not know."""
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+def lowest_truncated(kind: IcebergType, width: int) -> Decimal | int | None:
+    """Return the lowest value whose truncation is a value of the type; None: all are.
+
+    ``truncate`` rounds down, so a value near the lowest one of its type becomes a value that the
+    type does not have. Iceberg's Java library fails at such a decimal when it writes the manifest,
+    and stores a positive number for such an integer, by which later queries skip the file.
+    """
+    if isinstance(kind, DecimalType):
+        lowest = (10**kind.precision - 1) // width * -width
+        return Decimal(f"{lowest}E-{kind.scale}")  # exact, as no arithmetic of decimals is
+    return -kind.min // width * -width if isinstance(kind, IntegerType | LongType) else None
 
 
 def copied(table: pa.Table) -> pa.Table:
@@ -443,13 +447,21 @@ def described(
     paths: dict[str, int],
     **more: Any,
 ) -> DataFile:
-    """Return the metadata of a written Parquet file, with its statistics.
+    """Return the metadata of a written Parquet file, with the statistics that PyIceberg collects.
 
     :param size: its bytes
     :param plan: field id → what is collected of a column
     :param paths: column of the file → field id
     """
-    return new_file(
+    statistics = data_file_statistics_from_parquet_metadata(metadata, plan, paths)
+    bounds = statistics.column_aggregates
+    for field_id in _unbounded(metadata, {p: f for p, f in paths.items() if f in bounds}):
+        del bounds[field_id]
+    for column in bounds.values():
+        # PyIceberg rounds U+D7FF up to half of a surrogate pair, which has no UTF-8.
+        if isinstance(column.primitive_type, StringType) and column.current_max is not None:
+            column.current_max = upper_bound(column.current_max, column.trunc_length)
+    return manifests.new_file(
         spec_id,
         content=DataFileContent.DATA,
         file_path=path,
@@ -457,8 +469,52 @@ def described(
         partition=partition,
         file_size_in_bytes=size,
         **more,
-        **file_statistics(metadata, plan, paths),
+        **statistics.to_serialized_dict(),
     )
+
+
+def _unbounded(metadata: pq.FileMetaData, paths: Mapping[str, int]) -> set[int]:
+    """Return the columns that have values in a row group without their minimum and maximum.
+
+    Parquet's C++ writer omits those of values above 4,096 bytes, and of NaN only. PyIceberg takes
+    the bounds of the other row groups for those of the file.
+    """
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    if len(groups) < 2:
+        return set()
+    names = [groups[0].column(number).path_in_schema for number in range(groups[0].num_columns)]
+    return {
+        paths[name]
+        for group in groups
+        for number, name in enumerate(names)
+        if name in paths and _lacks_bounds(group.column(number).statistics, group.num_rows)
+    }
+
+
+def _lacks_bounds(statistics: pq.Statistics | None, rows: int) -> bool:
+    """Return whether a row group has values of a column, and not their minimum and maximum."""
+    return statistics is None or (
+        not statistics.has_min_max
+        and (not statistics.has_null_count or statistics.null_count < rows)
+    )
+
+
+def upper_bound(value: str, length: int | None) -> str | None:
+    """Return a text of at most so many characters that is not below a value; None: there is none.
+
+    Source: Iceberg's ``UnicodeUtil.truncateStringMax``.
+
+    :param length: None: any
+    """
+    if length is None or len(value) <= length:
+        return value
+    for end in range(length, 0, -1):
+        following = ord(value[end - 1]) + 1
+        if following in _SURROGATES:
+            following = _SURROGATES.stop
+        if following <= _LAST:
+            return value[: end - 1] + chr(following)
+    return None
 
 
 def repeated(rows: pa.Table, paths: Iterable[str]) -> list[str]:
@@ -469,16 +525,12 @@ def repeated(rows: pa.Table, paths: Iterable[str]) -> list[str]:
 
     :param paths: of all Parquet columns
     """
+    sample = rows.slice(0, _SAMPLE)
     columns = {
         field.name
         for field in rows.schema
         if pa.types.is_nested(field.type)
         or pa.types.is_dictionary(field.type)
-        or _repeats(rows.column(field.name))
+        or pc.count_distinct(sample[field.name], mode="all").as_py() * 2 <= len(sample) + 1
     }
     return [path for path in paths if path.partition(".")[0] in columns]
-
-
-def _repeats(column: pa.ChunkedArray) -> bool:
-    sample = column.slice(0, _SAMPLE)
-    return bool(pc.count_distinct(sample, mode="all").as_py() * 2 <= len(sample) + 1)

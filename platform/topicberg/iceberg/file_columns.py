@@ -75,9 +75,8 @@ def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
 
     def named(nested: pa.Field) -> pa.Field:
         inner, number = nested.with_type(renamed(nested.type)), field_id(nested)
-        if number is None:
-            return inner
-        return inner.with_name(fields[number].name if number in fields else f"\x1f{number}")
+        name = fields[number].name if number in fields else f"\x1f{number}"
+        return inner if number is None else inner.with_name(name)
 
     column = retyped(column, renamed(field.type))
     number = field_id(field)
@@ -121,9 +120,7 @@ def _with_defaults(column: _Column, kind: StructType) -> _Column:
         return column
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_with_defaults(chunk, kind) for chunk in column.chunks])
-    arrays: dict[str, Any] = {
-        field.name: column.field(place) for place, field in enumerate(column.type)
-    }
+    arrays: dict[str, Any] = {f.name: column.field(place) for place, f in enumerate(column.type)}
     for field in kind.fields:
         if field.name not in arrays and field.initial_default is not None:
             arrays[field.name] = missing_column(field, len(column))
@@ -144,19 +141,17 @@ def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _named_like(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return a type with the fields of another one of the same structure."""
     pairs = zip(_fields_of(kind), _fields_of(other), strict=True)
-    return _with_fields(
-        kind, [like.with_type(_named_like(array.type, like.type)) for array, like in pairs]
-    )
+    fields = [like.with_type(_named_like(array.type, like.type)) for array, like in pairs]
+    return _with_fields(kind, fields)
 
 
 def _fields_of(kind: pa.DataType) -> list[pa.Field]:
     if pa.types.is_struct(kind):
-        return [kind.field(place) for place in range(kind.num_fields)]
+        return list(kind)
     if pa.types.is_map(kind):
         return [kind.key_field, kind.item_field]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [kind.value_field]
-    return []
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return [kind.value_field] if is_list else []
 
 
 def _with_fields(kind: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
@@ -166,9 +161,7 @@ def _with_fields(kind: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
         return pa.map_(*fields)
     if pa.types.is_list(kind):
         return pa.list_(*fields)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(*fields)
-    return kind
+    return pa.large_list(*fields) if pa.types.is_large_list(kind) else kind
 
 
 def retyped(column: _Column, kind: pa.DataType) -> _Column:

@@ -28,7 +28,6 @@ KEPT_FILES = 2_000_000
 
 Partition = tuple[object, ...]
 
-
 _NUMBERS = np.dtype(
     [
         ("content", np.int8),
@@ -119,11 +118,11 @@ def _bounds(file: DataFile, column: NestedField | None) -> tuple[int, int, bool,
     return (0, 0, False, nulls) if bounds is None else (*bounds, True, nulls)
 
 
-def _key(_: FileIO, manifest: ManifestFile, column: NestedField | None) -> tuple[str, int | None]:
-    return manifest.manifest_path, column.field_id if column else None
-
-
-@cached(LRUCache(KEPT_FILES, getsizeof=len), key=_key, lock=threading.Lock())
+@cached(
+    LRUCache(KEPT_FILES, getsizeof=len),
+    key=lambda _, manifest, column: (manifest.manifest_path, column.field_id if column else None),
+    lock=threading.Lock(),
+)
 def _files(io: FileIO, manifest: ManifestFile, column: NestedField | None) -> Files:
     return Files.of((entry.data_file for entry in read_entries(io, manifest)), column)
 
@@ -138,9 +137,6 @@ def files_by_manifest(
 
 
 def live(table: Table, column: NestedField | None = None) -> Files:
-    """Return the files of the current snapshot.
-
-    :param column: whose bounds are needed
-    """
-    listed = files_by_manifest(table.io, head_manifests(table), column)
-    return Files.together([files for _, files in listed])
+    """Return the files of the current snapshot, with the bounds of a column."""
+    read = files_by_manifest(table.io, head_manifests(table), column)
+    return Files.together([files for _, files in read])

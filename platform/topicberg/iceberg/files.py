@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from topicberg.iceberg.manifests import read_entries
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import index_by_id
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+
+from topicberg.iceberg.manifests import bounds_of, read_entries
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +65,7 @@ def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFi
 def entries_by_manifest(
     io: FileIO, manifests: Iterable[ManifestFile], *, discard_deleted: bool = True
 ) -> Iterator[tuple[str, list[ManifestEntry]]]:
-    """Yield the path of each manifest and its entries.
-
-    :param discard_deleted: without the entries of removed files
-    """
+    """Yield the path of each manifest and its entries, those of removed files left out or not."""
     listed = list(manifests)
     read = in_parallel(partial(read_entries, io, discard_deleted=discard_deleted), listed)
     yield from zip((manifest.manifest_path for manifest in listed), read, strict=True)
@@ -89,15 +92,59 @@ def partition_key(values: Iterable[object]) -> tuple[object, ...]:
     return tuple(("float", repr(value)) if isinstance(value, float) else value for value in values)
 
 
+class PartitionColumn(NamedTuple):
+    """A field of a partition spec and the column that it is computed from."""
+
+    spec_id: int
+    place: int
+    transform: str
+    """Without its ``[n]``."""
+    kind: str
+    """The column's type, without its precision."""
+
+
+def partition_columns(table: Table) -> Iterator[PartitionColumn]:
+    """Yield the fields of all partition specs whose columns a schema of the table has."""
+    kinds = {n: f for schema in table.schemas().values() for n, f in index_by_id(schema).items()}
+    for spec in table.specs().values():
+        for place, field in enumerate(spec.fields):
+            if (column := kinds.get(field.source_id)) is not None:
+                names = str(field.transform).partition("[")[0], str(column.field_type)
+                yield PartitionColumn(spec.spec_id, place, names[0], names[1].partition("(")[0])
+
+
+def exact_partition(file: DataFile, spec: PartitionSpec) -> Record | None:
+    """Return the partition that the bounds of a data file say; None: it is the file's.
+
+    All rows of a file have the value of an identity partition, so both bounds are that value. The
+    partition of -0.0 is that of 0.0. A reader takes the value from the manifest, so a wrong one
+    changes rows, and compaction writes it into files. PyIceberg up to 0.12 reads doubles as floats:
+    whoever rewrites manifests with it leaves 0.10000000149 for 0.1, and infinity for 1e300.
+    """
+    values = [file.partition[place] for place in range(len(file.partition))]
+    exact = list(values)
+    for place, field in enumerate(spec.fields):
+        if isinstance(values[place], float) and isinstance(field.transform, IdentityTransform):
+            lower, upper = (_number(bound) for bound in bounds_of(file, field.source_id))
+            if lower is not None and lower == upper:
+                exact[place] = lower + 0.0
+    return None if partition_key(exact) == partition_key(values) else Record(*exact)
+
+
+def _number(bound: bytes | None) -> float | None:
+    """Return a bound of a float, or of a double: that of a file may be the narrower one."""
+    return float(*struct.unpack("<f" if len(bound) == 4 else "<d", bound)) if bound else None
+
+
 def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]:
     """Return the name of a column in a Parquet file → its name in the table.
 
     :param fields: id → name of columns of the table; those that the file does not have are left out
     """
-    names = names_by_id(arrow)
-    if not names:  # another program than Iceberg wrote it
-        return {name: name for name in arrow.names if name in fields.values()}
-    return {name: fields[number] for number, name in names.items() if number in fields}
+    if names := names_by_id(arrow):
+        return {name: fields[number] for number, name in names.items() if number in fields}
+    # Another program than Iceberg wrote it.
+    return {name: name for name in arrow.names if name in fields.values()}
 
 
 def names_by_id(arrow: pa.Schema) -> dict[int, str]:

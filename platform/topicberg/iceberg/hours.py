@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from datetime import date
 from itertools import accumulate, chain, pairwise
+from typing import cast
 
 from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
@@ -51,7 +52,7 @@ EVERYTHING = Hours(BEFORE_EVERYTHING, -BEFORE_EVERYTHING)
 
 def union(ranges: Iterable[Hours]) -> list[Hours]:
     """Return the same hours in as few ranges as possible, ascending."""
-    found: list[Hours] = []
+    found = list[Hours]()
     for hours in sorted(ranges, key=lambda each: each.start):
         if found and hours.start <= found[-1].stop:
             found[-1] = Hours(found[-1].start, max(found[-1].stop, hours.stop))
@@ -92,14 +93,10 @@ class FileHours:
     """The hours of one column in the files of a table."""
 
     def __init__(self, table: Table, column: str) -> None:
-        self._table = table
-        self._field = table.schema().find_field(column)
+        self._table, self._field = table, table.schema().find_field(column)
 
     def of(self, file: DataFile, snapshot: Snapshot) -> list[Hours]:
-        """Return the hours in which the file holds or deletes rows.
-
-        :param snapshot: one that has the file
-        """
+        """Return the hours in which a file of a snapshot holds or deletes rows."""
         if file.content == DataFileContent.DATA:
             return self._of_data(file)
         if hours := self._of_partition(file):
@@ -111,10 +108,7 @@ class FileHours:
         return self._of_named(None, snapshot)  # an equality delete may affect every data file
 
     def of_all(self, files: Iterable[DataFile], snapshot: Snapshot) -> list[Hours]:
-        """Return the hours in which any of the files holds or deletes rows.
-
-        :param snapshot: one that has the files
-        """
+        """Return the hours in which any of some files of a snapshot holds or deletes rows."""
         ranges, vectors = list[Hours](), set[str]()
         for file in files:
             if is_vector(file) and not self._of_partition(file):
@@ -161,8 +155,9 @@ class FileHours:
         bounds = time_bounds(file, self._field)
         if bounds is None:
             return [NO_TIME] if nulls is not None and nulls == file.record_count else [EVERYTHING]
-        hours = [_between(self._field, *bounds)]
-        return hours if nulls == 0 else [NO_TIME, *hours]
+        width = 24 if isinstance(self._field.field_type, DateType) else 1  # hours of a value
+        first, last = (bound // HOUR_MICROSECONDS for bound in bounds)
+        return [*([] if nulls == 0 else [NO_TIME]), Hours(first, last + width)]
 
     def _of_named(self, paths: set[str] | None, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of data files of a snapshot: those with these paths, or all."""
@@ -203,10 +198,7 @@ def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
 
 
 def partition_hours(value: int | date | None, width: int) -> Hours:
-    """Return the hours of a partition.
-
-    :param value: hours or days since 1970; PyIceberg gives some days as dates
-    """
+    """Return the hours of a partition: hours or days since 1970; PyIceberg gives some dates."""
     if value is None:
         return NO_TIME
     number = value if isinstance(value, int) else (value - _EPOCH).days
@@ -222,17 +214,10 @@ def time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
     lower, upper = bounds_of(file, field.field_id)
     if lower is None or upper is None:
         return None
-    kind = field.field_type
-    assert isinstance(kind, PrimitiveType)  # noqa: S101  only these have bounds
+    kind = cast("PrimitiveType", field.field_type)  # only these have bounds
     unit = 24 * HOUR_MICROSECONDS if isinstance(kind, DateType) else 1
     first, last = (int(from_bytes(kind, bound)) * unit for bound in (lower, upper))
     return (first, last) if first <= last else None
-
-
-def _between(field: NestedField, first: int, last: int) -> Hours:
-    """Return the hours of two values of the column, in µs, and of those in between."""
-    width = 24 if isinstance(field.field_type, DateType) else 1  # hours that a value covers
-    return Hours(first // HOUR_MICROSECONDS, last // HOUR_MICROSECONDS + width)
 
 
 def live_files_since(

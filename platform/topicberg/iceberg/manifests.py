@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
-from pyiceberg.io import FileIO, OutputFile
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     MANIFEST_ENTRY_SCHEMAS,
@@ -75,8 +75,7 @@ def referenced_file(vector: DataFile) -> str:
 
 def first_row_id(file: DataFile) -> int | None:
     """Return the id of the first row of a data file; None: it has none."""
-    number: int | None = file[_FIRST_ROW_ID]
-    return number
+    return cast("int | None", file[_FIRST_ROW_ID])
 
 
 def content_range(file: DataFile) -> tuple[int, int]:
@@ -145,10 +144,7 @@ class _EntriesFile(AvroFile[ManifestEntry]):
 def read_entries(
     io: FileIO, manifest: ManifestFile, *, discard_deleted: bool = True
 ) -> list[ManifestEntry]:
-    """Return the entries of a manifest.
-
-    The ids of first rows are inherited if the manifest was read by :func:`read_manifests`.
-    """
+    """Return the entries of a manifest; one of :func:`read_manifests` has the ids of first rows."""
     with _EntriesFile(
         io.new_input(manifest.manifest_path),
         MANIFEST_ENTRY_SCHEMAS[NEWEST],
@@ -242,18 +238,12 @@ class _ListWriter(ManifestListWriterV2):
 
 
 def write_manifest_list(
-    version: Version,
-    output: OutputFile,
-    manifests: Iterable[ManifestFile],
-    snapshot_id: int,
-    parent_id: int | None,
-    sequence_number: int,
-    first_row_id: int,
-    compression: Any,
+    version: Version, manifests: Iterable[ManifestFile], first_row_id: int, **arguments: Any
 ) -> int:
     """Write the manifest list of a new snapshot; return how many row ids it assigns.
 
     :param first_row_id: the table's next row id; data manifests that have none begin from there on
+    :param arguments: those of PyIceberg's writer of manifest lists
     """
     next_id, listed = first_row_id, []
     for manifest in manifests:
@@ -263,14 +253,6 @@ def write_manifest_list(
             fields[_OF_MANIFEST] = next_id
             next_id += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
         listed.append(ManifestFile(*fields))
-    with _ListWriter(
-        version,
-        first_row_id,
-        output_file=output,
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=parent_id,
-        sequence_number=sequence_number,
-        compression=compression,
-    ) as writer:
+    with _ListWriter(version, first_row_id, **arguments) as writer:
         writer.add_manifests(listed)
     return next_id - first_row_id

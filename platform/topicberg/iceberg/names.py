@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count
+from typing import Any
 from unicodedata import category
 
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
-
-if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionSpec
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
@@ -71,7 +70,7 @@ def shared_full_name(*structs: StructType) -> str | None:
 
 
 def _paths(kind: IcebergType, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    parts: dict[str, IcebergType] = {}
+    parts = dict[str, IcebergType]()
     if isinstance(kind, StructType):
         parts = {field.name: field.field_type for field in kind.fields}
     elif isinstance(kind, ListType):
@@ -90,19 +89,13 @@ def partition_field_name(column: str, suffix: str, taken: Iterable[str]) -> str:
     :param taken: names of the other columns of the table, and of its other partition fields
     """
     base = _NOT_ASCII.sub(lambda match: f"_x{ord(match[0]):X}", column)
-    name = base = f"{base}_{suffix}" if suffix else base
+    base = f"{base}_{suffix}" if suffix else base
     in_files = {name_in_files(other).lower() for other in taken}
-    number = 1
-    while name_in_files(name).lower() in in_files:
-        number += 1
-        name = f"{base}_{number}"
-    return name
+    names = chain([base], (f"{base}_{number}" for number in count(2)))
+    return next(name for name in names if name_in_files(name).lower() not in in_files)
 
 
 def find_unreadable_partition(specs: Iterable[PartitionSpec]) -> str | None:
-    """Return a partition field whose name in manifests is not valid in Avro; None: there is none.
-
-    Tables that another writer created may have such a field.
-    """
+    """Return a partition field, as others make them, whose name in manifests is not Avro's."""
     names = (field.name for spec in specs for field in spec.fields)
     return next((name for name in names if not name_in_files(name).isascii()), None)

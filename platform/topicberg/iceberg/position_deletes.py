@@ -1,4 +1,5 @@
-"""Deletes by position: rows of data files that are no longer part of a table.
+"""Rows of data files by their positions: reading them, and deletes, after which they are no longer
+part of a table.
 
 In format version 2 they are position delete files: a row for each deleted row, with the data file's
 path and the row's position in it, sorted by both. In version 3 they are deletion vectors, at most
@@ -16,18 +17,30 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.errors import TopicbergError
+from topicberg.iceberg import commits, file_columns, summaries
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.file_columns import DELETE_FIELDS
-from topicberg.iceberg.files import live_files, partition_key, partition_of
+from topicberg.iceberg.files import (
+    exact_partition,
+    live_files,
+    names_by_id,
+    partition_columns,
+    partition_key,
+    partition_of,
+)
 from topicberg.iceberg.manifests import (
     identity,
     is_vector,
@@ -35,12 +48,9 @@ from topicberg.iceberg.manifests import (
     referenced_file,
     set_partition,
 )
-from topicberg.iceberg.partition_values import exact_partition, partition_columns
-from topicberg.iceberg.summaries import TRIMMED
 from topicberg.iceberg.vectors import read_vectors, write_vectors
-from topicberg.iceberg.versions import lacks_snapshot
 
-_PATH, _POSITION = DELETE_FIELDS
+_PATH, _POSITION = file_columns.DELETE_FIELDS
 _NONE = np.empty(0, np.uint32)
 
 
@@ -52,14 +62,51 @@ class FileRows:
     positions: NDArray[np.uint32]
 
 
+def column_types(table: Table, names: Sequence[str]) -> list[pa.DataType]:
+    """Return the Arrow types of columns of a table."""
+    arrow = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return [arrow.field(name).type for name in names]
+
+
+def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
+    """Return columns of some rows of a data file, with the types of the table."""
+    types, schema = column_types(table, names), table.schema()
+    fields = [schema.find_field(name) for name in names]
+    with table.io.new_input(rows.file.file_path).open() as stream:
+        parquet = pq.ParquetFile(stream)
+        arrow = parquet.schema_arrow
+        known = names_by_id(arrow)
+        arrow_rows = _rows_at(
+            parquet, rows.positions, [known[f.field_id] for f in fields if f.field_id in known]
+        )
+    columns = [
+        file_columns.with_names_of(table.schema(), arrow_rows.column(name), arrow.field(name)).cast(
+            kind
+        )
+        if (name := known.get(field.field_id)) is not None
+        else pa.chunked_array([file_columns.missing_column(field, len(rows.positions))])
+        for field, kind in zip(fields, types, strict=True)
+    ]
+    return pa.table(columns, names=list(names))
+
+
+def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:
+    """Return some rows of a file, given by ascending positions; reads only their row groups."""
+    parts, first = [], 0
+    for group in range(parquet.num_row_groups):
+        last = first + parquet.metadata.row_group(group).num_rows
+        inside = positions[(positions >= first) & (positions < last)]
+        if len(inside):
+            part = parquet.read_row_group(group, columns=list(columns))
+            parts.append(part.take(pa.array(inside - first)))
+        first = last
+    return pa.concat_tables(parts)
+
+
 def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uint32]]]:
     """Yield each data file's path and its deleted positions, from a position delete file."""
-    import pyarrow.parquet as pq
-
     with files.new_input(path).open() as stream:
-        deletes = pq.read_table(
-            stream, columns=[_PATH, _POSITION], read_dictionary=[_PATH]
-        ).combine_chunks()
+        deletes = pq.read_table(stream, columns=[_PATH, _POSITION], read_dictionary=[_PATH])
     if not deletes.num_rows:
         return
     paths = deletes.column(_PATH).unify_dictionaries().combine_chunks()
@@ -124,12 +171,11 @@ def _positions(
     files: FileIO, deletes: Iterable[DataFile], paths: Collection[str]
 ) -> dict[str, NDArray[np.uint32]]:
     """Return the positions that position delete files have of these data files."""
-    found: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
-    for file in deletes:
-        for path, positions in read_deletes(files, file.file_path):
-            if path in paths:
-                found[path].append(positions)
-    return {path: np.concatenate(parts) for path, parts in found.items()}
+    parts = defaultdict[str, list[NDArray[np.uint32]]](list)
+    for path, positions in chain.from_iterable(read_deletes(files, f.file_path) for f in deletes):
+        if path in paths:
+            parts[path].append(positions)
+    return {path: np.concatenate(arrays) for path, arrays in parts.items()}
 
 
 def delete_rows(
@@ -157,15 +203,14 @@ def trim_deletes(table: Table) -> int:
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
-    change = SnapshotChange(table, Operation.REPLACE, properties={TRIMMED: "true"})
+    change = SnapshotChange(table, Operation.REPLACE, properties={summaries.TRIMMED: "true"})
     corrected = change.correct_partitions()
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
     vectors = deletes.vectors.items()
     kept = [FileRows(data[path], _NONE) for path, v in vectors if _is_elsewhere(v, path, data)]
     if table.format_version > 2:  # vectors replace the delete files
-        stale = [vector for path, vector in vectors if path not in data]
-        stale += deletes.files
+        stale = [*(vector for path, vector in vectors if path not in data), *deletes.files]
     else:
         stale = [
             file
@@ -179,7 +224,7 @@ def trim_deletes(table: Table) -> int:
         kept = [FileRows(data[path], np.unique(positions)) for path, positions in by_path.items()]
     add_deletes(change, kept)
     change.remove(stale)
-    if stale or kept or corrected or lacks_snapshot(table):
+    if stale or kept or corrected or commits.lacks_snapshot(table):
         change.commit()
     return len(stale)
 
@@ -233,8 +278,11 @@ def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
     """
     table = change.table
     change.deleted_from += (each.file for each in rows)
-    if table.format_version == 2:
-        change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
+    if table.format_version == 2:  # a delete file applies to its own partition only
+        groups = defaultdict[object, list[FileRows]](list)
+        for of_file in sorted(rows, key=lambda of_file: of_file.file.file_path):
+            groups[partition_of(of_file.file)].append(of_file)
+        change.add(_written(table, group) for group in groups.values())
         return
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
     data = {each.file.file_path: each.file for each in rows}
@@ -250,19 +298,8 @@ def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
         change.add(write_vectors(table, [(data[path], deleted[path]) for path in sorted(deleted)]))
 
 
-def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
-    """Return the rows grouped by partition: a delete file applies to its own partition only."""
-    groups: dict[tuple[object, ...], list[FileRows]] = defaultdict(list)
-    for of_file in sorted(rows, key=lambda of_file: of_file.file.file_path):
-        groups[partition_of(of_file.file)].append(of_file)
-    return list(groups.values())
-
-
 def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
     """Write the delete file of one partition; return it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     paths = [of_file.file.file_path for of_file in rows]
     counts = [len(of_file.positions) for of_file in rows]
     positions = np.concatenate([of_file.positions for of_file in rows]).astype(np.int64)
@@ -270,7 +307,7 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
     columns = [pa.DictionaryArray.from_arrays(numbers, paths), pa.array(positions)]
     schema = pa.schema(
         pa.field(name, column.type, False, {"PARQUET:field_id": str(number)})
-        for (name, number), column in zip(DELETE_FIELDS.items(), columns, strict=True)
+        for (name, number), column in zip(file_columns.DELETE_FIELDS.items(), columns, strict=True)
     )
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns, schema=schema), buffer, compression="zstd", store_schema=False)
@@ -292,4 +329,4 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
 
 def _bounds(path: str, position: np.int64) -> dict[int, bytes]:
     values = path.encode(), position.astype("<i8").tobytes()
-    return dict(zip(DELETE_FIELDS.values(), values, strict=True))
+    return dict(zip(file_columns.DELETE_FIELDS.values(), values, strict=True))

@@ -13,20 +13,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
-from pyiceberg.exceptions import (
-    BadRequestError,
-    CommitStateUnknownException,
-    ForbiddenError,
-    UnauthorizedError,
-)
+from pyiceberg import exceptions
 from pyiceberg.table import Table
 from pyiceberg.table.update import RemoveSnapshotRefUpdate, SetSnapshotRefUpdate, TableUpdate
 from tenacity import wait_random_exponential
 
 from topicberg.errors import CommitConflictError
 from topicberg.errors.retry import retry
-from topicberg.iceberg.clocks import current_time
-from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.iceberg import clocks, commits
 
 logger = logging.getLogger(__name__)
 
@@ -57,21 +51,18 @@ def reading(tables: Iterable[Table], reader: str) -> Iterator[None]:
 def stale_tags(table: Table, now_ms: int) -> list[str]:
     """Return the tags of readers that were killed."""
     oldest = now_ms - LIMIT.total_seconds() * 1000
-
-    def is_stale(name: str) -> bool:
-        began = name.removeprefix(PREFIX).partition("-")[0]
-        return not began.isdigit() or int(began) < oldest
-
-    return [name for name in table.metadata.refs if name.startswith(PREFIX) and is_stale(name)]
+    tags = [name for name in table.metadata.refs if name.startswith(PREFIX)]
+    starts = (name.removeprefix(PREFIX).partition("-")[0] for name in tags)
+    return [n for n, ms in zip(tags, starts, strict=True) if not ms.isdigit() or int(ms) < oldest]
 
 
 @contextmanager
 def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterator[None]:
-    now_ms = int(current_time(table).timestamp() * 1000)
+    now_ms = int(clocks.current_time(table).timestamp() * 1000)
     name = f"{PREFIX}{now_ms}-{reader}-{uuid.uuid4().hex[:8]}"
     # In Iceberg's specification the limit is the maximum age of the snapshot, not of the tag.
     limit_ms = now_ms - committed_ms + int(LIMIT.total_seconds() * 1000)
-    tagged = _create(table, snapshot, set_ref(name, snapshot, max_age_ms=limit_ms))
+    tagged = _create(table, snapshot, commits.set_ref(name, snapshot, max_age_ms=limit_ms))
     try:
         yield
     finally:
@@ -84,20 +75,17 @@ def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterato
 
 
 def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
-    """Create the tag; return False if the catalog refuses it.
-
-    :raises CommitConflictError: the snapshot is expired
-    """
+    """Create the tag; return False if the catalog refuses it; raise if the snapshot is expired."""
     name = ".".join(table.name())
     try:
         _commit(table, tag)
-    except (CommitConflictError, BadRequestError, ValueError) as error:
-        if isinstance(error.__cause__, CommitStateUnknownException):
+    except (CommitConflictError, exceptions.BadRequestError, ValueError) as error:
+        if isinstance(error.__cause__, exceptions.CommitStateUnknownException):
             raise  # the tag may be there
         if table.catalog.load_table(table.name()).snapshot_by_id(snapshot) is None:
             raise CommitConflictError(f"table {name}: its snapshot is expired") from error
         refusal: Exception = error
-    except (ForbiddenError, UnauthorizedError) as error:
+    except (exceptions.ForbiddenError, exceptions.UnauthorizedError) as error:
         refusal = error
     else:
         return True
@@ -108,4 +96,4 @@ def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
 def _commit(table: Table, update: TableUpdate) -> None:
     """Commit, and retry if another commit came first."""
     wait = wait_random_exponential(multiplier=0.2, max=5)
-    retry(lambda: commit_update(table, update), _ATTEMPTS, wait=wait)
+    retry(lambda: commits.commit_update(table, update), _ATTEMPTS, wait=wait)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.schema import index_by_id
 from pyiceberg.table import Table
 
 from topicberg.errors import TableFormatError
-from topicberg.iceberg.files import head_manifests
-from topicberg.iceberg.names import find_unreadable_partition
-from topicberg.iceberg.partition_values import partition_columns
+from topicberg.iceberg import files, names
 from topicberg.settings import Settings
 
 DOUBLES, NAN = "doubles that are no floats", "NaN"
@@ -50,26 +49,28 @@ class TableReader:
         for number, column in index_by_id(schema).items():
             if (kind := str(column.field_type)) in self.unreadable:
                 return f"column {schema.find_column_name(number)} is of type {kind}"
-        if self.ascii_partitions and (name := find_unreadable_partition(table.specs().values())):
+        if self.ascii_partitions and (
+            name := names.find_unreadable_partition(table.specs().values())
+        ):
             return f"the name of its partition field {name} is not an Avro name"
         return None
 
     def misses(self, table: Table) -> str | None:
         """Return which rows its queries may miss, and why; None: none."""
-        fields = {
-            (column.spec_id, column.place): (column, values)
-            for column in partition_columns(table)
+        columns = [
+            (column, values)
+            for column in files.partition_columns(table)
             if (values := self.missed.get(column.transform, {}).get(column.kind))
-        }
-        if not fields:
-            return None
-        for manifest in head_manifests(table):
-            for (spec_id, place), (column, values) in fields.items():
-                if spec_id == manifest.partition_spec_id and _may_have(manifest, place, values):
-                    return (
-                        f"up to {self.tried}, its conditions miss rows with {values}: the table is "
-                        f"partitioned by {column.transform} of a {column.kind}"
-                    )
+        ]
+        for manifest, (column, values) in product(
+            files.head_manifests(table) if columns else (), columns
+        ):
+            is_its = column.spec_id == manifest.partition_spec_id
+            if is_its and _may_have(manifest, column.place, values):
+                return (
+                    f"up to {self.tried}, its conditions miss rows with {values}: the table is "
+                    f"partitioned by {column.transform} of a {column.kind}"
+                )
         return None
 
 
@@ -134,10 +135,7 @@ def configured(config: Settings) -> tuple[TableReader, ...]:
 
 
 def require_spark(table: Table) -> None:
-    """Check that Spark, which writes a table, can read it.
-
-    :raises TableFormatError: it cannot
-    """
+    """Check that Spark, which writes a table, can read it; raise a TableFormatError if not."""
     if reason := SPARK.reason(table):
         raise TableFormatError(
             f"table {'.'.join(table.name())}: Spark cannot read it: {reason}",

@@ -30,10 +30,7 @@ def key_folder(location: str) -> str:
 
 
 def shared_file(location: str, data_file: str) -> str:
-    """Return the path of the shared key file of a data file.
-
-    :param location: of the table
-    """
+    """Return the path of the shared key file of a data file of a table."""
     return f"{key_folder(location)}/{file_name(data_file)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,14 +11,12 @@ from datetime import UTC, datetime, timedelta
 from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
-from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
-from topicberg.iceberg.files import head_manifests
+from topicberg.iceberg import files, manifests
 from topicberg.iceberg.hours import PARTITION_HOURS, FileHours, Hours, partition_hours, time_bounds
-from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.summaries import (
     DATA_TTL_RUN,
     END_OFFSETS,
@@ -106,18 +105,15 @@ def changes_since(table: Table, last: int | None, head: Snapshot | None = None) 
 
     A snapshot from before the gap may still exist, by a tag for example.
     """
-    line = list(ancestry(table, head))
-    for place, snapshot in enumerate(line):
-        if snapshot.snapshot_id == last:
-            return SnapshotChanges(line[:place][::-1], [])
+    line, rolled_back = list(ancestry(table, head)), list[Snapshot]()
     if last is None:
         return SnapshotChanges(line[::-1], [], gap=not _is_whole(line))
     known = table.snapshot_by_id(last)
-    rolled_back = list(ancestry(table, known)) if known else []
     of_main = {snapshot.snapshot_id: place for place, snapshot in enumerate(line)}
-    for place, snapshot in enumerate(rolled_back):
-        if (common := of_main.get(snapshot.snapshot_id)) is not None:
-            return SnapshotChanges(line[:common][::-1], rolled_back[:place][::-1])
+    for snapshot in ancestry(table, known) if known else ():
+        if (place := of_main.get(snapshot.snapshot_id)) is not None:
+            return SnapshotChanges(line[:place][::-1], rolled_back[::-1])
+        rolled_back.append(snapshot)
     if rolled_back and _is_whole(line) and _is_whole(rolled_back):  # the table was replaced
         return SnapshotChanges(line[::-1], rolled_back[::-1])
     return SnapshotChanges(line[::-1], [], gap=True)
@@ -163,16 +159,11 @@ def held_hours(table: Table, column: str) -> list[Hours]:
 
 
 def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
-    """Return first hour of each partition that the snapshot added rows to → rows.
-
-    :param column: the column by whose hour or day the table is partitioned
-    """
-    rows: dict[int, int] = {}
-    of_file = FileHours(table, column)
+    """Return first hour of each time partition that the snapshot added rows to → rows."""
+    rows, of_file = Counter[int](), FileHours(table, column)
     for file, added in changed_files(table, snapshot):
         if added:
-            hours = of_file.of(file, snapshot)[0]
-            rows[hours.start] = rows.get(hours.start, 0) + file.record_count
+            rows[of_file.of(file, snapshot)[0].start] += file.record_count
     return rows
 
 
@@ -183,10 +174,7 @@ def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | N
 
 
 def newest_record(table: Table, column: str) -> datetime | None:
-    """Return the latest ``column`` of the newest rows; None if there are none, or no bounds.
-
-    Compaction is skipped: its files may hold only old rows.
-    """
+    """Return the latest ``column`` of the newest rows, compacted ones excepted, if it is known."""
     for snapshot in ancestry(table):
         rewrites = operation_of(snapshot) == Operation.REPLACE
         if not rewrites and (bounds := _bounds(table, snapshot, column)):
@@ -215,30 +203,23 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
     None: the table is not partitioned by the hour or the day of a column. Manifests with only
     partitions before hour ``first`` are not opened.
     """
-    place, width = _time_partition(table.spec())
-    if place is None:
+    widths = [PARTITION_HOURS.get(type(field.transform)) for field in table.spec().fields]
+    place, width = next(((n, hours) for n, hours in enumerate(widths) if hours), (0, 0))
+    if not width:
         return None
-    rows: dict[int, int] = {}
-    for manifest in head_manifests(table):
+    rows = Counter[int]()
+    for manifest in files.head_manifests(table):
         is_data = manifest.content == ManifestContent.DATA
         if not is_data or manifest.partition_spec_id != table.spec().spec_id:
             continue
         upper = manifest.partitions[place].upper_bound if manifest.partitions else None
         if upper is not None and int(from_bytes(IntegerType(), upper)) * width < first:
             continue
-        for entry in read_entries(table.io, manifest):
-            hours = partition_hours(entry.data_file.partition[place], width)
+        for file in (entry.data_file for entry in manifests.read_entries(table.io, manifest)):
+            hours = partition_hours(file.partition[place], width)
             if hours.start >= first:
-                rows[hours.start] = rows.get(hours.start, 0) + entry.data_file.record_count
+                rows[hours.start] += file.record_count
     return rows, width
-
-
-def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
-    """Return the place of the first field by hour or day, and the hours of a partition."""
-    for place, field in enumerate(spec.fields):
-        if width := PARTITION_HOURS.get(type(field.transform)):
-            return place, width
-    return None, 1
 
 
 def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
@@ -246,6 +227,6 @@ def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, 
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id != snapshot.snapshot_id:
             continue
-        for entry in read_entries(table.io, manifest, discard_deleted=False):
+        for entry in manifests.read_entries(table.io, manifest, discard_deleted=False):
             if entry.snapshot_id == snapshot.snapshot_id:
                 yield entry.data_file, entry.status != ManifestEntryStatus.DELETED

@@ -117,6 +117,5 @@ def _is_first(snapshot: Snapshot) -> bool:
         return False
     if snapshot.sequence_number == 1:
         return True
-    rows = summary(snapshot)
-    is_append = operation_of(snapshot) == Operation.APPEND
+    rows, is_append = summary(snapshot), operation_of(snapshot) == Operation.APPEND
     return is_append and rows.get("total-records") == rows.get("added-records", "0")

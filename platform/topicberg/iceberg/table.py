@@ -69,11 +69,9 @@ def create_table(
     """
     from topicberg.clients.catalog import ensure_namespace
 
-    name, partition = ".".join(identifier), partition_spec(schema, partitions)
-    optional = {**PROPERTIES, **optional, **_bounds_kept(schema, bounded)}
-    left = dict(optional)
-    is_chosen = LOCATIONS in catalog.properties
-    location = None if is_chosen else f"{folder}/v1/{uuid.uuid4()}"
+    name, spec = ".".join(identifier), partition_spec(schema, partitions)
+    left = optional = {**PROPERTIES, **optional, **_bounds_kept(schema, bounded)}
+    location = None if LOCATIONS in catalog.properties else f"{folder}/v1/{uuid.uuid4()}"
     ensure_namespace(catalog, identifier[0])
     logger.info("creating table %s at %s", name, location or "a location of the catalog's choice")
     while True:
@@ -81,22 +79,15 @@ def create_table(
         properties = {**needed, **left, **({SKIPPED: skipped} if skipped else {})}
         try:
             return catalog.create_table(
-                identifier,
-                schema=schema,
-                location=location,
-                partition_spec=partition,
-                properties=properties,
+                identifier, schema, location=location, partition_spec=spec, properties=properties
             )
         except TableAlreadyExistsError:  # another process was faster
             return catalog.load_table(identifier)
         except RESTError as error:
             if not (refused := refused_properties(error, left)):
                 raise _needed(catalog, name, location, needed, error) from error
-        logger.warning(
-            "table %s: the catalog refuses %s, which the table does not have then",
-            name,
-            ", ".join(sorted(refused)),
-        )
+        message = "table %s: the catalog refuses %s, which the table does not have then"
+        logger.warning(message, name, ", ".join(sorted(refused)))
         left = {key: value for key, value in left.items() if key not in refused}
 
 
@@ -105,12 +96,11 @@ def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> Partitio
 
     :raises TableflowError: a column does not exist, or cannot be partitioned so
     """
-    partition_fields = list[IcebergField]()
-    for number, field in enumerate(fields):
+    partition_fields, hint = list[IcebergField](), "correct `table.partitioning` in the spec"
+    for number, field in enumerate(fields, 1000):
         if field.column not in schema.column_names:
             raise TableflowError(
-                f"table.partitioning: {field}: the table has no column {field.column}",
-                hint="correct `table.partitioning` in the spec",
+                f"table.partitioning: {field}: the table has no column {field.column}", hint=hint
             )
         width = "" if field.width is None else f"[{field.width}]"
         source = schema.find_field(field.column)
@@ -119,30 +109,20 @@ def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> Partitio
             raise TableflowError(
                 f"table.partitioning: {field}: {field.transform} of a {source.field_type} is not "
                 "possible",
-                hint="correct `table.partitioning` in the spec",
+                hint=hint,
             )
         suffix = "" if field.transform == "identity" else field.transform
         taken = [name for name in schema.column_names if suffix or name != field.column]
         taken += [other.name for other in partition_fields]
-        partition_fields.append(
-            IcebergField(
-                source_id=source.field_id,
-                field_id=1000 + number,
-                transform=transform,
-                name=partition_field_name(field.column, suffix, taken),
-            )
-        )
+        name = partition_field_name(field.column, suffix, taken)
+        partition_fields.append(IcebergField(source.field_id, number, transform, name))
     return PartitionSpec(*partition_fields)
 
 
 def set_optional(table: Table, properties: Mapping[str, str]) -> None:
     """Set the properties that a table does not have, unless the catalog refuses them."""
-    skipped = table.properties.get(SKIPPED, "").split()
-    missing = {
-        key: value
-        for key, value in properties.items()
-        if key not in table.properties and key not in skipped
-    }
+    known = {*table.properties, *table.properties.get(SKIPPED, "").split()}
+    missing = {key: value for key, value in properties.items() if key not in known}
     if not missing:
         return
     try:
@@ -151,11 +131,8 @@ def set_optional(table: Table, properties: Mapping[str, str]) -> None:
     except RESTError as error:
         if not refused_properties(error, missing):
             raise
-        logger.warning(
-            "table %s: the catalog refuses properties: %s",
-            ".".join(table.name()),
-            first_line(error),
-        )
+        name, reason = ".".join(table.name()), first_line(error)
+        logger.warning("table %s: the catalog refuses properties: %s", name, reason)
 
 
 def keep_bounds(table: Table, columns: Iterable[str]) -> None:
@@ -182,11 +159,11 @@ def check_types(existing: T.IcebergType, new: T.IcebergType, path: str = "") -> 
     :raises ValueError: the conversion is refused
     """
     if isinstance(existing, T.StructType) and isinstance(new, T.StructType):
-        by_name = {field.name: field for field in existing.fields}
-        for field in new.fields:
-            if column := by_name.get(field.name):
+        by_name = {field.name: field.field_type for field in new.fields}
+        for field in existing.fields:
+            if field.name in by_name:
                 where = f"{path}.{field.name}" if path else field.name
-                check_types(column.field_type, field.field_type, where)
+                check_types(field.field_type, by_name[field.name], where)
     elif isinstance(existing, T.ListType) and isinstance(new, T.ListType):
         check_types(existing.element_type, new.element_type, f"{path}.element")
     elif isinstance(existing, T.MapType) and isinstance(new, T.MapType):

@@ -12,6 +12,7 @@ import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.files import in_parallel
+from topicberg.iceberg import files
 from topicberg.iceberg.manifests import content_range, new_file, referenced_file
 
 _PUFFIN = b"PFA1"
@@ -33,16 +34,12 @@ _FRAME = 12
 
 
 def encode(positions: NDArray[np.uint32]) -> bytes:
-    """Return the blob of a vector, from positions of rows.
-
-    One bitmap suffices: a data file has fewer than 2**32 rows.
-    """
+    """Return the blob of a vector: one bitmap, as a data file has fewer than 2**32 rows."""
     bitmap = BitMap(array.array("I", positions.astype(np.uint32).tobytes()))
     bitmap.run_optimize()
     vector = (1).to_bytes(8, "little") + (0).to_bytes(4, "little") + bitmap.serialize()
     content = _MAGIC + vector
-    checksum = zlib.crc32(content).to_bytes(4, "big")
-    return len(content).to_bytes(4, "big") + content + checksum
+    return len(content).to_bytes(4, "big") + content + zlib.crc32(content).to_bytes(4, "big")
 
 
 def decode(blob: bytes) -> NDArray[np.uint32]:
@@ -112,7 +109,7 @@ def write_vectors(
 def read_vectors(
     io: FileIO, vectors: Iterable[DataFile]
 ) -> Iterator[tuple[str, NDArray[np.uint32]]]:
-    """Yield the path of each vector's data file and the deleted positions.
+    """Return the path of each vector's data file and the deleted positions.
 
     Of each Puffin file, the part with these vectors is read at once.
 
@@ -128,25 +125,22 @@ def read_vectors(
         with io.new_input(wanted[0].file_path).open() as stream:
             stream.seek(first)
             content = stream.read(end - first)
-        deleted = []
-        for vector, (offset, length) in zip(wanted, ranges, strict=True):
-            blob = content[offset - first : offset - first + length]
-            deleted.append((referenced_file(vector), _decoded(blob, vector)))
-        return deleted
+        starts = [offset - first for offset, _ in ranges]
+        blobs = [content[n : n + size] for n, (_, size) in zip(starts, ranges, strict=True)]
+        return [(referenced_file(v), _decoded(b, v)) for v, b in zip(wanted, blobs, strict=True)]
 
-    for deleted in in_parallel(read, by_path.values()):
-        yield from deleted
+    return chain.from_iterable(files.in_parallel(read, by_path.values()))
 
 
 def _decoded(blob: bytes, vector: DataFile) -> NDArray[np.uint32]:
     try:
         positions = decode(blob)
-        if len(positions) != vector.record_count:
-            raise ValueError(f"it has {len(positions)} rows, expected {vector.record_count}")
+        if len(positions) == vector.record_count:
+            return positions
+        raise ValueError(f"it has {len(positions)} rows, expected {vector.record_count}")
     except ValueError as error:
         raise TopicbergError(
             f"file {vector.file_path}: the deletion vector of {referenced_file(vector)} is "
             f"damaged: {error}",
             hint="roll the table back to a snapshot before it, or rewrite the data file",
         ) from error
-    return positions

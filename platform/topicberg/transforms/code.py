@@ -95,10 +95,7 @@ class _Found(NamedTuple):
                 waiting += ((star, called) for star in source.stars)
 
     def text(self, value: Any, around: tuple[int, ...] = ()) -> str:
-        """Return the text of a value: the same in every process, with every version of Python.
-
-        :param around: what it is a part of, by ``id``
-        """
+        """Return the text of a value, in every process the same; ``around``: what it is in."""
         if id(value) in around:
             return "..."
         around = (*around, id(value))
@@ -308,10 +305,9 @@ def dump(node: Any) -> str:
         return f"[{','.join(map(dump, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    fields = ((name, getattr(node, name, None)) for name in sorted(node._fields))
     parts = (
         f"{name}={dump(value)}"
-        for name, value in fields
+        for name, value in ((name, getattr(node, name, None)) for name in sorted(node._fields))
         if name not in _IGNORED and value is not None and value != []  # left out by some versions
     )
     return f"{type(node).__name__}({','.join(parts)})"

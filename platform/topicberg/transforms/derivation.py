@@ -124,9 +124,8 @@ class Derivation:
         A call computes one partition: what it reads depends on nothing else. Several partitions
         have one call where it reads everything for each of them.
         """
-        if all(self.read(source, window) is None for source in self.windowed):
-            return [window]
-        return [*window.cut(self.hours, self.first)]
+        is_one = all(self.read(source, window) is None for source in self.windowed)
+        return [window] if is_one else [*window.cut(self.hours, self.first)]
 
     def read(self, source: Source, window: Window) -> Window | None:
         """Return what the call that computes a window reads of a source; None: everything."""

@@ -35,16 +35,14 @@ from pyspark.sql.types import StructType
 from topicberg.errors import CommitConflictError, TopicbergError, first_line
 from topicberg.errors.meaning import classify, is_refused, to_report
 from topicberg.errors.retry import conflicts, retry
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours
-from topicberg.iceberg.read_tags import reading
-from topicberg.iceberg.snapshots import added_rows, held_hours
-from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
+from topicberg.iceberg import read_tags, snapshots, summaries
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours, common
 from topicberg.iceberg.tables import find_table
 from topicberg.shipping.project import OF_DRIVER
 from topicberg.spark import missing_module, quote
+from topicberg.transforms import placement
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
-from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing
-from topicberg.transforms.spark_tables import rows_at_head, serializable, spark_name, time_type
+from topicberg.transforms.spark_tables import overwrite, rows_at_head, spark_name, time_type
 from topicberg.transforms.target import (
     WRITE_ID,
     described,
@@ -152,11 +150,8 @@ def write_window(
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    parts = (
-        _without_expired(catalog, derivation, window, keep_expired=keep_expired)
-        for window in windows
-    )
-    left = [window for window in parts if window]
+    unexpired = partial(_without_expired, catalog, derivation, keep_expired=keep_expired)
+    left = [window for window in map(unexpired, windows) if window]
     written, failed = WrittenWindow(()), list[tuple[Window, Exception]]()
     portions = _portions(catalog, derivation, left) if left else []
     while portions:
@@ -173,28 +168,24 @@ def write_window(
             failed += [] if smaller else [(portion[0], error)]
             if len(failed) == MAX_FAILED:
                 break
-    if failed and not written.windows and isinstance(failed[0][1], TopicbergError):
-        raise failed[0][1]
     if failed:
+        if not written.windows and isinstance(failed[0][1], TopicbergError):
+            raise failed[0][1]
         raise FailedPartitionsError.of(derivation, written, failed, is_all=not portions)
     return replace(written, windows=left)
 
 
 def lacking(subject: str, module: str) -> TopicbergError:
-    """Return the error of a function whose module the workers of Spark cannot import.
-
-    :param subject: names the table
-    """
+    """Return the error of a subject whose module the workers of Spark cannot import."""
+    hint = (
+        f"install {module} for the Python of the workers; for EMR Serverless, add it to "
+        "`dependencies` in pyproject.toml, then run `topicberg deploy create`. A module of the "
+        "project must be in a package that its pipelines import: see docs/project.md"
+    )
     if module.partition(".")[0] in OF_DRIVER:
         hint = (
             "move what runs on the workers into a module of the project that does not import "
             f"{', '.join(sorted(OF_DRIVER))}"
-        )
-    else:
-        hint = (
-            f"install {module} for the Python of the workers; for EMR Serverless, add it to "
-            "`dependencies` in pyproject.toml, then run `topicberg deploy create`. A module of the "
-            "project must be in a package that its pipelines import: see docs/project.md"
         )
     return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
@@ -216,16 +207,13 @@ def _without_expired(
     start = datetime.fromtimestamp(first * 3600, UTC)
     if window.start is None and start <= derivation.first:
         table = find_table(catalog, derivation.target)
-        table_hours = held_hours(table, derivation.target_time) if table else []
+        table_hours = snapshots.held_hours(table, derivation.target_time) if table else []
         if not any(hours != NO_TIME and hours.start < first for hours in table_hours):
             return window
     elif not keep_expired or (window.start is not None and start <= window.start):
         return window
-    logger.info(
-        "table %s: rows of before %s stay, as its sources may have deleted theirs",
-        derivation.name,
-        f"{start:%F %H:%M}",
-    )
+    message = "table %s: rows of before %s stay, as its sources may have deleted theirs"
+    logger.info(message, derivation.name, f"{start:%F %H:%M}")
     return Window(start, window.end) if start < window.end else None
 
 
@@ -264,15 +252,16 @@ def _write(
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> WrittenWindow:
-        before = find_table(catalog, derivation.target)
-        sources = _load(catalog, derivation)
+        before, sources = find_table(catalog, derivation.target), _load(catalog, derivation)
         # Another thread creates and removes the tags: each takes as long as what is done meanwhile.
         with (
             conflicts(f"table {derivation.name}"),
             ExitStack() as tags,
             ThreadPoolExecutor(1) as beside,
         ):
-            tagged = beside.submit(tags.enter_context, reading(sources.values(), derivation.name))
+            tagged = beside.submit(
+                tags.enter_context, read_tags.reading(sources.values(), derivation.name)
+            )
             try:
                 computed, columns = _computed(spark, derivation, sources, windows)
             finally:
@@ -289,8 +278,8 @@ def _write(
             try:
                 _overwrite(spark, table, derivation, windows, computed, properties)
             except Exception as error:
-                if refused := REFUSED.search(str(error)):
-                    raise misplaced(derivation, *refused.groups()) from error
+                if refused := placement.REFUSED.search(str(error)):
+                    raise placement.misplaced(derivation, *refused.groups()) from error
                 raise
             beside.submit(tags.close)
             written = _written(derivation, windows, table, sources, properties[WRITE_ID])
@@ -312,21 +301,15 @@ def _written(
     sources: Mapping[str, Table],
     write_id: str,
 ) -> WrittenWindow:
-    """Return what a commit wrote.
-
-    :param table: as it was before
-    """
-    snapshot = next(
-        candidate
-        for candidate in ancestry(table.refresh())
-        if summary(candidate).get(WRITE_ID) == write_id
-    )
-    rows = int(summary(snapshot).get("added-records", 0))
+    """Return what a commit wrote to a table, which is as it was before."""
+    line = summaries.ancestry(table.refresh())
+    snapshot = next(each for each in line if summaries.summary(each).get(WRITE_ID) == write_id)
+    rows = int(summaries.summary(snapshot).get("added-records", 0))
     hours = [window.hours for window in windows]
     if sum(map(len, hours)) == 1:  # then no partition is shorter
         by_hour = {hours[0].start: rows} if rows else {}
     else:
-        by_hour = added_rows(table, snapshot, derivation.target_time)
+        by_hour = snapshots.added_rows(table, snapshot, derivation.target_time)
     return WrittenWindow(
         windows,
         rows=rows,
@@ -340,18 +323,14 @@ def _drop_unused(derivation: Derivation, table: Table, unused: Sequence[str]) ->
     """Drop columns that the function no longer returns, once no row has another version's value."""
     if not unused or derivation.version is None:
         return
-    table_hours = held_hours(table, derivation.target_time)
-    for hours in outdated(computed_by(table), derivation.version, derivation.first_partition):
-        if any(each.start < hours.stop and hours.start < each.stop for each in table_hours):
-            return
+    others = outdated(computed_by(table), derivation.version, derivation.first_partition)
+    if common(snapshots.held_hours(table, derivation.target_time), others):
+        return
     with table.update_schema() as update:
         for name in unused:
             update.delete_column(name)
-    logger.info(
-        "table %s: dropped %s, which its function no longer returns",
-        derivation.name,
-        ", ".join(unused),
-    )
+    message = "table %s: dropped %s, which its function no longer returns"
+    logger.info(message, derivation.name, ", ".join(unused))
 
 
 def summary_of(
@@ -361,31 +340,23 @@ def summary_of(
     windows: Sequence[Window],
     unused: Sequence[str],
 ) -> dict[str, str]:
-    """Return the summary properties of a snapshot that computes windows of the sources' heads.
-
-    :param unused: columns of the target that the function does not return
-    """
+    """Return the summary of a snapshot of windows; ``unused`` columns its function lacks."""
     tables = derivation.source_tables(lambda name: sources[".".join(name)])
-    first_hour = derivation.first_hour(datetime.now(UTC))
-    read = unread(target, derivation.target_time, tables, first_hour)
-    version = derivation.version
-    versions, first = dict[str, str](), derivation.first_partition
-    if version:
-        versions = recorded(computed_by(target), version, windows, unused, first)
+    read = unread(target, derivation.target_time, tables, derivation.first_hour(datetime.now(UTC)))
+    version, first = derivation.version, derivation.first_partition
     return {
-        **versions,
-        SOURCE_SNAPSHOTS: json.dumps({name: head_id(table) for name, table in sources.items()}),
+        **(recorded(computed_by(target), version, windows, unused, first) if version else {}),
+        summaries.SOURCE_SNAPSHOTS: json.dumps(
+            {name: head_id(table) for name, table in sources.items()}
+        ),
         WINDOW: ",".join(map(str, windows)),
         READ: after(read, windows),
     }
 
 
 def _load(catalog: Catalog, derivation: Derivation) -> dict[str, Table]:
-    """Return the sources by their names.
-
-    :raises TopicbergError: one does not exist
-    """
-    tables: dict[str, Table] = {}
+    """Return the sources by their names; raise an error if one does not exist."""
+    tables = dict[str, Table]()
     for source in derivation.sources:
         if (table := find_table(catalog, source.table)) is None:
             raise TopicbergError(
@@ -402,21 +373,14 @@ def _computed(
     sources: Mapping[str, Table],
     windows: Sequence[Window],
 ) -> tuple[DataFrame, pa.Schema]:
-    """Return the rows of windows, and the columns that the function returns.
-
-    :raises TopicbergError: no run would look for some of the rows where they are
-    """
+    """Return the rows of windows, where runs look for them, and the columns of the function."""
     calls = [call for window in windows for call in derivation.calls(window)]
     parts = [part for window in windows for part in derivation.partitions(window)]
     if len(parts) > 1:
-        source_hours = _held(derivation, sources)
-        calls = [call for call in calls if _is_read(derivation, source_hours, call)] or calls[-1:]
-        parts = [
-            part for part in parts if any(_meets(each, part) for each in source_hours.values())
-        ]
-    frames = {
-        source.name: rows_at_head(spark, sources[source.name]) for source in derivation.sources
-    }
+        held = _held(derivation, sources)
+        calls = [call for call in calls if _is_read(derivation, held, call)] or calls[-1:]
+        parts = [part for part in parts if any(_meets(each, part) for each in held.values())]
+    frames = {each.name: rows_at_head(spark, sources[each.name]) for each in derivation.sources}
 
     def result(read: Callable[[Source], Window | None]) -> DataFrame:
         """Return what the function makes of a part of each source."""
@@ -441,10 +405,10 @@ def _computed(
     kind = schema[time].dataType
     pairs = [*zip(results, groups.values(), strict=True)]
     if derivation.reads_around:
-        check_places(derivation, result, kind, parts)
+        placement.check_places(derivation, result, kind, parts)
         rows = [each.filter(within(parts, time, kind)) for each, parts in pairs]
     else:
-        rows = [refusing(each, time, kind, part) for each, (part,) in pairs]
+        rows = [placement.refusing(each, time, kind, part) for each, (part,) in pairs]
     columns = optional(described(results[0], derivation.descriptions))
     return reduce(lambda combined, other: combined.unionByName(other), rows), columns
 
@@ -452,7 +416,7 @@ def _computed(
 def _held(derivation: Derivation, sources: Mapping[str, Table]) -> dict[Source, list[Hours] | None]:
     """Return the hours in which each source has rows; None: they are not known."""
     return {
-        source: held_hours(sources[source.name], source.time) if source.time else None
+        source: snapshots.held_hours(sources[source.name], source.time) if source.time else None
         for source in derivation.windowed
     }
 
@@ -481,11 +445,10 @@ def _overwrite(
     properties: dict[str, str],
 ) -> None:
     """:param computed: the rows of the windows"""
-    time, target = derivation.target_time, spark_name(derivation.target)
+    time, names = derivation.target_time, [field.name for field in table.schema().fields]
     # What the function no longer returns is null.
-    names = [field.name for field in table.schema().fields]
     earlier = set(names) - set(computed.columns)
-    columns = spark.table(target).schema if earlier else StructType()
+    columns = spark.table(spark_name(derivation.target)).schema if earlier else StructType()
     frame = computed.select(
         *(
             F.lit(None).cast(columns[name].dataType).alias(name)
@@ -494,17 +457,11 @@ def _overwrite(
             for name in names
         )
     )
-    head = table.current_snapshot()
-    assert head is not None  # noqa: S101  see ensure_table
-    writer = serializable(frame.writeTo(target), head.snapshot_id, properties)
-    writer.overwrite(within(windows, time, time_type(table, time)))
+    overwrite(frame, table, within(windows, time, time_type(table, time)), properties)
 
 
 def _rows(source: Source, frame: DataFrame, table: Table, window: Window | None) -> DataFrame:
-    """Return the rows of a source that a call reads.
-
-    :param frame: all rows
-    """
+    """Return those of all rows of a source that a call reads."""
     if source.time is None or source.whole or window is None:
         return frame
     return frame.filter(window.condition(source.time, time_type(table, source.time)))

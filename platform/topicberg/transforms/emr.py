@@ -148,10 +148,7 @@ def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpo
 
 
 def module_missing(module: str, subject: str) -> TopicbergError:
-    """Return the error of code that EMR Serverless cannot import.
-
-    :param subject: says what failed
-    """
+    """Return the error of a subject whose code EMR Serverless cannot import."""
     return TopicbergError(
         f"{subject}: the code of the EMR Serverless application has no module {module}",
         hint=f"add the package of {module} to `dependencies` in pyproject.toml, install it, then "

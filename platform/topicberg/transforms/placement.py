@@ -88,23 +88,19 @@ def misplaced(
     source, column = Window.parse(partition), derivation.target_time
     sources = [source for source in derivation.windowed if of_source in ("", source.name)]
     allowed = derivation.placed(source, sources)
-    start, end = (
-        f"{moment:%Y-%m-%d %H:%M}" if moment else "" for moment in (allowed.start, allowed.end)
-    )
+    moments = (allowed.start, allowed.end, source.start, source.end)
+    start, end, first, last = (f"{each:%Y-%m-%d %H:%M}" if each else "" for each in moments)
     expected = f"from {start} to before {end}" if start else f"before {end}"
-    rows = f"before {source.end:%Y-%m-%d %H:%M}"
-    if source.start:
-        rows = f"{source.start:%Y-%m-%d %H:%M} to {source.end:%Y-%m-%d %H:%M}"
-    rows += f" of {of_source}" if of_source else " of its sources"
+    rows = f"{first} to {last}" if first else f"before {last}"
+    subject = f"table {derivation.name}: for the rows {rows} of {of_source or 'its sources'}, its"
     if time == "null":
         return TopicbergError(
-            f"table {derivation.name}: for the rows {rows}, its function "
-            f"returns a row without a {column}; expected is a time {expected}",
+            f"{subject} function returns a row without a {column}; expected is a time {expected}",
             hint=f"leave out rows without a {column} in the function, or use another time for them",
         )
     return TopicbergError(
-        f"table {derivation.name}: for the rows {rows}, its function returns a "
-        f"row with the {column} {time}; expected is a time {expected} (UTC)",
+        f"{subject} function returns a row with the {column} {time}; expected is a time {expected} "
+        "(UTC)",
         hint=f"return the event time of the sources in {column}, "
         + _declaration(derivation, source, allowed, time, f" for {of_source}" if of_source else ""),
     )
@@ -113,10 +109,7 @@ def misplaced(
 def _declaration(
     derivation: Derivation, source: Window, allowed: Window, time: str, where: str
 ) -> str:
-    """Return what would allow a row, as text.
-
-    :param where: the source that needs the declaration, as a part of a sentence
-    """
+    """Return what would allow a row, as text; ``where``: for which source, in a sentence."""
     try:
         moment = datetime.fromisoformat(time).replace(tzinfo=UTC)
     except ValueError:  # Python's years are those of four digits
@@ -126,10 +119,9 @@ def _declaration(
         if source.start is None and source.end == derivation.first:
             return "or set an earlier `derived_partitions.start` in the spec of the topic"
         start = source.start or source.end - timedelta(hours=derivation.hours)
-        back = ceil((moment - start) / hour)
         return (
             f"or declare in `@derived_table` how much later it may be{where}: "
-            f"`lookback=timedelta(hours={back})`, or more"
+            f"`lookback=timedelta(hours={ceil((moment - start) / hour)})`, or more"
         )
     ahead = ceil((source.end - moment) / hour)
     return (

@@ -24,44 +24,33 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import Any
 
+from confluent_kafka import Producer
 from pydantic import BaseModel
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.json.columns import read_node
 from topicberg.formats.subjects import RegisteredSchema
+from topicberg.iceberg import snapshots, tables
 from topicberg.iceberg.hours import Hours, coarse, union
-from topicberg.iceberg.snapshots import affected_hours, changes_since
-from topicberg.iceberg.tables import find_table
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.transactions import (
-    WAIT_SECONDS,
-    abort,
-    committed_states,
-    newest_states,
-    transaction_errors,
-    transactional_producer,
-)
+from topicberg.kafka import transactions
+from topicberg.settings import Settings
 from topicberg.spark import quote
+from topicberg.topics import TopicSpec
 from topicberg.topics.columns import file_columns
 from topicberg.topics.schema import read_schema
 from topicberg.transforms.derivation import TableName
-from topicberg.transforms.spark_tables import spark_name
-
-if TYPE_CHECKING:
-    from confluent_kafka import Producer
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
-
+from topicberg.transforms.spark_tables import name_in_spark
 
 STATE_TOPIC = "topicberg.published"
 """Compacted: topic → :class:`PublishProgress`."""
@@ -141,7 +130,7 @@ def publish(
     :raises PublishError: the topic holds records of another table, or a key has several rows
     :raises CommitConflictError: another publisher of this topic took over
     """
-    if (table := find_table(catalog, table_name)) is None:
+    if (table := tables.find_table(catalog, table_name)) is None:
         return Published(None)
     ensured = kafka.ensure_topic(spec, endpoints, config)
     kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
@@ -158,9 +147,10 @@ def publish(
             attempt = progress.attempt or current
             progress = progress.model_copy(update={"target": target, "attempt": attempt})
             changes = _changes(spark, table, spec, progress, time)
-            counts = _send(producer, spec, _ordered(spec, changes, progress), progress, batch)
+            counts = _send(producer, spec, changes, progress, batch)
             has_deletes = progress.snapshot is not None and spec.write_mode != "upsert"
-            deleted = _deleted(changes) if has_deletes else 0
+            copies = changes.filter("copies < 0").agg(F.sum("copies"))
+            deleted = -int(copies.collect()[0][0] or 0) if has_deletes else 0
             done = done[0] + counts[0], done[1] + counts[1], done[2] + deleted
             progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")
@@ -174,7 +164,7 @@ def published_snapshot(table: Table, topic: str, endpoints: Endpoints) -> int | 
     """
     try:
         topic_id = kafka.topic_id(endpoints, topic)
-        state = committed_states(endpoints, STATE_TOPIC).get(topic)
+        state = transactions.committed_states(endpoints, STATE_TOPIC).get(topic)
     except kafka.NoSuchTopicError:
         return None
     progress = PublishProgress.model_validate_json(state) if state else None
@@ -194,7 +184,7 @@ def _target(table: Table, progress: PublishProgress) -> int | None:
 def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> RecordEncoding:
     """Return the encoding of the spec, with the registered schemas."""
 
-    def half(
+    def encoding(
         kind: str, path: Any, schema_id: int | None, field: str | None = None
     ) -> PublishedField:
         text = read_schema(path, kind).text if path else ""
@@ -202,45 +192,28 @@ def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) ->
 
     key, value = spec.key, spec.value_schema
     return RecordEncoding(
-        key=half(key.format, spec.schema_path("key", config), ensured.key_schema_id, key.field),
-        value=half(value.format, spec.schema_path("value", config), ensured.value_schema_id),
+        key=encoding(key.format, spec.schema_path("key", config), ensured.key_schema_id, key.field),
+        value=encoding(value.format, spec.schema_path("value", config), ensured.value_schema_id),
     )
 
 
-def _encoded(topic: str, half: PublishedField, columns: set[str]) -> Column:
+def _encoded(topic: str, field: PublishedField, columns: set[str]) -> Column:
     """Return a key or a value; with a schema, in the Confluent wire format."""
-    if half.format == "none":
+    if field.format == "none":
         return F.lit(None).cast("binary")
-    if half.format == "string":
-        _require(topic, [half.field or ""], columns)
-        return F.encode(F.col(quote(half.field or "")).cast("string"), "utf-8")
-    if half.format == "avro":
-        names = list(file_columns(topic, half.text, "avro"))
-        _require(topic, names, columns)
-        payload = to_avro(F.struct(*(F.col(quote(name)) for name in names)), half.text)
-    elif half.format == "json":
-        _require(topic, file_columns(topic, half.text, "json"), columns)
-        payload = _json(half.text)
-    else:
-        raise PublishError(f"topic {topic}: rows cannot be published as {half.format}")
-    return F.concat(F.lit(bytearray(wire_prefix(half.schema_id or 0))), payload)
-
-
-def _require(topic: str, names: Iterable[str], columns: set[str]) -> None:
+    if field.format not in ("string", "avro", "json"):
+        raise PublishError(f"topic {topic}: rows cannot be published as {field.format}")
+    names = [*_columns(topic, field)]
     if missing := sorted(set(names) - columns):
         raise PublishError(
             f"topic {topic}: its table has no column {', '.join(missing)}",
             hint="add the column to the table: it needs all fields of the topic's schemas",
         )
-
-
-def _ordered(spec: TopicSpec, changes: DataFrame, progress: PublishProgress) -> DataFrame:
-    """Return the records that are left to send, in the order of their event times."""
-    if spec.write_mode == "append":
-        changes = changes.filter("copies > 0")
-    if progress.until is not None:
-        changes = changes.filter(F.col("time") > progress.until)
-    return changes.orderBy("time", "key", "value")
+    if field.format == "string":
+        return F.encode(F.col(quote(*names)).cast("string"), "utf-8")
+    is_json, fields = field.format == "json", F.struct(*(F.col(quote(name)) for name in names))
+    payload = _json(field.text) if is_json else to_avro(fields, field.text)
+    return F.concat(F.lit(bytearray(wire_prefix(field.schema_id or 0))), payload)
 
 
 def _json(schema: str) -> Column:
@@ -272,14 +245,14 @@ def _changes(
     Only files of the partitions that snapshots in between affected are read, and, of an upsert
     topic whose keys do not have the event time, all of them for the keys with a change.
     """
-    assert progress.target is not None  # noqa: S101  see publish()
-    assert progress.attempt is not None  # noqa: S101  see publish()
     base, target, attempt = progress.snapshot, progress.target, progress.attempt
+    assert target is not None  # noqa: S101  see publish()
+    assert attempt is not None  # noqa: S101  see publish()
     # The topic's records have the keys that were sent: if they changed, all of them are replaced.
     keys_of_base = (progress.encoding or attempt).key
     if any(table.snapshot_by_id(s) is None for s in (base, target) if s is not None):
-        message = f"topic {spec.name}: the snapshot of its table that it holds is expired"
-        raise _unclear(spec.name, message)
+        reason = "the snapshot of its table that it holds is expired"
+        raise _unclear(spec.name, f"topic {spec.name}: {reason}")
 
     def rows(
         snapshot: int, key: PublishedField, copies: int, condition: Column | None
@@ -296,9 +269,7 @@ def _changes(
             F.lit(copies).alias("copies"),
         )
 
-    affected = None
-    if keys_of_base == attempt.key:
-        affected = _affected(table, base, target, time)
+    affected = _affected(table, base, target, time) if keys_of_base == attempt.key else None
     changes = rows(target, attempt.key, 1, affected)
     if base is not None:
         changes = changes.unionByName(rows(base, keys_of_base, -1, affected))
@@ -308,7 +279,7 @@ def _changes(
     if spec.write_mode == "append":
         return changes.filter("copies != 0").drop("rows")
     changed = _newest(changes.withColumn("changed", F.col("copies") != 0)).filter("changed")
-    if affected is not None and time not in _key_columns(spec.name, attempt.key):
+    if affected is not None and time not in _columns(spec.name, attempt.key):
         others = rows(target, attempt.key, 1, ~F.coalesce(affected, F.lit(False)))
         others = others.join(changed.select("key"), "key", "left_semi")
         others = others.withColumns({"rows": F.lit(1), "changed": F.lit(True)})
@@ -326,10 +297,11 @@ def _newest(changes: DataFrame) -> DataFrame:
     )
 
 
-def _key_columns(topic: str, key: PublishedField) -> Iterable[str]:
-    if key.format in ("avro", "json"):
-        return file_columns(topic, key.text, key.format)
-    return [key.field or ""]
+def _columns(topic: str, field: PublishedField) -> Iterable[str]:
+    """Return the columns of a key or a value."""
+    if field.format in ("avro", "json"):
+        return file_columns(topic, field.text, field.format)
+    return [field.field or ""]
 
 
 def _read(spark: SparkSession, table: Table, snapshot: int, target: int) -> DataFrame:
@@ -339,34 +311,28 @@ def _read(spark: SparkSession, table: Table, snapshot: int, target: int) -> Data
     is null.
     """
 
-    namespace, table_name = table.name()
-
     def frame(number: int) -> DataFrame:
-        named = spark_name((namespace, table_name))
-        return spark.read.option("versionAsOf", str(number)).table(named)
+        return spark.read.option("versionAsOf", str(number)).table(name_in_spark(table))
 
     rows = frame(snapshot)
     before, after = (table.scan(snapshot_id=each).projection() for each in (snapshot, target))
     if before.as_struct() == after.as_struct():
         return rows
-    then, now = ({each.field_id: each.name for each in schema.fields} for schema in (before, after))
+    then = {field.field_id: F.col(quote(field.name)) for field in before.fields}
     types = {field.name: field.dataType for field in frame(target).schema}
-    columns = {
-        name: F.col(quote(then[number])) if number in then else F.lit(None)
-        for number, name in now.items()
-    }
-    return rows.select(*(column.cast(types[name]).alias(name) for name, column in columns.items()))
+    columns = ((then.get(field.field_id, F.lit(None)), field.name) for field in after.fields)
+    return rows.select(*(column.cast(types[name]).alias(name) for column, name in columns))
 
 
 def _affected(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
     """Return the hours in which the two snapshots may differ; None: any."""
     if base is None or target is None:
         return None
-    changes = changes_since(table, base, table.snapshot_by_id(target))
+    changes = snapshots.changes_since(table, base, table.snapshot_by_id(target))
     affected = union(
         hours
         for changed in (*changes.new, *changes.rolled_back)
-        for hours in affected_hours(table, changed, time)
+        for hours in snapshots.affected_hours(table, changed, time)
     )
     if changes.gap or any(hours.start < 0 for hours in affected):
         return None
@@ -381,42 +347,30 @@ def _affected(table: Table, base: int | None, target: int | None, time: str) -> 
     return reduce(lambda a, b: a | b, map(between, affected), F.lit(False))
 
 
-def _deleted(changes: DataFrame) -> int:
-    found = changes.filter("copies < 0").agg(F.sum("copies")).collect()[0][0]
-    return -int(found or 0)
-
-
 @contextmanager
 def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
-    """Yield the only producer of this topic: no other one, running or not, can commit any more.
-
-    :raises CommitConflictError: a later producer fenced off this one
-    """
+    """Yield the only producer of this topic: no other one, running or not, can commit any more."""
     hint = "publish again: nothing is lost, and nothing is sent twice"
-    with transaction_errors(f"topic {topic}", hint, PublishError):
-        producer = transactional_producer(
-            f"topicberg-publish-{topic}", endpoints, TRANSACTION_SECONDS
-        )
+    with transactions.transaction_errors(f"topic {topic}", hint, PublishError):
+        name = f"topicberg-publish-{topic}"
+        producer = transactions.transactional_producer(name, endpoints, TRANSACTION_SECONDS)
         try:
             yield producer
         finally:
-            abort(producer)
+            transactions.abort(producer)
 
 
 def _progress(table: Table, topic: str, endpoints: Endpoints) -> PublishProgress:
-    """Return what the topic holds; nothing if it was recreated since.
-
-    :raises PublishError: it holds another table
-    """
+    """Return what the topic holds of the table; nothing if it was recreated since."""
     topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
     # The transactions of other topics' publishers are in the same topic.
-    state = newest_states(endpoints, STATE_TOPIC, TRANSACTION_SECONDS * 1.5).get(topic)
+    state = transactions.newest_states(endpoints, STATE_TOPIC, TRANSACTION_SECONDS * 1.5).get(topic)
     progress = PublishProgress.model_validate_json(state) if state else None
     if progress is not None and progress.topic_id == topic_id:
-        if progress.table_uuid != uuid:
-            reason = "holds the rows of another table of this name, which was dropped"
-            raise _unclear(topic, f"topic {topic} {reason}")
-        return progress
+        if progress.table_uuid == uuid:
+            return progress
+        reason = "holds the rows of another table of this name, which was dropped"
+        raise _unclear(topic, f"topic {topic} {reason}")
     fresh = PublishProgress(topic_id=topic_id, table_uuid=uuid)
     if not any(kafka.end_offsets(endpoints, topic).values()):
         return fresh
@@ -426,15 +380,17 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> PublishProgress
     refs = table.refresh().refs()
     published, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
     if published is None or begun is None or begun.snapshot_id != published.snapshot_id:
-        message = f"topic {topic} holds records, but {STATE_TOPIC} no longer says which"
-        raise _unclear(topic, message)
+        raise _unclear(
+            topic, f"topic {topic} holds records, but {STATE_TOPIC} no longer says which"
+        )
     return fresh.model_copy(update={"snapshot": published.snapshot_id})
 
 
 def _unclear(topic: str, message: str) -> PublishError:
     """Return the error of a topic of which it is not known what it holds."""
-    hint = f"delete the topic {topic}; it is then published again as a whole"
-    return PublishError(message, hint=hint)
+    return PublishError(
+        message, hint=f"delete the topic {topic}; it is then published again as a whole"
+    )
 
 
 def _finished(progress: PublishProgress) -> PublishProgress:
@@ -448,18 +404,20 @@ def _finished(progress: PublishProgress) -> PublishProgress:
 
 def _tag(table: Table, snapshot: int, name: str) -> None:
     """Protect a snapshot from expiry."""
-    reference = table.refresh().refs().get(name)
-    if reference is None or reference.snapshot_id != snapshot:
+    if getattr(table.refresh().refs().get(name), "snapshot_id", None) != snapshot:
         table.manage_snapshots().create_tag(snapshot, name).commit()
 
 
 def _send(
     producer: Producer, spec: TopicSpec, changes: DataFrame, progress: PublishProgress, batch: int
 ) -> tuple[int, int]:
-    """Send what is not sent yet; return the number of records and of tombstones."""
-    sent = tombstones = 0
-    records = _records(spec, changes)
-    following = next(records, None)
+    """Send what is not sent yet, in the order of event times; return records and tombstones."""
+    if spec.write_mode == "append":
+        changes = changes.filter("copies > 0")
+    if progress.until is not None:
+        changes = changes.filter(F.col("time") > progress.until)
+    records = _records(spec, changes.orderBy("time", "key", "value"))
+    sent, tombstones, following = 0, 0, next(records, None)
     while True:
         producer.begin_transaction()
         some, time_ms = 0, progress.until
@@ -470,13 +428,11 @@ def _send(
             tombstones += value is None
             following = next(records, None)
         sent += some
-        reached = progress.model_copy(update={"until": time_ms})
-        if following is None:
-            reached = _finished(progress)
-        state = reached.model_dump_json().encode()
-        kafka.produce(producer, STATE_TOPIC, state, spec.name.encode())
-        producer.commit_transaction(WAIT_SECONDS)
-        if following is None:
+        is_last = following is None
+        reached = _finished(progress) if is_last else progress.model_copy(update={"until": time_ms})
+        kafka.produce(producer, STATE_TOPIC, reached.model_dump_json().encode(), spec.name.encode())
+        producer.commit_transaction(transactions.WAIT_SECONDS)
+        if is_last:
             return sent, tombstones
 
 
@@ -490,9 +446,5 @@ def _records(
                 f"topic {spec.name}: several rows of the table have the key {bytes(row['key'])!r}",
                 hint="make the key unique in the table: the key of an upsert topic must be",
             )
-        for _ in range(copies):
-            yield _bytes(row["key"]), _bytes(row["value"]), row["time"]
-
-
-def _bytes(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)
+        key, value = (None if row[name] is None else bytes(row[name]) for name in ("key", "value"))
+        yield from repeat((key, value, row["time"]), copies)

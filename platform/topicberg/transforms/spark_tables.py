@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pyiceberg.table import Table
-from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType
 
@@ -32,9 +32,8 @@ def read_window(
 ) -> DataFrame:
     """Return the rows of a table in windows of its event time, as of now; no window: all rows."""
     frame = spark.read.table(spark_name(table))
-    if not windows:
-        return frame
-    return frame.filter(within(windows, time, frame.schema[time].dataType))
+    kind = frame.schema[time].dataType if windows else None
+    return frame.filter(within(windows, time, kind)) if kind else frame
 
 
 def rows_at_head(spark: SparkSession, table: Table) -> DataFrame:
@@ -46,9 +45,8 @@ def rows_at_head(spark: SparkSession, table: Table) -> DataFrame:
     if head is None:
         return spark.read.table(name).limit(0)
     frame = spark.read.option("versionAsOf", str(head.snapshot_id)).table(name)
-    if head.schema_id == table.metadata.current_schema_id:
-        return frame
-    return frame.to(spark.read.table(name).schema)
+    is_newest = head.schema_id == table.metadata.current_schema_id
+    return frame if is_newest else frame.to(spark.read.table(name).schema)
 
 
 def time_type(table: Table, column: str) -> DataType:
@@ -59,16 +57,19 @@ def time_type(table: Table, column: str) -> DataType:
     return from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
-def serializable(
-    writer: DataFrameWriterV2, validated_from: int, properties: Mapping[str, str]
-) -> DataFrameWriterV2:
-    """Return a writer whose commit is refused if others wrote the same rows since a snapshot.
+def overwrite(
+    rows: DataFrame, table: Table, replaced: Column, properties: Mapping[str, str]
+) -> None:
+    """Replace rows; Iceberg refuses it if others wrote some of them since the table was loaded.
 
-    :param properties: added to the summary of its snapshot
+    :param table: it has a snapshot
+    :param replaced: the condition of the rows that are replaced
+    :param properties: added to the summary of the snapshot
     """
-    options = {"isolation-level": "serializable", "validate-from-snapshot-id": str(validated_from)}
+    head = table.current_snapshot()
+    assert head is not None  # noqa: S101  see ensure_table
+    writer = rows.writeTo(name_in_spark(table)).option("isolation-level", "serializable")
+    writer = writer.option("validate-from-snapshot-id", str(head.snapshot_id))
     for key, value in (IN_SUMMARY | dict(properties)).items():
-        options[f"snapshot-property.{key}"] = value
-    for key, value in options.items():
-        writer = writer.option(key, value)
-    return writer
+        writer = writer.option(f"snapshot-property.{key}", value)
+    writer.overwrite(replaced)

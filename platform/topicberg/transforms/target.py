@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg import summaries, tables
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.summaries import summary
 from topicberg.iceberg.table import check_types, create_table, keep_bounds
-from topicberg.iceberg.tables import find_table
 from topicberg.topics.columns import check_names
 from topicberg.topics.spec import PartitionField
 from topicberg.transforms.derivation import TableName
@@ -54,7 +53,7 @@ def ensure_table(
         has rows of others
     """
     check_names(f"table {'.'.join(name)}", columns.names)
-    head, table = head_id(before), before or find_table(catalog, name)
+    head, table = head_id(before), before or tables.find_table(catalog, name)
     if table is None:
         table = _create(catalog, name, columns, partition, format_version)
     else:
@@ -73,17 +72,13 @@ def ensure_table(
 
 
 def _adopt(table: Table) -> None:
-    """Mark a table as computed.
-
-    :raises TopicbergError: it has rows, and topicberg did not create it
-    """
+    """Mark a table as computed, unless it has rows and topicberg did not create it."""
     if COMPUTED in table.properties:
         return
     if has_rows(table):
-        name = ".".join(table.name())
         raise TopicbergError(
-            f"table {name} exists and has rows that topicberg did not compute: they would be "
-            "replaced",
+            f"table {'.'.join(table.name())} exists and has rows that topicberg did not compute: "
+            "they would be replaced",
             hint="give the function or the view another name, or drop the table; if topicberg may "
             f"replace the rows, set the table property `{COMPUTED}` to `true`",
         )
@@ -97,21 +92,19 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
     A file may have the rows of a whole partition. Partitions may be shorter than windows, not
     longer; another partition spec of the table would not change files that exist.
     """
-    source = table.schema().find_field(column).field_id
-    transforms = {str(each.transform) for each in table.spec().fields if each.source_id == source}
-    others = [
-        table.schema().find_column_name(each.source_id)
+    fields = [
+        (table.schema().find_column_name(each.source_id), str(each.transform))
         for each in table.spec().fields
-        if str(each.transform) in _TRANSFORMS and each.source_id != source
     ]
+    transforms = {name for source, name in fields if source == column}
+    others = [source for source, name in fields if name in _TRANSFORMS and source != column]
     if others and not transforms:
         raise TopicbergError(
             f"table {'.'.join(table.name())} is partitioned by its event time {others[0]}, and its "
             f"event time is now {column}: no run would replace the rows that it has",
             hint=f"name the event time {others[0]} again, or drop the table and backfill it",
         )
-    longer = {*_TRANSFORMS[_TRANSFORMS.index(transform) + 1 :]}
-    if transforms and transforms <= longer:
+    if transforms and transforms <= {*_TRANSFORMS[_TRANSFORMS.index(transform) + 1 :]}:
         raise TopicbergError(
             f"table {'.'.join(table.name())} is partitioned by {', '.join(sorted(transforms))} of "
             f"{column}, and cannot be computed by {transform}: a file may have rows of several",
@@ -120,17 +113,18 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
 
 
 def _evolve(table: Table, columns: pa.Schema) -> None:
-    new = _schema(columns)
-    if _same_columns(new, table.schema()):
+    new, old = _schema(columns), table.schema()
+    # Whatever their ids are: an update of a schema takes time also if it changes nothing.
+    if assign_fresh_schema_ids(new).as_struct() == assign_fresh_schema_ids(old).as_struct():
         return
     try:
-        check_types(table.schema().as_struct(), new.as_struct())
+        check_types(old.as_struct(), new.as_struct())
         with table.update_schema() as update:
             update.union_by_name(new)
     except (ValidationError, ValueError, TypeError) as error:
-        name = ".".join(table.name())
         raise TopicbergError(
-            f"table {name} cannot have the columns that are computed for it: {error}",
+            f"table {'.'.join(table.name())} cannot have the columns that are computed for it: "
+            f"{error}",
             hint="give the changed column another name, or drop the table and backfill it",
         ) from error
 
@@ -156,12 +150,6 @@ def _schema(columns: pa.Schema) -> Schema:
     return pyarrow_to_schema(pa.schema([with_id(field) for field in columns]))
 
 
-def _same_columns(one: Schema, other: Schema) -> bool:
-    """Whatever their ids are: an update of a schema takes time also if it changes nothing."""
-    first, second = (assign_fresh_schema_ids(each).as_struct() for each in (one, other))
-    return first == second
-
-
 def _create(
     catalog: Catalog,
     name: TableName,
@@ -172,23 +160,16 @@ def _create(
     from topicberg.clients.catalog import TABLES
 
     fields = [PartitionField(column=partition[0], transform=partition[1])] if partition else []
+    schema, folder = assign_fresh_schema_ids(_schema(columns)), catalog.properties[TABLES] + name[0]
+    needed = {"format-version": str(format_version), COMPUTED: "true"}
+    bounded = [field.column for field in fields]
     return create_table(
-        catalog,
-        name,
-        assign_fresh_schema_ids(_schema(columns)),
-        fields,
-        f"{catalog.properties[TABLES]}{name[0]}",
-        needed={"format-version": str(format_version), COMPUTED: "true"},
-        optional=_PROPERTIES,
-        bounded=[field.column for field in fields],
+        catalog, name, schema, fields, folder, needed=needed, optional=_PROPERTIES, bounded=bounded
     )
 
 
 def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) -> pa.Schema:
-    """Return a frame's columns, with the descriptions of the sources' columns that it keeps.
-
-    :param descriptions: columns and their own descriptions
-    """
+    """Return a frame's columns, with descriptions: their own, or those of the sources."""
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
 
     columns = frame.schema
@@ -217,4 +198,4 @@ def head_id(table: Table | None) -> int | None:
 
 def has_rows(table: Table) -> bool:
     head = table.current_snapshot()
-    return head is not None and int(summary(head).get("total-records", 0)) > 0
+    return head is not None and int(summaries.summary(head).get("total-records", 0)) > 0

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from topicberg.errors import SpecError
-from topicberg.formats.registry import SchemaReaders
+from topicberg.formats.registry import SchemaReaders, SubjectReader
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.formats.table import FORMATS
+from topicberg.formats.table import FORMATS, Part
+from topicberg.settings import Settings
 from topicberg.tableflow.layout.layout import read_layout, table_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-    from topicberg.formats.registry import SubjectReader
-    from topicberg.formats.table import Part
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 
 class _KnownSchemas:
@@ -49,8 +44,7 @@ def topic_columns(spec: TopicSpec, config: Settings) -> StructType:
     :raises SpecError: a schema is missing or invalid, or in a registry and not read yet
     """
     known = cast("SubjectReader", _KnownSchemas(spec, config))
-    readers = SchemaReaders(known, lambda: known)
-    schema = table_schema(spec, read_layout(spec, readers, config))
+    schema = table_schema(spec, read_layout(spec, SchemaReaders(known, lambda: known), config))
     columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)
     for column, field in zip(columns, schema.fields, strict=True):
         column.metadata = {"comment": field.doc} if field.doc else {}

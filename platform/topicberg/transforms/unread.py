@@ -23,10 +23,9 @@ from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 
+from topicberg.iceberg import snapshots, summaries
 from topicberg.iceberg.changes import Change, Changed, Mark, changed
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, FileHours, Hours, live_files_since, union
-from topicberg.iceberg.snapshots import held_hours
-from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.transforms.windows import FOREVER, WINDOW, Window, computations, reached
 
 READ = "topicberg.read"
@@ -73,8 +72,7 @@ def _unpacked(ranges: Any) -> Any:
     """Return ranges from their text; those of a model that is made in code are a list."""
     if not isinstance(ranges, str):
         return ranges
-    fields = json.loads(zlib.decompress(b64decode(ranges)))
-    return [*zip(*map(accumulate, fields), strict=True)]
+    return [*zip(*map(accumulate, json.loads(zlib.decompress(b64decode(ranges)))), strict=True)]
 
 
 Ranges = Annotated[list[Unread], BeforeValidator(_unpacked), PlainSerializer(_packed)]
@@ -117,7 +115,9 @@ class Known(BaseModel):
 
     def holds(self, target: Table | None) -> bool:
         """Return whether what the table had computed then is still part of it."""
-        return target is not None and any(s.snapshot_id == self.head for s in ancestry(target))
+        return target is not None and any(
+            s.snapshot_id == self.head for s in summaries.ancestry(target)
+        )
 
 
 @dataclass(frozen=True)
@@ -171,27 +171,25 @@ def unread(
         news = changed(source.table, source.time, before.mark if before else None)
         epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
         changes = [*_unread(news.changes, source.reached, epoch, is_new=before is None)]
-        if news.everything:
-            anywhere = _anywhere(source.table, news, held(target, time, sources))
-            changes += _unread(anywhere, lambda hours, _: hours, epoch, is_new=before is None)
         mark = Mark.of(source.table, source.table.current_snapshot())
+        if news.everything:
+            anywhere = _anywhere(mark.sequence, news, held(target, time, sources))
+            changes += _unread(anywhere, lambda hours, _: hours, epoch, is_new=before is None)
         read = before or Read(mark=mark, new=True)
         # Nothing says when the rows of a new table came.
-        limit = None if news.everything else source.max_lateness
-        late, rest = _by_lateness(changes, limit)
+        late, rest = _by_lateness(changes, None if news.everything else source.max_lateness)
         ranges = {"unread": [*read.unread, *rest], "late": [*read.late, *late]}
         read = read.model_copy(update={"mark": mark, "epoch": epoch, **ranges})
-        firsts = (each.first for each in chain(read.unread, read.late))
-        oldest = min(firsts, default=sys.maxsize)
-        for write in writes:
-            if other := write.read.get(name):
-                clock = SourceState.model_validate(other).clock
-                read = read.without(write.windows, clock) if clock >= oldest else read
+        oldest = min((each.first for each in chain(read.unread, read.late)), default=sys.maxsize)
+        for write in (write for write in writes if name in write.read):
+            clock = SourceState.model_validate(write.read[name]).clock
+            read = read.without(write.windows, clock) if clock >= oldest else read
         return read
 
-    reads: dict[str, Read] = {}
+    reads = dict[str, Read]()
+    newest = writes[0].read if writes else {}
     for name in sources:
-        read = since(_read(writes[0], name) if writes else None, name)
+        read = since(Read.model_validate(newest[name]) if name in newest else None, name)
         if read.unread and known and name in known.read and known.holds(target):
             other = since(known.read[name], name)
             hours = union(Hours(each.start, each.stop) for each in read.unread)
@@ -207,22 +205,16 @@ def unread(
 
 
 def computable(reads: Mapping[str, Read], first_hour: int) -> dict[str, Read]:
-    """Return how far each source is read, without the hours that are past a retention.
-
-    :param first_hour: the first one that is not
-    """
-    hours = Hours(first_hour, sys.maxsize)
+    """Return how far each source is read, without the hours past a retention."""
+    left = Hours(first_hour, sys.maxsize)
     return {
-        name: read.model_copy(update={"unread": [*_within(hours, read.unread)]})
+        name: read.model_copy(update={"unread": [*_within(left, read.unread)]})
         for name, read in reads.items()
     }
 
 
 def after(read: Mapping[str, Read], windows: Sequence[Window]) -> str:
-    """Return the property :data:`READ` of a snapshot that computes some windows.
-
-    :param read: before it, of the states that it computes the windows from
-    """
+    """Return :data:`READ` of a snapshot that computes windows from the states in ``read``."""
     computed = union(window.hours for window in windows)
     left = {name: each.without(computed, each.clock) for name, each in read.items()}
     return json.dumps({name: each.model_dump(mode="json") for name, each in left.items()})
@@ -234,39 +226,34 @@ def late_rows(source: SourceTable, late: Sequence[Unread]) -> int:
     There may be fewer, as the rows of a file are counted together. What a rollback changed does not
     count, and neither do rows that a lookahead of :data:`FOREVER` only may need for these hours.
     """
-    head, count = source.table.current_snapshot(), 0
+    head = source.table.current_snapshot()
     since = [each.first % _EPOCH for each in late if each.first % _EPOCH]
     if head is None or not since:
         return 0
     file_hours, now = FileHours(source.table, source.time), datetime.now(UTC)
     ahead = timedelta() if source.lookahead == FOREVER else source.lookahead
-    for file, sequence in live_files_since(source.table, head, min(since) - 1):
-        if file.content != DataFileContent.DATA:
-            continue
-        ranges = [reached(each, source.reach, now, ahead) for each in file_hours.of(file, head)]
-        if any(
+    return sum(
+        file.record_count
+        for file, sequence in live_files_since(source.table, head, min(since) - 1)
+        if file.content == DataFileContent.DATA
+        and any(
             0 < unread.first % _EPOCH <= sequence
             and unread.start < hours.stop
             and hours.start < unread.stop
-            for hours in ranges
+            for each in file_hours.of(file, head)
+            for hours in (reached(each, source.reach, now, ahead),)
             for unread in late
-        ):
-            count += file.record_count
-    return count
+        )
+    )
 
 
 def _writes(target: Table) -> Iterator[_Write]:
     """Yield the computed windows, the newest one first."""
     for snapshot, _ in computations(target):
-        facts = summary(snapshot)
+        facts = summaries.summary(snapshot)
         if windows := facts.get(WINDOW):
             computed = union(window.hours for window in Window.parse_all(windows))
             yield _Write(computed, json.loads(facts.get(READ, "{}")))
-
-
-def _read(newest: _Write, name: str) -> Read | None:
-    """Return how far the newest write read a source, or None if its summary does not have it."""
-    return Read.model_validate(newest.read[name]) if name in newest.read else None
 
 
 def _unread(
@@ -287,10 +274,7 @@ def _unread(
 def _by_lateness(
     changes: Iterable[Unread], limit: timedelta | None
 ) -> tuple[list[Unread], list[Unread]]:
-    """Return the parts of changes that came too late, and the rest.
-
-    :param limit: how long after an hour its changes are computed; None: for ever
-    """
+    """Return the parts of changes later than a limit (None: for ever), and the rest."""
     late, rest = list[Unread](), list[Unread]()
     for change in changes:
         first_hour = BEFORE_EVERYTHING
@@ -302,19 +286,18 @@ def _by_lateness(
     return late, rest
 
 
-def _anywhere(source: Table, news: Changed, held: Iterable[Hours]) -> Iterator[Change]:
-    """Yield changes of removed rows, which may have been in any hour that has rows anywhere."""
-    sequence = Mark.of(source, source.current_snapshot()).sequence
+def _anywhere(sequence: int, news: Changed, held: Iterable[Hours]) -> list[Change]:
+    """Return changes of removed rows, which may have been in any hour that has rows anywhere."""
     now = int(datetime.now(UTC).timestamp() * 1000)
     since = min((change.since for change in news.changes), default=now)
-    for hours in held:
-        yield Change(hours, sequence, since, now)
+    return [Change(hours, sequence, since, now) for hours in held]
 
 
 def held(target: Table | None, time: str, sources: Mapping[str, SourceTable]) -> list[Hours]:
     """Return the hours of which a derived table or one of its sources has rows."""
-    found = [hours for each in sources.values() for hours in held_hours(each.table, each.time)]
-    return union([*found, *(held_hours(target, time) if target else ())])
+    tables = [(target, time)] if target else []
+    tables += [(source.table, source.time) for source in sources.values()]
+    return union(hours for table in tables for hours in snapshots.held_hours(*table))
 
 
 def _within(hours: Hours, ranges: Iterable[Unread]) -> Iterator[Unread]:
@@ -328,28 +311,19 @@ def _within(hours: Hours, ranges: Iterable[Unread]) -> Iterator[Unread]:
 
 def _joined(unread: Iterable[Unread]) -> list[Unread]:
     """Return one unread range for each range of hours."""
-    found: dict[tuple[int, int], Unread] = {}
+    by_hours = dict[tuple[int, int], Unread]()
     for each in unread:
-        found[each.start, each.stop] = _both(each, found.get((each.start, each.stop), each))
-    return list(found.values())
+        by_hours[each[:2]] = _both(each, by_hours.get(each[:2], each))
+    return list(by_hours.values())
 
 
 def _both(one: Unread, other: Unread) -> Unread:
-    return Unread(
-        min(one.start, other.start),
-        max(one.stop, other.stop),
-        min(one.first, other.first),
-        max(one.last, other.last),
-        min(one.since, other.since),
-        max(one.until, other.until),
-    )
+    picks = min, max, min, max, min, max
+    return Unread(*(pick(*both) for pick, *both in zip(picks, one, other, strict=True)))
 
 
 def _left(ranges: Iterable[Unread], windows: Sequence[Hours], clock: int) -> list[Unread]:
-    """Return what remains unread when some hours were computed from a state of the source.
-
-    :param windows: the hours, ascending and apart
-    """
+    """Return what remains unread when some hours, ascending and apart, were computed."""
     left, starts = [], [hours.start for hours in windows]
     for each in ranges:
         begin = each.start

@@ -21,16 +21,11 @@ from pyspark.sql import functions as F
 
 from topicberg.errors import CommitConflictError
 from topicberg.errors.retry import conflicts, retry
-from topicberg.iceberg.read_tags import reading
-from topicberg.iceberg.snapshots import changes_since
-from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, operation_of, summary
-from topicberg.iceberg.tables import find_table
+from topicberg.iceberg import read_tags, snapshots, summaries, tables
 from topicberg.spark import quote
+from topicberg.transforms import derived, spark_tables, windows
 from topicberg.transforms.derivation import TableName
-from topicberg.transforms.derived import ATTEMPTS
-from topicberg.transforms.spark_tables import name_in_spark, rows_at_head, serializable, spark_name
 from topicberg.transforms.target import ensure_table, optional
-from topicberg.transforms.windows import computations
 from topicberg.version import IN_SUMMARY
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
@@ -61,102 +56,89 @@ class UpsertView:
 
 
 def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
-    """Update the view to the newest snapshot of its source.
-
-    :raises CommitConflictError: other writers kept changing it
-    """
+    """Update the view to its source's head; raise a CommitConflictError if others keep writing."""
 
     def attempt() -> Table:
-        before = find_table(catalog, view.target)
-        source = catalog.load_table(view.source)
-        columns = optional(source.schema().as_arrow())
-        version = view.format_version
+        before, source = tables.find_table(catalog, view.target), catalog.load_table(view.source)
+        columns, version = optional(source.schema().as_arrow()), view.format_version
         target = ensure_table(catalog, view.target, columns, None, version, before)
         head = source.current_snapshot()
-        base = merged(target, view.source)
-        is_same = defined_alike(target, view)
+        base, is_same = merged(target, view.source), defined_alike(target, view)
         if is_same and (head.snapshot_id if head else None) == base:
             return target
         note = IN_SUMMARY | {
-            SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id}),
+            summaries.SOURCE_SNAPSHOTS: json.dumps(
+                {".".join(view.source): head and head.snapshot_id}
+            ),
             DEFINITION: view.definition,
         }
-        incremental = False
+        new = None
         try:
-            with conflicts(f"table {view.name}"), reading([source], view.name):
+            with conflicts(f"table {view.name}"), read_tags.reading([source], view.name):
                 new = _new_records(spark, view, source, base, head) if is_same else None
-                incremental = new is not None
                 if new is None:
                     _replace(spark, view, source, target, note)
                 else:
                     _merge(spark, view, new, note)
-        except CommitConflictError:
-            raise
         except Exception as error:
             # Only the head is protected while it is read: earlier snapshots may have expired.
-            if incremental and changes_since(source.refresh(), base, head).gap:
+            may_expire = new is not None and not isinstance(error, CommitConflictError)
+            if may_expire and snapshots.changes_since(source.refresh(), base, head).gap:
                 raise CommitConflictError(f"table {view.name}: snapshots expired") from error
             raise
         return target.refresh()
 
     exhausted = CommitConflictError(
-        f"table {view.name}: {ATTEMPTS} attempts conflicted with another writer",
+        f"table {view.name}: {derived.ATTEMPTS} attempts conflicted with another writer",
         hint="materialize it again when the other run has ended",
     )
-    return retry(attempt, ATTEMPTS, exhausted=exhausted)
+    return retry(attempt, derived.ATTEMPTS, exhausted=exhausted)
 
 
 def merged(target: Table, source: tuple[str, ...]) -> int | None:
     """Return the source's snapshot that the view holds; compaction does not record one."""
-    _, read = next(computations(target), (None, {}))
+    _, read = next(windows.computations(target), (None, {}))
     return read.get(".".join(source))
 
 
 def defined_alike(target: Table, view: UpsertView) -> bool:
     """Return whether a table was computed by the keys and the order of a view."""
-    newest = next(computations(target), None)
-    return newest is None or summary(newest[0]).get(DEFINITION) == view.definition
+    newest = next(windows.computations(target), None)
+    return newest is None or summaries.summary(newest[0]).get(DEFINITION) == view.definition
 
 
 def _new_records(
     spark: SparkSession, view: UpsertView, source: Table, base: int | None, head: Snapshot | None
 ) -> DataFrame | None:
     """Return the newest records of each key among those since ``base``; None: read all of them."""
-    changes = changes_since(source, base, head)
-    if head is None or base is None or changes.gap or changes.rolled_back:
+    changes = snapshots.changes_since(source, base, head)
+    is_known = not changes.gap and not changes.rolled_back
+    if head is None or base is None or not is_known or not all(map(_appends_only, changes.new)):
         return None
-    if not all(_appends_only(snapshot) for snapshot in changes.new):
-        return None
-    rows = (
-        spark.read.option("start-snapshot-id", str(base))
-        .option("end-snapshot-id", str(head.snapshot_id))
-        .table(name_in_spark(source))
-    )
-    return _newest(rows, view)
+    reader = spark.read.option("start-snapshot-id", str(base))
+    reader = reader.option("end-snapshot-id", str(head.snapshot_id))
+    return _newest(reader.table(spark_tables.name_in_spark(source)), view)
 
 
 def _appends_only(snapshot: Snapshot) -> bool:
     """Return whether it appends rows or removes only expired ones, which stay in the view."""
-    appends = operation_of(snapshot) in (Operation.APPEND, Operation.REPLACE)
-    return appends or DATA_TTL_RUN in summary(snapshot)
+    appends = summaries.operation_of(snapshot) in (Operation.APPEND, Operation.REPLACE)
+    return appends or summaries.DATA_TTL_RUN in summaries.summary(snapshot)
 
 
 def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
     order = F.struct(*(F.col(quote(column)) for column in view.order))
     record = F.struct(*(F.col(quote(column)) for column in rows.columns))
     keys = [F.col(quote(column)) for column in view.keys]
-    found = rows.groupBy(*keys).agg(F.max_by(record, order).alias("record"))
-    return found.select("record.*")
+    return rows.groupBy(*keys).agg(F.max_by(record, order).alias("record")).select("record.*")
 
 
 def _replace(
     spark: SparkSession, view: UpsertView, source: Table, target: Table, note: dict[str, str]
 ) -> None:
-    before = target.current_snapshot()
-    assert before is not None  # noqa: S101  see ensure_table
-    rows = _newest(rows_at_head(spark, source), view)
-    writer = serializable(rows.writeTo(spark_name(view.target)), before.snapshot_id, note)
-    writer.overwrite(F.lit(True))
+    spark_tables.overwrite(
+        _newest(spark_tables.rows_at_head(spark, source), view), target, F.lit(True), note
+    )
 
 
 def _merge(spark: SparkSession, view: UpsertView, new: DataFrame, note: dict[str, str]) -> None:
@@ -172,7 +154,7 @@ def _merge(spark: SparkSession, view: UpsertView, new: DataFrame, note: dict[str
         spark.conf.set(f"{_PROPERTY}{key}", value)
     try:
         spark.sql(
-            f"MERGE INTO {spark_name(view.target)} old USING {name} new ON {same} "
+            f"MERGE INTO {spark_tables.spark_name(view.target)} old USING {name} new ON {same} "
             f"WHEN MATCHED AND {order('new')} > {order('old')} THEN UPDATE SET * "
             "WHEN NOT MATCHED THEN INSERT *"
         )

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from pyiceberg.table import Table
 
@@ -38,20 +40,15 @@ Versions = list[tuple[int, str]]
 def computed_by(table: Table | None) -> Versions:
     """Return which version computed which hours; empty: none is recorded."""
     windows = list(_windows(table)) if table else []
-    if not windows:
-        return []
-    _, found = windows[0]
+    versions = windows[0][1] if windows else []
     for parts, _ in reversed(windows):  # other writers may have written meanwhile
         for hours, version in parts:
-            found = _overlaid(found, hours, version)
-    return found
+            versions = _overlaid(versions, hours, version)
+    return versions
 
 
 def outdated(versions: Versions, version: str | None, first: Hours | None = None) -> list[Hours]:
-    """Return the hours that another version computed.
-
-    :param first: the first partition
-    """
+    """Return the hours that another version computed, given the first partition."""
     if version is None or not versions:
         return []
     ends = [*(start for start, _ in versions[1:]), EVERYTHING.stop]
@@ -88,8 +85,7 @@ def recorded(
     :param unused: columns of the table that the function does not return
     :param first: the first partition
     """
-    base = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
-    versions = base
+    versions = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
     for hours, name in _parts(windows, version, first):
         versions = _overlaid(versions, hours, name)
     properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions))}
@@ -112,10 +108,7 @@ def _parts(windows: Sequence[Window], version: str, first: Hours | None) -> list
 
 
 def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]:
-    """Yield the computed windows whose versions are recorded, the newest one first.
-
-    Each is the parts that one version computed, and the versions of all hours.
-    """
+    """Yield computed windows, the newest first: parts and their version, and all versions."""
     for snapshot, _ in computations(table):
         facts = summary(snapshot)
         if (version := facts.get(VERSION)) and (windows := facts.get(WINDOW)):
@@ -128,18 +121,13 @@ def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
     """Return the versions, with another one for some hours."""
     after = [start_version for start, start_version in versions if start <= hours.stop][-1]
-    overlaid = [entry for entry in versions if entry[0] < hours.start]
-    overlaid += [(hours.start, version), (hours.stop, after)]
-    overlaid += [entry for entry in versions if entry[0] > hours.stop]
-    return _joined(overlaid)
+    before = [entry for entry in versions if entry[0] < hours.start]
+    later = [entry for entry in versions if entry[0] > hours.stop]
+    return _joined([*before, (hours.start, version), (hours.stop, after), *later])
 
 
 def _joined(versions: Versions) -> Versions:
-    joined = versions[:1]
-    for version in versions[1:]:
-        if version[1] != joined[-1][1]:
-            joined.append(version)
-    return joined
+    return [next(same) for _, same in groupby(versions, key=itemgetter(1))]
 
 
 def _coarse(versions: Versions) -> Versions:
@@ -147,10 +135,7 @@ def _coarse(versions: Versions) -> Versions:
     while len(versions) > MAX_RANGES:
         inner = range(1, len(versions) - 1)
         shortest = min(inner, key=lambda n: versions[n + 1][0] - versions[n][0])
-        versions = _joined(
-            [
-                (start, UNKNOWN if n in (shortest - 1, shortest) else each)
-                for n, (start, each) in enumerate(versions)
-            ]
-        )
+        for number in (shortest - 1, shortest):
+            versions[number] = versions[number][0], UNKNOWN
+        versions = _joined(versions)
     return versions

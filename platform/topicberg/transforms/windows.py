@@ -38,13 +38,11 @@ def reached(
     :param now: when the hours changed, or later
     :param lookahead: how much earlier they are at most
     """
-    hour = timedelta(hours=1)
-    start = BEFORE_EVERYTHING
+    hour, start = timedelta(hours=1), BEFORE_EVERYTHING
     if lookahead != FOREVER:
         start = max(start, hours.start - ceil(lookahead / hour))
-    if lookback == FOREVER:
-        return Hours(start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
-    return Hours(start, hours.stop + ceil(lookback / hour))
+    until = max(hours.stop, int(now.timestamp()) // 3600 + 1)
+    return Hours(start, until if lookback == FOREVER else hours.stop + ceil(lookback / hour))
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,8 @@ class Window:
             return F.expr(f"TIMESTAMP '{moment.isoformat()}'").cast(kind)
 
         time = F.col(quote(column))
-        before_end = time < at(self.end)
-        if self.start is None:
-            return before_end | time.isNull()
-        return (time >= at(self.start)) & before_end
+        before = time < at(self.end)
+        return before | time.isNull() if self.start is None else (time >= at(self.start)) & before
 
     def back(self, lookback: timedelta) -> Window:
         """Return the window, extended by what lies before it."""
@@ -117,18 +113,12 @@ class Window:
 
     @staticmethod
     def parse_all(text: str) -> list[Window]:
-        """Parse the text of windows that were computed together: their texts, with commas.
-
-        :raises ValueError: one is not a window
-        """
-        return [Window.parse(part) for part in text.split(",")]
+        """Parse the texts of windows, with commas; raise a ValueError if one is none."""
+        return list(map(Window.parse, text.split(",")))
 
     @staticmethod
     def parse(text: str) -> Window:
-        """Parse the text of a window.
-
-        :raises ValueError: it is not a window
-        """
+        """Parse the text of a window; raise a ValueError if it is none."""
         start, _, end = text.partition("/")
         return Window(datetime.fromisoformat(start) if start else None, datetime.fromisoformat(end))
 

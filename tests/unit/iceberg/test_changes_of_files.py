@@ -21,6 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from topicberg.errors import CommitConflictError, TableFormatError
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.commits import lacks_snapshot
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance.ttl import drop_files
@@ -28,7 +29,6 @@ from topicberg.iceberg.manifests import is_vector, read_entries, read_manifests,
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows, trim_deletes
 from topicberg.iceberg.snapshots import affected_hours, report
 from topicberg.iceberg.summaries import summary
-from topicberg.iceberg.versions import lacks_snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = int(START.timestamp()) // 3600
@@ -266,6 +266,7 @@ def test_files_of_manifests_that_count_none_stay(catalog: SqlCatalog, table: Tab
         if field.name.endswith("_count"):
             manifests[0][place] = 0
     output = table.io.new_output(head.manifest_list)
-    write_manifest_list(2, output, manifests, head.snapshot_id, None, 1, 0, "gzip")
+    ids = {"snapshot_id": head.snapshot_id, "parent_snapshot_id": None, "sequence_number": 1}
+    write_manifest_list(2, manifests, 0, output_file=output, compression="gzip", **ids)
     add(table, 3)
     assert table.scan().to_arrow().num_rows == 3

@@ -24,9 +24,8 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.delta.schema import definition
 from topicberg.iceberg.file_columns import missing_column
-from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import live_files
-from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.position_deletes import FileRows, read_rows
 from topicberg.tableflow.erasure.locations import find
 from topicberg.tableflow.erasure.matching import Rows
 

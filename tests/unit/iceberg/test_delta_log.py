@@ -55,7 +55,7 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg import delta
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.delta.log import CHECKPOINT_EVERY
-from topicberg.iceberg.delta.stats import statistics
+from topicberg.iceberg.delta.sync import statistics
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.names import name_in_files
 from topicberg.topics import TopicSpec

@@ -17,8 +17,7 @@ from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType
 
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
-from topicberg.iceberg.file_rows import read_rows
-from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.position_deletes import FileRows, read_rows
 from topicberg.tableflow.erasure.matching import Rows
 
 INNER = StructType(

@@ -42,8 +42,7 @@ from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, 
 from topicberg.iceberg.maintenance.expiry import Expirable, _only_of, expirable, expire, remove
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
-from topicberg.iceberg.maintenance.report import MaintenanceReport
-from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
+from topicberg.iceberg.maintenance.run import MaintenanceReport, maintain_table, topic_policy
 from topicberg.iceberg.maintenance.ttl import expired
 from topicberg.iceberg.summaries import END_OFFSETS, STAGING_PREFIX, ancestry
 from topicberg.tableflow.erasure.rewriting import check_rewritable
@@ -185,7 +184,7 @@ def test_known_manifests_are_not_read_again(
     assert len(live(table, column)) == 4
     assert len(read) == 1
     few: LRUCache[tuple[str, int | None], file_facts.Files] = LRUCache(2, getsizeof=len)
-    read_one = cached(few, key=file_facts._key)(file_facts._files.__wrapped__)
+    read_one = cached(few, key=file_facts._files.cache_key)(file_facts._files.__wrapped__)
     monkeypatch.setattr(file_facts, "_files", read_one)
     assert [len(live(table, column)) for _ in range(2)] == [4, 4]
     assert len(read) > 5

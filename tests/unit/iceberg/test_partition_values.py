@@ -27,9 +27,8 @@ from pyiceberg.types import DoubleType
 from topicberg.checks.table import check_partition_values, check_readable_by
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
-from topicberg.iceberg.files import live_files
+from topicberg.iceberg.files import exact_partition, live_files
 from topicberg.iceberg.manifests import new_file, set_partition
-from topicberg.iceberg.partition_values import exact_partition
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, misplaced_files, trim_deletes
 from topicberg.iceberg.readers import DUCKDB, PYICEBERG, READ_ALL_FILES, SNOWFLAKE
 

@@ -20,10 +20,9 @@ from pyiceberg.types import DoubleType, NestedField, StringType
 
 from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget, upper_bound
 from topicberg.iceberg.files import entries
 from topicberg.iceberg.manifests import bounds_of
-from topicberg.iceberg.statistics import upper_bound
 from topicberg.tableflow.erasure.rewriting import rewritten
 
 LONG = "z" * 5000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType, IntegerType, LongType
 
-from topicberg.iceberg.truncation import lowest_truncated
+from topicberg.iceberg.data_files import lowest_truncated
 
 WIDTHS = st.integers(1, 2**31 - 1) | st.sampled_from([1, 2, 7, 10, 100])
 

@@ -18,7 +18,6 @@ from topicberg.kafka.ends import Ends
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.service.ingestion import Ingestion
-from topicberg.tableflow.service.log_watch import LogWatch
 from topicberg.tableflow.service.status import (
     PENDING_SECONDS,
     TopicStatus,
@@ -27,7 +26,7 @@ from topicberg.tableflow.service.status import (
     status_file,
 )
 from topicberg.tableflow.service.status_report import StatusReport
-from topicberg.tableflow.service.turn_schedule import TurnSchedule
+from topicberg.tableflow.service.turn_schedule import LogWatch, TurnSchedule
 from topicberg.topics import TopicSpec, load_topic
 
 HELD = {0: 3}

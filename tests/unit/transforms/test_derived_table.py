@@ -24,7 +24,7 @@ from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.errors.meaning import classify
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import Mark, changed
-from topicberg.iceberg.maintenance.report import TableSize
+from topicberg.iceberg.maintenance.run import TableSize
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record
 from topicberg.orchestration.assets.metadata import newest_rows, table_metadata

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
-
+from topicberg.settings import Settings
 
 QUERY_ROLE = "query_role"
 """The role that can only read, as ``topicberg deploy`` creates it for ``topicberg query``."""
@@ -57,10 +54,7 @@ class SnowflakeNames:
 
 @dataclass(frozen=True)
 class TablePath:
-    """Where Snowflake has a table.
-
-    :param is_linked: in a catalog-linked database, which finds it by itself
-    """
+    """Where Snowflake has a table; ``is_linked``: in a database that finds it by itself."""
 
     database: str
     schema: str
@@ -90,12 +84,7 @@ def table_path(config: Settings, table: str, glue: tuple[str, str]) -> TablePath
     """
     names = SnowflakeNames.of(config)
     if config.snowflake_linked_database and glue[0] == config.topics_namespace:
-        schema = config.snowflake_namespace
-        return TablePath(names.linked_database, schema, glue[1], is_linked=True)
-    return _created_path(names, table)
-
-
-def _created_path(names: SnowflakeNames, table: str) -> TablePath:
+        return TablePath(names.linked_database, config.snowflake_namespace, glue[1], is_linked=True)
     return TablePath(names.database, names.schema, table)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from topicberg.clients.answers import VendorAnswer, answered, unusable
@@ -38,21 +38,16 @@ def ask(
 
 
 def logging_in() -> AbstractContextManager[None]:
-    """Around what opens a connection.
-
-    :raises AnswerError: what answers is not Snowflake
-    """
+    """Around what opens a connection; raises an AnswerError if what answers is not Snowflake."""
     return answered("Snowflake (login)", "a session", LIBRARY)
 
 
 def records(connection: SnowflakeConnection, statement: str) -> list[VendorAnswer]:
     """Return the rows of a statement: column in lower case → value."""
     columns, rows = ask(connection, statement)
-    names = [column.lower() for column in columns]
-    request = _called(statement)
-    return [
-        VendorAnswer(dict(zip(names, row, strict=True)), request, is_certain=True) for row in rows
-    ]
+    names, request = [column.lower() for column in columns], _called(statement)
+    objects = (dict(zip(names, row, strict=True)) for row in rows)
+    return [VendorAnswer(each, request, is_certain=True) for each in objects]
 
 
 def _called(statement: str) -> str:
@@ -61,15 +56,10 @@ def _called(statement: str) -> str:
 
 
 def parsed(value: Any, statement: str) -> VendorAnswer:
-    """The object that one of Snowflake's system functions answers as text.
-
-    :raises AnswerError: it is none
-    """
-    request = f"Snowflake ({statement})"
-    try:
+    """The object that a system function answers as text; raises an AnswerError if it is none."""
+    request, response = f"Snowflake ({statement})", None
+    with suppress(TypeError, ValueError):
         response = json.loads(value)
-    except (TypeError, ValueError):
-        response = None
     if not isinstance(response, dict):
         raise unusable(request, "an object of JSON")
     return VendorAnswer(response, request, is_certain=True)

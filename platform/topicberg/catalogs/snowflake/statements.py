@@ -134,10 +134,7 @@ class RestLogin:
 
 
 def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool = False) -> str:
-    """With Snowflake Open Catalog, or with another REST catalog.
-
-    :param linked: for the linked database
-    """
+    """With another REST catalog, or Open Catalog; ``linked``: for the linked database."""
     names = SnowflakeNames.of(config)
     source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
     catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""

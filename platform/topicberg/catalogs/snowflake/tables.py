@@ -6,31 +6,23 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from topicberg.catalogs.snowflake import statements
 from topicberg.catalogs.snowflake.names import (
     QUERY_ROLE,
     SnowflakeNames,
     TablePath,
-    _created_path,
     like,
     quote,
     table_path,
     text,
 )
 from topicberg.catalogs.snowflake.session import NOT_THERE, _value, ask, parsed, records
-from topicberg.catalogs.snowflake.statements import (
-    bootstrap,
-    bootstrap_linked,
-    create_table,
-    refresh_table,
-)
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
     from snowflake.connector.errors import ProgrammingError
-
-    from topicberg.settings import Settings
-
 
 NOT_ALLOWED, EXISTS_ALREADY = 3001, 2002
 READ_ATTEMPTS = 5
@@ -50,15 +42,13 @@ def find_table_path(
     host knows nothing of that choice.
     """
     path = table_path(config, table, glue)
-    if not path.is_linked or _has_database(connection, path.database):
+    if not path.is_linked:
         return path
-    created = _created_path(SnowflakeNames.of(config), table)
-    return path if _volume_of(connection, created) is None else created
-
-
-def _has_database(connection: SnowflakeConnection, name: str) -> bool:
-    databases = records(connection, f"SHOW DATABASES LIKE {like(name)}")
-    return any(row["name"] == name for row in databases)
+    databases = records(connection, f"SHOW DATABASES LIKE {like(path.database)}")
+    names = SnowflakeNames.of(config)
+    created = TablePath(names.database, names.schema, table)
+    has_linked = any(row["name"] == path.database for row in databases)
+    return path if has_linked or _volume_of(connection, created) is None else created
 
 
 @dataclass(frozen=True)
@@ -104,14 +94,14 @@ def sync(
     :param version: of Iceberg's format, of the Iceberg table
     """
     path = find_table_path(connection, config, table, glue)
-    if error := _refused(connection, refresh_table(path)):
+    if error := _refused(connection, statements.refresh_table(path)):
         if path.is_linked:
             _wait_for_discovery(connection, config, path)
         else:
             # `topicberg deploy` owns the topics' tables, with grants that others lose.
             version = 0 if error.errno == NOT_ALLOWED else version
             _require(connection, config, path, glue, location, version)
-        if error := _refused(connection, refresh_table(path)):
+        if error := _refused(connection, statements.refresh_table(path)):
             # A topic's table that belongs to another role follows by itself. One that was created
             # again in the catalog is dropped by Snowflake, and discovered again.
             if path.is_linked and _volume_of(connection, path) is None:
@@ -157,20 +147,21 @@ def _require(
 ) -> None:
     """Make the table if it is missing, on another volume than its files, or of an older version."""
     names = SnowflakeNames.of(config)
-    derived = config.derived_bucket != config.bucket and location.startswith(
-        config.derived_warehouse
-    )
-    volume = names.derived_volume if derived else names.volume
+    is_beside = config.derived_bucket != config.bucket
+    is_derived = is_beside and location.startswith(config.derived_warehouse)
+    volume = names.derived_volume if is_derived else names.volume
     current = _shown(connection, path)
     is_current = (
         current is not None
         and current["external_volume_name"] == volume
         and int(current.get("iceberg_table_format_version") or version) >= version
     )
-    if current is not None and not is_current:
-        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
     if not is_current:
-        statement = create_table(names, path.table, *glue, volume=volume, if_missing=True)
+        if current is not None:
+            ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
+        statement = statements.create_table(
+            names, path.table, *glue, volume=volume, if_missing=True
+        )
         _create(connection, config, path, statement)
 
 
@@ -247,18 +238,15 @@ def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus
                 hint="run `topicberg deploy create`, or set TOPICBERG_SNOWFLAKE_LINKED_DATABASE="
                 "false to use tables that are created one by one",
             ) from None
-        for sql in [*bootstrap(config), *bootstrap_linked(config)]:
+        for sql in [*statements.bootstrap(config), *statements.bootstrap_linked(config)]:
             ask(connection, sql)
         status = parsed(_value(connection, look), look)
     failures = status.get("failureDetails") or []
-    return LinkStatus(
-        str(status["executionState"]),
-        str(status.get("failedExecutionStateReason") or ""),
-        {
-            str(failure.get("qualifiedEntityName")): str(failure.get("errorMessage"))
-            for failure in failures
-        },
-    )
+    tables = {
+        str(each.get("qualifiedEntityName")): str(each.get("errorMessage")) for each in failures
+    }
+    failure = str(status.get("failedExecutionStateReason") or "")
+    return LinkStatus(str(status["executionState"]), failure, tables)
 
 
 def _create(
@@ -287,7 +275,7 @@ def _create(
         )
     if error.errno not in NOT_THERE:
         raise error
-    for sql in [*bootstrap(config), statement]:
+    for sql in [*statements.bootstrap(config), statement]:
         ask(connection, sql)
 
 
@@ -319,10 +307,7 @@ def _metadata_location(connection: SnowflakeConnection, path: TablePath) -> str:
 
 
 def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
-    """Return the external volume of an Iceberg table; None: there is no such table.
-
-    It is empty where the catalog vends credentials.
-    """
+    """Return the volume of a table, empty where the catalog vends credentials; None: no table."""
     row = _shown(connection, path)
     return None if row is None else str(row["external_volume_name"] or "")
 

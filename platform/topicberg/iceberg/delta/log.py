@@ -67,8 +67,7 @@ class DeltaLog:
         pointer = self._read("_last_checkpoint")
         self.checkpoint = json.loads(pointer)["version"] if pointer else None
         version = self.checkpoint or 0
-        newest = self._read(_name(version))
-        if newest is None:
+        if (newest := self._read(_name(version))) is None:
             if self.checkpoint is None and not self._has_versions():
                 return None
             raise TableflowError(
@@ -87,8 +86,21 @@ class DeltaLog:
         """
         reflected = {"snapshotId": mark.snapshot_id, "definition": mark.definition}
         actions[0]["commitInfo"][MARK] = reflected
-        lines = "".join(f"{json.dumps(action)}\n" for action in actions)
-        self._create(f"{self.folder}/{_name(mark.version)}", lines.encode())
+        content = "".join(f"{json.dumps(action)}\n" for action in actions).encode()
+        path = f"{self.folder}/{_name(mark.version)}"
+        try:
+            if "file" in self._files.protocol:
+                self._files.makedirs(self.folder, exist_ok=True)
+                with self._files.open(path, "xb") as file:
+                    file.write(content)
+            else:
+                self._files.pipe_file(path, content, mode="create")
+        except OSError as error:
+            # s3fs has no exception of its own for a refused If-None-Match.
+            is_refused = error.errno in _TAKEN or "PreconditionFailed" in repr(error)
+            if isinstance(error, FileExistsError) or is_refused:
+                raise CommitConflictError(f"{path} exists: another writer was faster") from error
+            raise
 
     def write_checkpoint(self) -> None:
         """Write the whole log as one file; then delete logs older than the retention."""
@@ -124,27 +136,11 @@ class DeltaLog:
         except FileNotFoundError:
             return False
 
-    def _create(self, path: str, content: bytes) -> None:
-        try:
-            if "file" in self._files.protocol:
-                self._files.makedirs(self.folder, exist_ok=True)
-                with self._files.open(path, "xb") as file:
-                    file.write(content)
-            else:
-                self._files.pipe_file(path, content, mode="create")
-        except OSError as error:
-            # s3fs has no exception of its own for a refused If-None-Match.
-            is_refused = error.errno in _TAKEN or "PreconditionFailed" in repr(error)
-            if isinstance(error, FileExistsError) or is_refused:
-                raise CommitConflictError(f"{path} exists: another writer was faster") from error
-            raise
-
     def _mark(self, version: int, content: bytes) -> DeltaVersion:
-        commit_info: dict[str, Any] = {}
-        for line in content.splitlines():
-            commit_info = json.loads(line).get("commitInfo", commit_info)
-        mark = commit_info.get(MARK)
-        if mark is None:
+        actions = map(json.loads, content.splitlines())
+        infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
+        commit_info: dict[str, Any] = next(infos, {})
+        if (mark := commit_info.get(MARK)) is None:
             raise TableflowError(
                 f"version {version} of the Delta log {self.folder} is another writer's: its "
                 f"operation is {commit_info.get('operation', 'unknown')}",

@@ -16,6 +16,7 @@ timezone (TimestampNtz)", "Valid Feature Names in Table Features".
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg import types as T
@@ -49,7 +50,7 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
     """
     _refuse_renamed(table)
     _refuse_defaults(table)
-    names = (field.name for field in index_by_id(table.schema()).values())
+    names = {column.name for column in index_by_id(table.schema()).values()}
     mapped = any(name_in_files(name) != name for name in names)
     fields = _Fields(".".join(table.name()), mapped)
     schema = fields.struct(table.schema().as_struct(), "")
@@ -69,18 +70,15 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
         "partitionColumns": [],
         "configuration": configuration,
     }
-    return {"protocol": _protocol(mapped, fields.features)}, {"metaData": metadata}
-
-
-def _protocol(mapped: bool, features: set[str]) -> Action:
-    """Return the lowest reader version that can read the table, and a writer only topicberg has."""
-    named = sorted(features | ({"columnMapping"} if mapped else set()))
+    # The lowest reader version that can read the table, and a writer that only topicberg has.
+    named = sorted({*fields.features, *(["columnMapping"] if mapped else [])})
     protocol: Action = {
-        "minReaderVersion": 3 if features else 2 if mapped else 1,
+        "minReaderVersion": 3 if fields.features else 2 if mapped else 1,
         "minWriterVersion": 7,
         "writerFeatures": sorted({*named, *_WRITER_FEATURES}),
     }
-    return {**protocol, "readerFeatures": named} if features else protocol
+    protocol |= {"readerFeatures": named} if fields.features else {}
+    return {"protocol": protocol}, {"metaData": metadata}
 
 
 def _refuse_renamed(table: Table) -> None:
@@ -102,29 +100,27 @@ def _refuse_renamed(table: Table) -> None:
                 )
 
 
+@dataclass
 class _Fields:
-    """Walks a schema; ``features``: the table features that it needs."""
+    """Walks a schema."""
 
-    def __init__(self, table: str, mapped: bool) -> None:
-        self.table = table
-        self.mapped = mapped
-        self.features: set[str] = set()
+    table: str
+    mapped: bool
+    features: set[str] = field(default_factory=set)
+    """The table features that it needs."""
 
     def struct(self, struct: T.StructType, path: str) -> Action:
-        fields = [self.field(field, f"{path}{field.name}") for field in struct.fields]
+        fields = [self.column(column, f"{path}{column.name}") for column in struct.fields]
         return {"type": "struct", "fields": fields}
 
-    def field(self, field: T.NestedField, path: str) -> Action:
-        metadata: Action = {"comment": field.doc} if field.doc else {}
+    def column(self, column: T.NestedField, path: str) -> Action:
+        metadata: Action = {"comment": column.doc} if column.doc else {}
         if self.mapped:
-            metadata["delta.columnMapping.id"] = field.field_id
-            metadata["delta.columnMapping.physicalName"] = name_in_files(field.name)
-        return {
-            "name": field.name,
-            "type": self.type(field.field_type, path),
-            "nullable": not field.required,
-            "metadata": metadata,
-        }
+            metadata["delta.columnMapping.id"] = column.field_id
+            metadata["delta.columnMapping.physicalName"] = name_in_files(column.name)
+        kind = self.type(column.field_type, path)
+        described = {"name": column.name, "type": kind, "nullable": not column.required}
+        return {**described, "metadata": metadata}
 
     def type(self, kind: T.IcebergType, path: str) -> Action | str:
         if isinstance(kind, T.StructType):
@@ -156,12 +152,9 @@ class _Fields:
 
 
 def _refuse_defaults(table: Table) -> None:
-    """Refuse a table with a column that older files lack and that is not null in their rows.
-
-    :raises TableflowError: a column has a default
-    """
-    for number, field in index_by_id(table.schema()).items():
-        if field.initial_default is not None:
+    """Refuse a table with a column that older files lack and that is not null in their rows."""
+    for number, column in index_by_id(table.schema()).items():
+        if column.initial_default is not None:
             raise TableflowError(
                 f"table {'.'.join(table.name())}: column {table.schema().find_column_name(number)} "
                 "was added with a default: in Delta, rows of older files would have null",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import takewhile
 
 from pyiceberg.table import Table
@@ -52,8 +53,7 @@ def tiers(target: int) -> tuple[Tier, ...]:
 
 def is_compaction(snapshot: Snapshot) -> bool:
     """Return whether it rewrites data files, and not only manifests or delete files."""
-    rewrites = operation_of(snapshot) == Operation.REPLACE
-    return rewrites and "deleted-data-files" in summary(snapshot)
+    return operation_of(snapshot) == Operation.REPLACE and "deleted-data-files" in summary(snapshot)
 
 
 def is_due(table: Table, policy: MaintenancePolicy, now_ms: int) -> bool:
@@ -62,21 +62,20 @@ def is_due(table: Table, policy: MaintenancePolicy, now_ms: int) -> bool:
     if not since:
         return False
     last = table.snapshot_by_id(since[-1].parent_snapshot_id or 0) or since[-1]
-    waited = now_ms - last.timestamp_ms
     new_bytes = sum(int(summary(snapshot).get("added-files-size", 0)) for snapshot in since)
-    return waited >= policy.compact_after.total_seconds() * 1000 or (
+    return now_ms - last.timestamp_ms >= policy.compact_after / timedelta(milliseconds=1) or (
         new_bytes >= policy.compact_bytes and len(since) > 1
     )
 
 
 def due_tiers(files: Files, target: int) -> list[Tier]:
     """Return the tiers in which some partition has files to merge."""
-
-    def is_due(tier: Tier) -> bool:
-        count, size = files.by_partition(files.is_data_below(tier.max_bytes))
-        return bool(((count >= tier.min_files) | ((count > 1) & (size > target))).any())
-
-    return [tier for tier in tiers(target) if is_due(tier)]
+    sizes = [(t, *files.by_partition(files.is_data_below(t.max_bytes))) for t in tiers(target)]
+    return [
+        tier
+        for tier, count, size in sizes
+        if ((count >= tier.min_files) | ((count > 1) & (size > target))).any()
+    ]
 
 
 def bytes_to_merge(files: Files, tier: Tier) -> int:
@@ -113,8 +112,11 @@ def compact(
     groups = 1
     if bytes_to_write > target or apply_deletes:
         # One task writes a group. It can take a minute, and is not interrupted for a batch of the
-        # engine, so half of the cores have none.
-        groups = max(1, _cores(endpoints, identifier) // 2)
+        # engine, so half of the cores have none. Spark's default parallelism is its cores.
+        partitions = "SELECT DISTINCT spark_partition_id() FROM range(100000)"
+        query = f"SELECT count(*) AS cores FROM ({partitions})"  # noqa: S608  nothing is inserted
+        (row,) = spark_sql(endpoints, ".".join(identifier), query)
+        groups = max(1, int(row["cores"]) // 2)
     options: dict[str, object] = {
         "target-file-size-bytes": target,
         "min-file-size-bytes": tier.max_bytes,
@@ -128,29 +130,17 @@ def compact(
     if apply_deletes:
         options["delete-file-threshold"] = 1
     if bytes_to_write > _TOGETHER_BYTES:
-        options["partial-progress.enabled"] = "true"
-        options["partial-progress.max-commits"] = _COMMITS
+        options |= {"partial-progress.enabled": "true", "partial-progress.max-commits": _COMMITS}
     arguments = {"options": _options(options)}
     if sort_by:
-        arguments["strategy"] = literal("sort")
-        arguments["sort_order"] = literal(", ".join(quote(column) for column in sort_by))
+        order = literal(", ".join(map(quote, sort_by)))
+        arguments |= {"strategy": literal("sort"), "sort_order": order}
     row = call(endpoints, identifier, "rewrite_data_files", arguments)
     return int(row["rewritten_data_files_count"])
 
 
-def _cores(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
-    """Return Spark's default parallelism, which is its number of cores."""
-    partitions = "SELECT DISTINCT spark_partition_id() FROM range(100000)"
-    statement = f"SELECT count(*) AS cores FROM ({partitions})"  # noqa: S608  nothing is inserted
-    (row,) = spark_sql(endpoints, ".".join(identifier), statement)
-    return int(row["cores"])
-
-
 def many_deletes(files: Files) -> bool:
-    """Return whether a partition has so many delete files that merging them helps its readers.
-
-    Deletion vectors are merged by those who write them.
-    """
+    """Return whether a partition has many delete files; vectors are merged by their writers."""
     count, _ = files.by_partition(files.is_position_delete & ~files["is_vector"])
     return bool((count >= DELETE_FILES).any())
 
@@ -160,8 +150,8 @@ def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
 
     :raises CommitConflictError: another commit changed one of the files
     """
-    arguments = {"options": _options({"min-input-files": 2})}
-    row = call(endpoints, identifier, "rewrite_position_delete_files", arguments)
+    options = {"options": _options({"min-input-files": 2})}
+    row = call(endpoints, identifier, "rewrite_position_delete_files", options)
     return int(row["rewritten_delete_files_count"])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import wait_random_exponential
@@ -16,8 +16,6 @@ from topicberg.spark import new_session, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
-
-logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 
@@ -50,29 +48,22 @@ def spark_sql(
     session: Any = new_session(endpoints.spark_connect, {**login, **(conf or {})})
     try:
         with conflicts(f"table {table}"):
-            rows: list[Row] = session.sql(statement).collect()
+            return list(session.sql(statement).collect())
     except PySparkException as error:
         raise TopicbergError(f"table {table}: Spark failed: {first_line(error)}") from error
     finally:
-        try:
+        with suppress(Exception):  # if the server has ended, so has the session
             session.stop()
-        except Exception as error:  # if the server has ended, so has the session
-            logger.debug("closing the Spark session: %s", error)
-    return rows
 
 
 def call(
     endpoints: Endpoints, identifier: tuple[str, str], procedure: str, arguments: dict[str, str]
 ) -> Row:
-    """Call one of Iceberg's procedures on a table; return its only row.
-
-    :param arguments: name → SQL expression
-    """
+    """Call one of Iceberg's procedures, whose arguments are SQL; return its only row."""
     arguments = {"table": literal(quote(*identifier)), **arguments}
     listed = ", ".join(f"{name} => {value}" for name, value in arguments.items())
     statement = f"CALL {CATALOG}.system.{procedure}({listed})"
-    (row,) = spark_sql(endpoints, ".".join(identifier), statement)
-    return row
+    return spark_sql(endpoints, ".".join(identifier), statement)[0]
 
 
 def literal(text: str) -> str:

@@ -23,39 +23,14 @@ from pydantic import BaseModel
 from pyiceberg.exceptions import CommitFailedException, RESTError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestFile
-from pyiceberg.table import Table
+from pyiceberg.table import Table, update
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import (
-    AssertCurrentSchemaId,
-    AssertDefaultSpecId,
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    RemovePartitionSpecsUpdate,
-    RemoveSchemasUpdate,
-    RemoveSnapshotRefUpdate,
-    RemoveSnapshotsUpdate,
-    TableRequirement,
-    TableUpdate,
-)
 
-from topicberg.iceberg import changes
+from topicberg.iceberg import changes, commits, shared_keys, summaries
 from topicberg.iceberg import read_tags as reading
-from topicberg.iceberg.commits import property_updates
 from topicberg.iceberg.files import delete_files, entries, manifests
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
-from topicberg.iceberg.shared_keys import delete_shared
-from topicberg.iceberg.summaries import (
-    END_OFFSETS,
-    PICKED_FROM,
-    SNAPSHOTS_PER_BATCH,
-    SOURCE_SNAPSHOTS,
-    STAGING_PREFIX,
-    WAP_ID,
-    ancestry,
-    is_own,
-    summary,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +61,8 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
     stale = {
         name: ref.snapshot_id
         for name, ref in table.metadata.refs.items()
-        if name.startswith(STAGING_PREFIX) and older(_last_use_ms(table, ref), policy.staged_age)
+        if name.startswith(summaries.STAGING_PREFIX)
+        and older(_last_use_ms(table, ref), policy.staged_age)
     }
     unused = {*stale, *reading.stale_tags(table, now_ms)}
     fitting = _fitting(table, policy.metadata_bytes)
@@ -94,17 +70,19 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
     for name, ref in table.metadata.refs.items():
         if name in unused:
             continue
-        line = list(ancestry(table, known[ref.snapshot_id]))
+        line = list(summaries.ancestry(table, known[ref.snapshot_id]))
         lines |= {snapshot.snapshot_id for snapshot in line}
         keep.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.TAG:
             if not name.startswith(reading.PREFIX):  # users may roll back to it
-                keep |= {s.snapshot_id for s in line[: _through(line, END_OFFSETS)]}
+                keep |= {s.snapshot_id for s in line[: _through(line, summaries.END_OFFSETS)]}
             continue
-        if name.startswith(STAGING_PREFIX):  # can be published only on the head of main
-            keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
+        if name.startswith(summaries.STAGING_PREFIX):  # can be published only on the head of main
+            keep |= {snapshot.snapshot_id for snapshot in line[: summaries.SNAPSHOTS_PER_BATCH]}
             continue
-        resumed, computed = (_through(line, key) for key in (END_OFFSETS, SOURCE_SNAPSHOTS))
+        resumed, computed = (
+            _through(line, key) for key in (summaries.END_OFFSETS, summaries.SOURCE_SNAPSHOTS)
+        )
         minimum = max(policy.min_snapshots, resumed, computed, ref.min_snapshots_to_keep or 0)
         for place, snapshot in enumerate(line):
             timestamp_ms = snapshot.timestamp_ms
@@ -115,11 +93,15 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
             wanted = now_ms - timestamp_ms <= (ref.max_snapshot_age_ms or -1)
             if place < minimum or wanted or ((retained or read) and fits):
                 keep.add(snapshot.snapshot_id)
-    abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
+    abandoned = {
+        s.snapshot_id for head in stale.values() for s in summaries.ancestry(table, known[head])
+    }
     for number in known.keys() - lines:
-        properties = summary(known[number])
         # Users stage snapshots too, and may publish them much later.
-        is_batch = WAP_ID in properties and END_OFFSETS in properties
+        is_batch = summaries.summary(known[number]).keys() >= {
+            summaries.WAP_ID,
+            summaries.END_OFFSETS,
+        }
         age = policy.staged_age if is_batch or number in abandoned else policy.retention
         if not older(known[number].timestamp_ms, age):
             keep.add(number)
@@ -129,22 +111,16 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
 def _fitting(table: Table, most: int) -> set[int]:
     """Return the newest snapshots with which a table has at most ``most`` bytes of metadata."""
     snapshots = sorted(table.metadata.snapshots, key=attrgetter("timestamp_ms"), reverse=True)
-    sizes = [len(snapshot.model_dump_json()) for snapshot in snapshots]
+    sizes = accumulate(len(snapshot.model_dump_json()) for snapshot in snapshots)
     rest = table.metadata.model_copy(update={"snapshots": []})
     # PyIceberg does not serialize metadata of format version 3.
     left = most - len(BaseModel.model_dump_json(rest))
-    return {
-        s.snapshot_id for s, size in zip(snapshots, accumulate(sizes), strict=True) if size <= left
-    }
+    return {s.snapshot_id for s, size in zip(snapshots, sizes, strict=True) if size <= left}
 
 
 def _through(line: Sequence[Snapshot], key: str) -> int:
-    """Return how many snapshots a line has from its head to the newest with a key in its summary.
-
-    None has it: 0.
-    """
-    places = (place for place, each in enumerate(line, 1) if key in summary(each))
-    return next(places, 0)
+    """Return how many snapshots a line has to the newest with a key in its summary; 0: none has."""
+    return next((place for place, each in enumerate(line, 1) if key in summaries.summary(each)), 0)
 
 
 def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
@@ -154,7 +130,7 @@ def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
     once ``main`` has moved on.
     """
     later_ms = math.inf
-    for snapshot in ancestry(table):
+    for snapshot in summaries.ancestry(table):
         if snapshot.snapshot_id == ref.snapshot_id:
             return later_ms
         later_ms = snapshot.timestamp_ms
@@ -187,25 +163,25 @@ def remove(
     :raises CommitFailedException: another commit came first; nothing was done
     """
     before = table.metadata
-    requirements: tuple[TableRequirement, ...] = (
-        AssertTableUUID(uuid=before.table_uuid),
+    requirements: tuple[update.TableRequirement, ...] = (
+        update.AssertTableUUID(uuid=before.table_uuid),
         *(
-            AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
+            update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
             for name, ref in before.refs.items()
             if not name.startswith(reading.PREFIX)  # readers' tags may change meanwhile
         ),
     )
-    updates: list[TableUpdate] = [
-        RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(expired.refs)
+    updates: list[update.TableUpdate] = [
+        update.RemoveSnapshotRefUpdate(ref_name=n) for n in sorted(expired.refs)
     ]
     changed = dict(properties or {})
     if expired.snapshots:
         on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
             changed[changes.LEDGER] = changes.noted(table, time, expired.snapshots)
-        updates.append(RemoveSnapshotsUpdate(snapshot_ids=sorted(expired.snapshots)))
+        updates.append(update.RemoveSnapshotsUpdate(snapshot_ids=sorted(expired.snapshots)))
     # In one update: Nessie refuses a commit with two of a kind (projectnessie/nessie#9999).
-    updates += property_updates(table, changed, ())
+    updates += commits.property_updates(table, changed, ())
     table.catalog.commit_table(table, requirements, tuple(updates))
     table.refresh()
     removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
@@ -218,99 +194,82 @@ def remove(
         if statistics.snapshot_id in expired.snapshots
     }
     # Data files last: what a killed run leaves is then found by what it holds.
-    manifests_first = {path for path in files if path.endswith(".avro")}
-    data = files - manifests_first
-    deleted = delete_files(table.io, manifests_first) + delete_files(table.io, data)
-    delete_shared(table, data)
+    metadata = {path for path in files if path.endswith(".avro")}
+    deleted = delete_files(table.io, metadata) + delete_files(table.io, files - metadata)
+    shared_keys.delete_shared(table, files - metadata)
     return deleted
 
 
 def _remove_unused(table: Table) -> None:
-    """Remove the schemas and partition specs that no snapshot has any more.
-
-    Not every catalog supports these updates; it keeps them then.
-    """
+    """Remove schemas and partition specs that no snapshot has, unless the catalog keeps them."""
     metadata = table.metadata
     schemas = {metadata.current_schema_id, *(s.schema_id for s in metadata.snapshots)}
-    updates: list[TableUpdate] = []
+    updates = list[update.TableUpdate]()
     if unused := sorted({schema.schema_id for schema in metadata.schemas} - schemas):
-        updates.append(RemoveSchemasUpdate(schema_ids=unused))
+        updates.append(update.RemoveSchemasUpdate(schema_ids=unused))
     if len(metadata.partition_specs) > 1:
         used = {m.partition_spec_id for m in manifests(table.io, metadata.snapshots).values()}
         used.add(metadata.default_spec_id)
         if unused := sorted({spec.spec_id for spec in metadata.partition_specs} - used):
-            updates.append(RemovePartitionSpecsUpdate(spec_ids=unused))
+            updates.append(update.RemovePartitionSpecsUpdate(spec_ids=unused))
     # A writer that adds a snapshot of such a schema or spec meanwhile moves a branch.
-    requirements: tuple[TableRequirement, ...] = (
-        AssertTableUUID(uuid=metadata.table_uuid),
-        AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
-        AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+    requirements: tuple[update.TableRequirement, ...] = (
+        update.AssertTableUUID(uuid=metadata.table_uuid),
+        update.AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
+        update.AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
         *(
-            AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
+            update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
             for name, ref in metadata.refs.items()
             if ref.snapshot_ref_type == SnapshotRefType.BRANCH
         ),
     )
-    if not updates:
-        return
     try:
-        table.catalog.commit_table(table, requirements, tuple(updates))
-        table.refresh()
-    except CommitFailedException as error:
+        if updates:
+            table.catalog.commit_table(table, requirements, tuple(updates))
+            table.refresh()
+    except (CommitFailedException, RESTError) as error:
         logger.info("table %s: unused schemas stay for now: %s", ".".join(table.name()), error)
-    except RESTError as error:
-        logger.info("table %s: the catalog keeps schemas: %s", ".".join(table.name()), error)
 
 
 def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) -> set[str]:
-    """Return files of removed snapshots that no kept snapshot has.
-
-    :param kept: with the parents that they had before
-    """
+    """Return files of removed snapshots that no kept one has; these have their former parents."""
     is_on_lines = {s.snapshot_id for s in removed} <= _lines([*removed, *kept], kept)
-    beside = _beside(removed, kept) if is_on_lines else kept
-    kept_manifests = manifests(io, beside)
-    of_removed = manifests(io, removed)
-    dropped = {
-        path: manifest for path, manifest in of_removed.items() if path not in kept_manifests
-    }
+    kept_manifests = manifests(io, _beside(removed, kept) if is_on_lines else kept)
+    dropped = {p: m for p, m in manifests(io, removed).items() if p not in kept_manifests}
     paths, numbers, adders = set[str](), set[int](), set[int | None]()
     for entry in entries(io, dropped.values()):
         paths.add(entry.data_file.file_path)
         numbers.add(entry.sequence_number or 0)
         adders.add(entry.snapshot_id)
     files = {snapshot.manifest_list for snapshot in removed} | dropped.keys()
-    if paths:
-        related: Iterable[ManifestFile] = kept_manifests.values()
-        if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
-            first, last = min(numbers), max(numbers)
-            known = {snapshot.snapshot_id: is_own(snapshot) for snapshot in (*removed, *kept)}
-            # Others may add a file again, which an earlier snapshot or another branch has, too.
-            is_line = _follow(kept, removed)
-            if not all(known.get(adder or 0, is_line) for adder in adders):
-                first = 0
-            # The others were written before all of these files, or hold only files that topicberg
-            # added later.
-            related = (
-                manifest
-                for manifest in related
-                if manifest.sequence_number >= first
-                and (
-                    manifest.min_sequence_number <= last
-                    or manifest.existing_files_count != 0
-                    or not known.get(manifest.added_snapshot_id or 0)
-                )
+    if not paths:
+        return files
+    related: Iterable[ManifestFile] = kept_manifests.values()
+    if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
+        known = {snapshot.snapshot_id: summaries.is_own(snapshot) for snapshot in (*removed, *kept)}
+        # Others may add a file again, which an earlier snapshot or another branch has, too.
+        is_line = _follow(kept, removed)
+        is_known = all(known.get(adder or 0, is_line) for adder in adders)
+        first, last = min(numbers) if is_known else 0, max(numbers)
+        # The others were written before all of these files, or hold only files that topicberg
+        # added later.
+        related = (
+            manifest
+            for manifest in related
+            if manifest.sequence_number >= first
+            and (
+                manifest.min_sequence_number <= last
+                or manifest.existing_files_count != 0
+                or not known.get(manifest.added_snapshot_id or 0)
             )
-        for entry in entries(io, related):
-            paths.discard(entry.data_file.file_path)
-        files |= paths
-    return files
+        )
+    return files | paths.difference(entry.data_file.file_path for entry in entries(io, related))
 
 
 def _lines(known: Iterable[Snapshot], heads: Iterable[Snapshot]) -> set[int]:
     """Return what snapshots lead to by their parents, themselves included."""
     parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in known}
-    found: set[int] = set()
+    found = set[int]()
     for head in heads:
         number: int | None = head.snapshot_id
         while number in parents and number not in found:
@@ -328,7 +287,7 @@ def _follow(kept: Sequence[Snapshot], removed: Sequence[Snapshot]) -> bool:
 
 def _source(snapshot: Snapshot) -> int | None:
     """Return the snapshot whose files another tool published again, as files of this one."""
-    number = summary(snapshot).get(PICKED_FROM)
+    number = summaries.summary(snapshot).get(summaries.PICKED_FROM)
     return int(number) if number is not None and number.isdecimal() else None
 
 
@@ -348,7 +307,7 @@ def _beside(removed: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snaps
         for snapshot in kept
         if snapshot.snapshot_id in origins
         or not known.issuperset(_origins(snapshot))
-        or not is_own(snapshot)
+        or not summaries.is_own(snapshot)
     ]
 
 

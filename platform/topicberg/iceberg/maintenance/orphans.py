@@ -11,12 +11,10 @@ from itertools import chain
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
+from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.delta.log import LOG_FOLDER
-from topicberg.iceberg.files import delete_files, entries, listed_files, manifests, without
-from topicberg.iceberg.shared_keys import FOLDER as KEYS_FOLDER
-from topicberg.iceberg.shared_keys import shared_file
 
-_OF_OTHERS = re.compile(rf"/[._](?!{KEYS_FOLDER[1:]}/)[^/=]*/|/version-hint\.text$")
+_OF_OTHERS = re.compile(rf"/[._](?!{shared_keys.FOLDER[1:]}/)[^/=]*/|/version-hint\.text$")
 """Files in a table's folder that other tools keep there, such as the metadata of another format.
 Iceberg's procedure ``remove_orphan_files`` does not delete them either, nor partitions' folders."""
 
@@ -37,14 +35,16 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     if not listed:
         return 0
     paths = known_files(table.refresh())
-    if any(f"/{KEYS_FOLDER}/" in path for path in listed):
-        paths = chain.from_iterable((path, shared_file(location, path)) for path in paths)
-    return delete_files(table.io, without(listed, paths))
+    if any(f"/{shared_keys.FOLDER}/" in path for path in listed):
+        paths = chain.from_iterable(
+            (path, shared_keys.shared_file(location, path)) for path in paths
+        )
+    return files.delete_files(table.io, files.without(listed, paths))
 
 
 def listing(table: Table) -> list[tuple[str, float]]:
     """Return path and time of the last change (seconds since 1970) of everything in the folder."""
-    listed = listed_files(table.io, table.location().rstrip("/"))
+    listed = files.listed_files(table.io, table.location().rstrip("/"))
     if listed is None:
         raise TopicbergError(
             f"table {'.'.join(table.name())}: its file system cannot be listed",
@@ -57,11 +57,14 @@ def listing(table: Table) -> list[tuple[str, float]]:
 def known_files(table: Table) -> Iterator[str]:
     """Yield the paths of all files that the table's metadata leads to."""
     metadata = table.metadata
-    yield table.metadata_location
-    yield from (entry.metadata_file for entry in metadata.metadata_log)
-    statistics = *metadata.statistics, *metadata.partition_statistics
-    yield from (file.statistics_path for file in statistics)
-    yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
-    manifest_files = manifests(table.io, metadata.snapshots)
+    yield from (
+        table.metadata_location,
+        *(entry.metadata_file for entry in metadata.metadata_log),
+        *(file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)),
+        *(snapshot.manifest_list for snapshot in metadata.snapshots),
+    )
+    manifest_files = files.manifests(table.io, metadata.snapshots)
     yield from manifest_files
-    yield from (entry.data_file.file_path for entry in entries(table.io, manifest_files.values()))
+    yield from (
+        entry.data_file.file_path for entry in files.entries(table.io, manifest_files.values())
+    )

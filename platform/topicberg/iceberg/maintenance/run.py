@@ -7,28 +7,24 @@ services, schedules and operators may run it: the second finds nothing to do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.formats.metadata import PARTITION, RAW_KEY
-from topicberg.iceberg import delta
-from topicberg.iceberg.clocks import current_time
+from topicberg.iceberg import clocks, delta, position_deletes, read_tags, summaries
 from topicberg.iceberg.data_files import file_bytes
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.files import may_delete
-from topicberg.iceberg.maintenance import compaction, expiry, ttl
-from topicberg.iceberg.maintenance.conflicts import retried
-from topicberg.iceberg.maintenance.orphans import remove_orphans
+from topicberg.iceberg.maintenance import compaction, conflicts, expiry, orphans, ttl
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
-from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
-from topicberg.iceberg.position_deletes import misplaced_files, trim_deletes
-from topicberg.iceberg.read_tags import reading
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -36,6 +32,58 @@ logger = logging.getLogger(__name__)
 
 LISTED_AT_MS = "topicberg.orphans-removed-at-ms"
 """Table property: when the folder was last searched for orphan files."""
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """Files of the current snapshot, their bytes, and all snapshots, by the metadata."""
+
+    data_files: int
+    delete_files: int
+    bytes: int
+    rows: int
+    snapshots: int
+
+    @staticmethod
+    def of(table: Table) -> TableSize:
+        head = table.current_snapshot()
+        facts = summaries.summary(head) if head else {}
+        names = ("data-files", "delete-files", "files-size", "records")
+        data, deletes, size, rows = (int(facts.get(f"total-{name}", 0)) for name in names)
+        return TableSize(data, deletes, size, rows, len(table.metadata.snapshots))
+
+
+@dataclass(frozen=True)
+class MaintenanceReport:
+    """Zeros: nothing was due. Ingestion continues meanwhile, which the sizes include."""
+
+    table: str
+    before: TableSize
+    after: TableSize
+    partitions_corrected: int = 0
+    """Files whose partition value in the metadata was not that of their rows."""
+    rows_expired: int = 0
+    files_compacted: int = 0
+    delete_files_compacted: int = 0
+    manifests_rewritten: int = 0
+    snapshots_expired: int = 0
+    files_deleted: int = 0
+    """Deleted data and metadata files that only expired snapshots had."""
+    orphans_removed: int = 0
+    postponed: tuple[str, ...] = ()
+    """Steps that others' commits prevented; the next run does them."""
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of changes, by name."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: number for name, number in numbers.items() if type(number) is int}
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was done."""
+        return any(self.counts.values()) or bool(self.postponed)
 
 
 def topic_policy(spec: TopicSpec) -> MaintenancePolicy:
@@ -89,9 +137,8 @@ def maintain_table(
     :param time: the event time, by whose hours other tables are derived from this one
     :raises TopicbergError: Spark failed; everything that was done before stays
     """
-    start, now = monotonic(), current_time(table)
+    start, now, before = monotonic(), clocks.current_time(table), TableSize.of(table)
     now_ms = int(now.timestamp() * 1000)
-    before = TableSize.of(table)
     daily = now_ms - _listed_at_ms(table) >= policy.daily / timedelta(milliseconds=1)
     run = _Run(table, endpoints, None if policy.data_retention is None else timestamp)
     corrected = run.correct_partitions()  # Spark would write wrong values into the rows
@@ -102,13 +149,14 @@ def maintain_table(
     files, deletes = run.compact(policy, now_ms, sort_by)
     if rows_expired or files:
         deletes += run.trim_deletes()
-    manifests = run.rewrite_manifests()
+    merge = partial(compaction.rewrite_manifests, endpoints, run.identifier)
+    has_many = compaction.many_manifests(run.current)
+    manifests = run.step("rewriting manifests", merge) if has_many else 0
     snapshots, deleted = len(run.current.metadata.snapshots), 0
     deletes_files = may_delete(run.current)
     if deletes_files and expiry.expirable(table, policy, now_ms):
         deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
     expired = max(0, snapshots - len(run.current.metadata.snapshots))
-    orphans = run.remove_orphans(policy, now_ms) if daily and deletes_files else 0
     report = MaintenanceReport(
         table=run.name,
         before=before,
@@ -120,7 +168,7 @@ def maintain_table(
         manifests_rewritten=manifests,
         snapshots_expired=expired,
         files_deleted=deleted,
-        orphans_removed=orphans,
+        orphans_removed=run.remove_orphans(policy, now_ms) if daily and deletes_files else 0,
         postponed=tuple(run.postponed),
         seconds=monotonic() - start,
     )
@@ -159,7 +207,7 @@ class _Run:
         """Return a count; 0 and postponed if every attempt conflicted with another commit."""
         self._may_have_changed = True
         try:
-            return retried(self.name, work)
+            return conflicts.retried(self.name, work)
         except CommitConflictError as conflict:
             logger.warning("%s is postponed: %s", task, conflict.message)
             self.postponed.append(task)
@@ -167,13 +215,10 @@ class _Run:
 
     def expire_rows(self, column: str, cutoff: datetime, slack: timedelta, *, unknown: bool) -> int:
         whole, partly = ttl.expired(self.files(), cutoff, slack, unknown=unknown)
-        rows = 0
-        if whole.any():
-            rows += self.step("data TTL", partial(ttl.drop_files, self.table, column, cutoff))
-        if partly:
-            delete = partial(ttl.delete_rows, self.endpoints, self.table, column, cutoff)
-            rows += self.step("data TTL of mixed files", delete)
-        return rows
+        drop = partial(ttl.drop_files, self.table, column, cutoff)
+        delete = partial(ttl.delete_rows, self.endpoints, self.table, column, cutoff)
+        rows = self.step("data TTL", drop) if whole.any() else 0
+        return rows + (self.step("data TTL of mixed files", delete) if partly else 0)
 
     def compact(
         self, policy: MaintenancePolicy, now_ms: int, sort_by: Sequence[str]
@@ -184,28 +229,21 @@ class _Run:
         files, data, deletes = self.files(), 0, 0
         if self.table.format_version > 2 and (files.is_position_delete & ~files["is_vector"]).any():
             # They are of version 2. Beside vectors, their rows count as deleted twice.
-            deletes = self.trim_deletes()
-            files = self.files()
-        target = file_bytes(self.table.properties)
-        has_deletes = not files.is_data.all()
+            deletes, files = self.trim_deletes(), self.files()
+        target, has_deletes = file_bytes(self.table.properties), not files.is_data.all()
         apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
-        tiers: Iterable[compaction.Tier] = compaction.due_tiers(files, target)
-        if apply_deletes and not tiers:
-            tiers = compaction.tiers(target)[:1]
-        for tier in tiers:
+        largest = compaction.tiers(target)[:1] if apply_deletes else ()
+        for tier in compaction.due_tiers(files, target) or largest:
+            what = self.endpoints, self.identifier, tier, target, sort_by
             merge = partial(
                 compaction.compact,
-                self.endpoints,
-                self.identifier,
-                tier,
-                target,
-                sort_by,
+                *what,
                 has_deletes=has_deletes,
                 apply_deletes=apply_deletes,
                 bytes_to_write=compaction.bytes_to_merge(files, tier),
             )
             # It copies rows: an erasure of some of them waits for the end of the tag.
-            with reading([self.current], "compaction"):
+            with read_tags.reading([self.current], "compaction"):
                 data += self.step("compaction", merge)
             apply_deletes = False
         if has_deletes and compaction.many_deletes(self.files()):
@@ -215,26 +253,22 @@ class _Run:
 
     def correct_partitions(self) -> int:
         """Move files to the partitions that are theirs; return how many were elsewhere."""
-        files = misplaced_files(self.current)
+        files = position_deletes.misplaced_files(self.current)
 
         def correct() -> int:
-            trim_deletes(self.table.refresh())
+            position_deletes.trim_deletes(self.table.refresh())
             return files
 
         return self.step("correcting partition values", correct) if files else 0
 
     def trim_deletes(self) -> int:
         """Remove delete files and vectors of deleted data files."""
-        return self.step("trimming delete files", lambda: trim_deletes(self.table.refresh()))
-
-    def rewrite_manifests(self) -> int:
-        if not compaction.many_manifests(self.current):
-            return 0
-        merge = partial(compaction.rewrite_manifests, self.endpoints, self.identifier)
-        return self.step("rewriting manifests", merge)
+        return self.step(
+            "trimming delete files", lambda: position_deletes.trim_deletes(self.table.refresh())
+        )
 
     def remove_orphans(self, policy: MaintenancePolicy, now_ms: int) -> int:
-        removed = remove_orphans(self.table, policy.orphan_age, now_ms / 1000)
+        removed = orphans.remove_orphans(self.table, policy.orphan_age, now_ms / 1000)
 
         def remember() -> int:
             with self.table.refresh().transaction() as transaction:
@@ -249,10 +283,8 @@ def _listed_at_ms(table: Table) -> int:
     """Return when the folder was last searched for orphan files; a new table counts as searched."""
     if (noted := table.properties.get(LISTED_AT_MS)) is not None:
         return int(noted)
-    metadata = table.metadata
-    known = [entry.timestamp_ms for entry in metadata.metadata_log]
-    known += [snapshot.timestamp_ms for snapshot in metadata.snapshots]
-    return min(known, default=metadata.last_updated_ms)
+    entries: list[Any] = [*table.metadata.metadata_log, *table.metadata.snapshots]
+    return min((entry.timestamp_ms for entry in entries), default=table.metadata.last_updated_ms)
 
 
 def _milliseconds(number: int) -> timedelta:

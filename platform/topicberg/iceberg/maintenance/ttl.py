@@ -20,14 +20,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.iceberg import manifests, snapshots, summaries
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.file_facts import Files, files_by_manifest
 from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.maintenance.conflicts import spark_sql
-from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.position_deletes import Deletes
-from topicberg.iceberg.snapshots import report
-from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
 from topicberg.version import IN_SUMMARY
 
@@ -65,7 +63,7 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     for manifest, known in files_by_manifest(table.io, head_manifests(table), field):
         holds, _ = expired(known, cutoff, timedelta(0), unknown=False)
         if manifest.content == ManifestContent.DELETES or holds.any():
-            files = [entry.data_file for entry in read_entries(table.io, manifest)]
+            files = [entry.data_file for entry in manifests.read_entries(table.io, manifest)]
             whole += [file for file, chosen in zip(files, holds, strict=True) if chosen]
             deletes += [file for file in files if file.content != DataFileContent.DATA]
     if not whole:  # another run was faster
@@ -82,8 +80,7 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
 
     :raises CommitConflictError: another commit came first
     """
-    note = _note(cutoff)
-    identifier = (table.name()[-2], table.name()[-1])
+    note, identifier = _note(cutoff), table.name()[-2:]
     spark_sql(
         endpoints,
         ".".join(identifier),
@@ -93,17 +90,17 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
     )
     return sum(
         _deleted_rows(snapshot)
-        for snapshot in ancestry(table.refresh())
-        if summary(snapshot).get(DATA_TTL_RUN) == note[DATA_TTL_RUN]
+        for snapshot in summaries.ancestry(table.refresh())
+        if summaries.summary(snapshot).get(summaries.DATA_TTL_RUN) == note[summaries.DATA_TTL_RUN]
     )
 
 
 def _note(cutoff: datetime) -> dict[str, str]:
     """Return the summary properties of a snapshot that expires rows."""
-    return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex, **IN_SUMMARY}
+    return {CUTOFF: cutoff.isoformat(), summaries.DATA_TTL_RUN: uuid.uuid4().hex, **IN_SUMMARY}
 
 
 def _deleted_rows(snapshot: Snapshot) -> int:
     """Return the rows that a snapshot removed, less those that it wrote again."""
-    found = report(snapshot)
+    found = snapshots.report(snapshot)
     return found.deleted_records - found.added_records

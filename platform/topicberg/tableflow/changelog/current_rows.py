@@ -21,8 +21,7 @@ from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats.metadata import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
-from topicberg.iceberg.file_rows import column_types, read_rows
-from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.position_deletes import FileRows, column_types, read_rows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.changelog.change_batch import Facts
 from topicberg.tableflow.changelog.changes import READ, key_columns

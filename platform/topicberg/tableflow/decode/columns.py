@@ -31,9 +31,8 @@ from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.metadata import EVENT_TIME, HEADERS, RAW_KEY
 from topicberg.formats.reasons import MalformedError, not_text
-from topicberg.iceberg.data_files import WriteTarget, source_column
+from topicberg.iceberg.data_files import WriteTarget, lowest_truncated, source_column
 from topicberg.iceberg.file_columns import unwritten_column
-from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.kafka.records import Records
 from topicberg.tableflow.changelog.changes import (
     NEW_KEY,

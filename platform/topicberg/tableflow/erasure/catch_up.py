@@ -18,9 +18,7 @@ from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.rows import ErasureTarget
 from topicberg.tableflow.erasure.steps import READERS_SECONDS
-from topicberg.tableflow.service.engine import run_once
-from topicberg.tableflow.service.history import history_table, ingest_history
-from topicberg.tableflow.service.turns import wait_for_turns
+from topicberg.tableflow.service import engine, history, turns
 from topicberg.tableflow.service.wait import POLL_SECONDS, noted_offsets, wait_for
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
@@ -78,8 +76,16 @@ class CatchUp:
             except TopicbergError as error:
                 if first := self._unread(target, topic):
                     uncovered.append(Uncovered(topic, target.name, first, error.message))
+        # Batches with records that the tables have by now end: their files are deleted then.
         for target in self.targets:
-            self._wait_for_turns(target)
+            wait = target.name, READERS_SECONDS
+            if target.topic is not None and not turns.wait_for_turns(self.config, *wait):
+                raise TopicbergError(
+                    f"table {target.name}: an engine has been writing a batch for "
+                    f"{READERS_SECONDS:.0f} s, and its files may hold the key",
+                    hint=f"run `topicberg tableflow status {target.topic}` to see what it does, "
+                    "and run the command again",
+                )
         return uncovered
 
     @cached_property
@@ -101,34 +107,16 @@ class CatchUp:
         return {p: offset for p, offset in first.items() if offset < log.end[p]}
 
     def _read(self, target: ErasureTarget, patience: float | None) -> None:
-        if target.identifier == history_table(self.spec):
-            ingest_history(self.spec, self.endpoints, self.config)
+        if target.identifier == history.history_table(self.spec):
+            history.ingest_history(self.spec, self.endpoints, self.config)
             return
         spec = dead_letter_spec(self.spec) if target.is_dead_letters else self.spec
         if patience is None:
             patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
         end = kafka.end_offsets(self.endpoints, spec.name)
-        table = self._created(target, patience)
-        if table is None or not wait_for(table, end, patience):
-            run_once(spec, self.endpoints, self.config)
-
-    def _created(self, target: ErasureTarget, patience: float) -> Table | None:
-        """Return a table, which the running engine may be about to create."""
         deadline = time.monotonic() + patience
+        # The running engine may be about to create the table.
         while (table := self._table(target)) is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        return table
-
-    def _wait_for_turns(self, target: ErasureTarget) -> None:
-        """Wait for batches with records that the table has by now: their files are deleted then.
-
-        :raises TopicbergError: one is still running
-        """
-        patience = READERS_SECONDS
-        if target.topic is not None and not wait_for_turns(self.config, target.name, patience):
-            raise TopicbergError(
-                f"table {target.name}: an engine has been writing a batch for {patience:.0f} s, "
-                "and its files may hold the key",
-                hint=f"run `topicberg tableflow status {target.topic}` to see what it does, and "
-                "run the command again",
-            )
+        if table is None or not wait_for(table, end, patience):
+            engine.run_once(spec, self.endpoints, self.config)

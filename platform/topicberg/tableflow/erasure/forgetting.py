@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
@@ -18,16 +20,14 @@ from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
 from topicberg.formats.metadata import PARTITION, RAW_KEY
-from topicberg.iceberg import delta
-from topicberg.iceberg.tables import find_table
+from topicberg.iceberg import delta, tables
 from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
 from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
 from topicberg.tableflow.erasure.steps import Erased, Erasure
-from topicberg.tableflow.layout.message_fields import KEY
-from topicberg.tableflow.layout.upsert_key import held_key
+from topicberg.tableflow.layout import message_fields, upsert_key
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.skips import current_user
@@ -60,14 +60,13 @@ class Forgetting:
 
     def records(self) -> KeyRecords:
         """Return what the topic has of the key; nothing if the topic was deleted."""
-        is_key = self.key_rows.where is None
+        name = self.key_rows.spec.name
         try:
-            return self._records_of_key() if is_key else self._records_of_value()
+            if self.key_rows.where is not None:
+                return self._records_of_value()
+            records = records_of(self.endpoints, name, self.key_rows.matching)
         except kafka.NoSuchTopicError:
-            return KeyRecords(self.key_rows.spec.name, compacted=True)
-
-    def _records_of_key(self) -> KeyRecords:
-        records = records_of(self.endpoints, self.key_rows.spec.name, self.key_rows.matching)
+            return KeyRecords(name, compacted=True)
         self.key_rows.raw_keys |= {raw for raw, _ in records.newest}
         return records
 
@@ -80,13 +79,13 @@ class Forgetting:
         stored_keys = {key for key, _ in places}
 
         def matching(known: Collection[KafkaKey]) -> set[KafkaKey]:
-            return {key for key in known if held_key(key.raw) in stored_keys}
+            return {key for key in known if upsert_key.held_key(key.raw) in stored_keys}
 
         records = records_of(self.endpoints, self.key_rows.spec.name, matching)
         records.newest = {
             (raw, partition): is_tombstone
             for (raw, partition), is_tombstone in records.newest.items()
-            if (held_key(raw), partition) in places
+            if (upsert_key.held_key(raw), partition) in places
         }
         return records
 
@@ -109,7 +108,7 @@ class Forgetting:
         """Whether the records of a value cannot be found in Kafka: no column has the raw keys."""
         if self.key_rows.where is None:
             return False
-        table = find_table(self.key_rows.catalog, self.targets[0].identifier)
+        table = tables.find_table(self.key_rows.catalog, self.targets[0].identifier)
         raw_key = self.key_rows.spec.metadata_column(RAW_KEY)
         return table is not None and raw_key not in table.schema().column_names
 
@@ -125,9 +124,9 @@ class Forgetting:
         except kafka.NoSuchTopicError:
             return None
         partition, schema = spec.metadata_column(PARTITION), table.schema()
-        if not records.compacted or not {KEY, partition} <= set(schema.column_names):
+        if not records.compacted or not {message_fields.KEY, partition} <= set(schema.column_names):
             return records
-        names = [KEY, partition]
+        names = [message_fields.KEY, partition]
         for _, batch in file_batches(table, {*names, *rows.columns()}):
             if set(names) <= set(batch.schema.names):
                 some = batch.filter(pa.array(rows.among(batch)))
@@ -138,8 +137,7 @@ class Forgetting:
 
     def find(self, target: ErasureTarget) -> Found:
         """Return where a table holds rows of the key."""
-        table_and_rows = self.key_rows.of_table(target)
-        return Found() if table_and_rows is None else find(*table_and_rows)
+        return find(*pair) if (pair := self.key_rows.of_table(target)) else Found()
 
     def erase(self, target: ErasureTarget) -> Erased:
         """Erase the rows of the key from a table; what is not there is left as it is.
@@ -150,7 +148,6 @@ class Forgetting:
         if (table_and_rows := self.key_rows.of_table(target)) is None:
             return Erased()
         (table, rows), spec = table_and_rows, target.spec
-
         if spec is not None:
             ForeignWatch(spec, self.config).check(table)
 
@@ -158,28 +155,19 @@ class Forgetting:
             if spec is not None:
                 delta.rebuild(table.refresh(), spec)
 
-        def note(number: int) -> dict[str, str]:
-            return self._note(table, number)
-
-        done = Erasure(table, rows, target.time, note, rebuild_delta).erase()
+        done = Erasure(table, rows, target.time, partial(self._note, table), rebuild_delta).erase()
         if spec is not None:
             keys.forget_files(self.config.state_dir, spec.name, table, done.replaced)
         return done
 
     def prove(self, target: ErasureTarget) -> Found | None:
-        """Read every file of a table; None: it does not exist, or cannot hold the key.
-
-        :raises TopicbergError: a file holds a row of the key
-        """
-        table_and_rows = self.key_rows.of_table(target)
-        return None if table_and_rows is None else prove(*table_and_rows)
+        """Read all of a table, or raise: it has the key; None: it cannot have it."""
+        return prove(*pair) if (pair := self.key_rows.of_table(target)) else None
 
     def _note(self, table: Table, rows: int) -> dict[str, str]:
         name = FORGOTTEN + self.key_rows.key.digest(table.metadata.table_uuid)
-        try:
-            before = Forgotten.model_validate_json(table.properties.get(name, ""))
-        except ValidationError:
-            before = Forgotten(by="", at_ms=0, rows=0, reason="")
+        with suppress(ValidationError):
+            rows += Forgotten.model_validate_json(table.properties.get(name, "")).rows
         now = int(time.time() * 1000)
-        done = Forgotten(by=current_user(), at_ms=now, rows=rows + before.rows, reason=self.reason)
+        done = Forgotten(by=current_user(), at_ms=now, rows=rows, reason=self.reason)
         return {name: done.model_dump_json()}

@@ -49,16 +49,14 @@ class Key:
         names = [field.name for field in fields]
         given: Any = None
         if text.lstrip().startswith("{"):
-            try:
+            with suppress(ValueError):
                 given = json.loads(text, parse_float=str)
-            except ValueError:
-                given = None
         if not isinstance(given, dict) or set(given) != set(names):
             if len(names) > 1:
                 raise SpecError(
                     f"topic {topic}: KEY is not a JSON object with the columns of the topic's "
                     f"keys: {described(fields)}",
-                    hint=f"write KEY as JSON: '{_example(fields)}'",
+                    hint="write KEY as JSON: '{" + ", ".join(f'"{n}": …' for n in names) + "}'",
                 )
             given = {names[0]: text}
         key = cls(topic, tuple(fields), given, argument)
@@ -67,10 +65,7 @@ class Key:
         return key
 
     def value(self, name: str, kind: iceberg.IcebergType) -> Any:
-        """Return the value of a column of the key in a column of some type.
-
-        :raises SpecError: it is not of this type
-        """
+        """Return the value of a column of the key in some type, or raise a SpecError."""
         try:
             return _value(self.given[name], kind)
         except _NOT_OF_TYPE:
@@ -112,10 +107,6 @@ def described(fields: Sequence[iceberg.NestedField]) -> str:
     return ", ".join(f"{field.name} ({field.field_type})" for field in fields)
 
 
-def _example(fields: Sequence[iceberg.NestedField]) -> str:
-    return "{" + ", ".join(f'"{field.name}": …' for field in fields) + "}"
-
-
 def _value(given: Any, kind: iceberg.IcebergType) -> Any:
     if given is None:
         return None
@@ -130,15 +121,15 @@ def _value(given: Any, kind: iceberg.IcebergType) -> Any:
             pairs = _of(dict, given).items()
             return [(_value(k, kind.key_type), _value(v, kind.value_type)) for k, v in pairs]
         case iceberg.BinaryType():
-            if isinstance(given, dict):
-                if given.keys() != {_HEX}:
-                    raise ValueError
+            if isinstance(given, dict) and given.keys() == {_HEX}:
                 return bytes.fromhex(given[_HEX])
             return str(_of(str, given)).encode()
         case iceberg.StringType():
             return _of(str, given)
+        case iceberg.BooleanType() if isinstance(given, bool | str):
+            return {True: True, False: False, "true": True, "false": False}[given]
     if isinstance(given, bool) or isinstance(kind, iceberg.BooleanType):
-        return _boolean(given, kind)
+        raise ValueError
     return _scalar(str(given).strip(), kind)
 
 
@@ -171,17 +162,6 @@ def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
                 raise ValueError
             return local
     raise TypeError
-
-
-def _boolean(given: Any, kind: iceberg.IcebergType) -> bool:
-    booleans = {True: True, False: False, "true": True, "false": False}
-    if (
-        not isinstance(kind, iceberg.BooleanType)
-        or given not in booleans
-        or (given in (0, 1) and not (isinstance(given, bool)))
-    ):
-        raise ValueError
-    return booleans[given]
 
 
 def _of(kind: type[Any], given: Any) -> Any:

@@ -7,28 +7,43 @@ snapshot is tainted if its manifests name such a file, and has to expire.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.files import entries_by_manifest, in_parallel, live_files, manifests, without
+from topicberg.iceberg.files import (
+    entries_by_manifest,
+    in_parallel,
+    listed_files,
+    live_files,
+    manifests,
+    place_of,
+    without,
+)
 from topicberg.iceberg.maintenance.expiry import Expirable
 from topicberg.iceberg.maintenance.orphans import known_files, listing
 from topicberg.iceberg.position_deletes import Deletes, deleted_positions
 from topicberg.iceberg.summaries import MAIN
-from topicberg.tableflow.erasure.elsewhere import data_folder, holders_elsewhere
 from topicberg.tableflow.erasure.matching import Rows, columns, is_data
 from topicberg.tableflow.erasure.rewriting import check_format, check_rewritable, is_parquet
 from topicberg.wording import count
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 _MAX_SHOWN = 5
+_FOLDERS = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
+"""Properties of a table that name a folder for its data files, which may be beside its own. Other
+tables may have theirs there too: what is in it is never deleted, and files that another table of
+the catalog has do not count.
+
+Source: Iceberg's "Configuration", ``write.data.path`` and the properties that it replaced."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +106,7 @@ def prove(table: Table, rows: Rows) -> Found:
 
 
 def file_batches(table: Table, wanted: Collection[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield columns of all files with rows, by path: of all snapshots, and others in the folder.
-
-    A column that a file does not have is left out.
-    """
+    """Yield columns, where a file has them, of all files with rows: of snapshots, and others."""
     locations = RowLocations(table.refresh(), Rows(table.schema(), ()))
     listed = [path for path, _ in listing(table) if is_data(path)]
     named = locations.named_files()
@@ -178,10 +190,7 @@ class RowLocations:
         return {path for path in self._positions if self.is_tainted(path)}
 
     def deleted(self, files: Iterable[DataFile]) -> dict[str, NDArray[np.uint32]]:
-        """Return each file that has such rows → its positions that delete files delete.
-
-        :param files: of a snapshot, with its delete files
-        """
+        """Return each file of a snapshot with such rows → its positions that deletes delete."""
         paths = {path for path in self._positions if self.has_rows(path)}
         deleted = deleted_positions(self._table.io, Deletes.of(files), paths)
         return {path: deleted.get(path, np.empty(0, np.uint32)) for path in paths}
@@ -200,8 +209,7 @@ class RowLocations:
 
     def tainted_snapshots(self) -> set[int]:
         """Return the snapshots that name a tainted file, which is read if it is not known yet."""
-        tainted_by_manifest: dict[str, bool] = {}
-        tainted = set()
+        tainted_by_manifest, tainted = dict[str, bool](), set[int]()
         for snapshot in self._table.metadata.snapshots:
             manifest_files = {m.manifest_path: m for m in snapshot.manifests(self._table.io)}
             for manifest, paths in self._named_by(manifest_files).items():
@@ -214,23 +222,66 @@ class RowLocations:
 
     def expirable(self) -> Expirable:
         """Return all tainted snapshots but the head, and the refs that lead to them."""
-        tainted = self.tainted_snapshots()
-        refs = self._table.metadata.refs
+        tainted, refs = self.tainted_snapshots(), self._table.metadata.refs
         names = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
         head = self._table.metadata.current_snapshot_id
         return Expirable(frozenset(tainted - {head}), frozenset(names))
 
     def _named_by(self, manifest_files: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
-        """Return manifest → path of each file that it names, also of removed ones.
-
-        :raises TopicbergError: the rows of one cannot be read
-        """
-        new = [
-            manifest for path, manifest in manifest_files.items() if path not in self._named_files
-        ]
+        """Return manifest → path of each file that it names, also of removed ones."""
+        new = [m for path, m in manifest_files.items() if path not in self._named_files]
         for path, entries in entries_by_manifest(self._table.io, new, discard_deleted=False):
             files = [entry.data_file for entry in entries]
             for file in files:
                 check_format(self._table, file)
             self._named_files[path] = [file.file_path for file in files if is_parquet(file)]
         return {path: self._named_files[path] for path in manifest_files}
+
+
+def data_folder(table: Table) -> str | None:
+    """Return the folder for data files that is not in the table's own; None: there is none."""
+    path = next((table.properties[name] for name in _FOLDERS if name in table.properties), None)
+    if path is None:
+        return None
+    inside = f"{place_of(table.location()).rstrip('/')}/"
+    return None if f"{place_of(path).rstrip('/')}/".startswith(inside) else path.rstrip("/")
+
+
+def holders_elsewhere(table: Table, rows: Rows) -> list[str]:
+    """Return the paths of files in :func:`data_folder` with such rows that no metadata leads to.
+
+    :raises TopicbergError: a file cannot be read
+    """
+    if (location := data_folder(table)) is None:
+        return []
+    own = f"{place_of(table.location()).rstrip('/')}/"
+    # List first: files that are committed later are in the metadata that is read next. If PyArrow
+    # cannot list the folder, the listing of the table's own says so.
+    files = (path for path, _ in listed_files(table.io, location) or ())
+    listed = [p for p in files if p.endswith(".parquet") and not place_of(p).startswith(own)]
+    paths = sorted(without(listed, known_files(table.refresh())))
+
+    def has_rows(path: str) -> bool:
+        try:
+            positions = rows.in_file(table.io, path)
+        except (pa.ArrowException, TypeError):  # its columns are those of another table
+            return False
+        return positions is not None and len(positions) > 0
+
+    holders = [*compress(paths, in_parallel(has_rows, paths))]
+    for other in _others(table, location) if holders else ():
+        holders = without(holders, known_files(other))
+    return holders
+
+
+def _others(table: Table, location: str) -> Iterator[Table]:
+    """Yield the other tables of the catalog whose data files may be in a folder."""
+    folder = f"{place_of(location)}/"
+    for namespace in table.catalog.list_namespaces():
+        for name in {*table.catalog.list_tables(namespace)} - {table.name()}:
+            # It may be dropped meanwhile, or not be a table of Iceberg.
+            with suppress(NoSuchTableError, NoSuchIcebergTableError):
+                other = table.catalog.load_table(name)
+                place = f"{place_of(data_folder(other) or other.location()).rstrip('/')}/"
+                if place.startswith(folder) or folder.startswith(place):
+                    yield other

@@ -53,18 +53,14 @@ class Rows:
         return np.concatenate(positions)
 
     def among(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return for each row whether it is one of them.
-
-        :param rows: with the columns of the table, or some of them
-        """
+        """Return for each row, with some columns of the table, whether it is one of them."""
         arrow = schema_to_pyarrow(self.schema, include_field_ids=False)
         mask = np.zeros(rows.num_rows, np.bool_)
         for condition in self.conditions:
             met = np.ones(rows.num_rows, np.bool_)
             for path, values in condition.items():
                 kind = reduce(lambda parent, name: parent.field(name).type, path, arrow)
-                column = self._column(rows, path, kind)
-                met &= _is_one_of(column.cast(kind), pa.array(values, kind))
+                met &= _is_one_of(self._column(rows, path, kind).cast(kind), pa.array(values, kind))
             mask |= met
         return mask
 
@@ -73,9 +69,8 @@ class Rows:
     ) -> pa.Array:
         """Return a column of rows, or a field in it: null, or its default, if they lack it."""
         if path[0] not in rows.schema.names:
-            if len(path) > 1:
-                return pa.nulls(rows.num_rows, kind)
-            return missing_column(self.schema.find_field(path[0]), rows.num_rows)
+            field, number = self.schema.find_field(path[0]), rows.num_rows
+            return pa.nulls(number, kind) if len(path) > 1 else missing_column(field, number)
         column = rows.column(path[0])
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()

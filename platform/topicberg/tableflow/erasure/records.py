@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import HEADERS, header_of
 from topicberg.formats.reasons import MalformedError
+from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
 from topicberg.tableflow.decode.columns import decode_raw
 from topicberg.tableflow.decode.raw_keys import KeyFraming
@@ -79,7 +79,16 @@ def described_topic(endpoints: Endpoints, topic: str) -> KeyRecords:
     """
     settings = kafka.topic_config(endpoints, topic)
     compacted = kafka.is_compacted(settings.get("cleanup.policy"))
-    return KeyRecords(topic, compacted, kept_ms=_kept_ms(settings, compacted))
+
+    def limit_of(name: str) -> int:
+        number = int(settings.get(name) or -1)
+        return FOREVER_MS if number < 0 else number
+
+    limit = limit_of("max.compaction.lag.ms") if compacted else FOREVER_MS
+    if "delete" in (settings.get("cleanup.policy") or ""):
+        limit = min(limit, limit_of("retention.ms"))
+    # Kafka deletes whole segments: a segment is written to for `segment.ms` at most.
+    return KeyRecords(topic, compacted, kept_ms=min(FOREVER_MS, limit + limit_of("segment.ms")))
 
 
 def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> KeyRecords:
@@ -92,7 +101,7 @@ def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> KeyRecor
         return records
     log = kafka.topic_log(endpoints, topic)
     ranges = {p: (log.beginning.get(p, 0), end) for p, end in log.end.items()}
-    read = _keyed(messages(endpoints, topic, ranges))
+    read = _keyed(consumer.messages(endpoints, topic, ranges))
     while some := list(islice(read, CHUNK)):
         matched = matching({key for key, _, _ in some})
         for key, partition, is_tombstone in some:
@@ -111,22 +120,6 @@ def _keyed(read: Iterator[Message]) -> Iterator[tuple[KafkaKey, int, bool]]:
             yield key, message.partition() or 0, message.value() is None
 
 
-def _kept_ms(settings: Mapping[str, str | None], compacted: bool) -> int:
-    """Return how long after it is written Kafka keeps a record at most.
-
-    It deletes whole segments: a segment is written to for ``segment.ms`` at most.
-    """
-
-    def of(name: str) -> int:
-        number = int(settings.get(name) or -1)
-        return FOREVER_MS if number < 0 else number
-
-    limit = of("max.compaction.lag.ms") if compacted else FOREVER_MS
-    if "delete" in (settings.get("cleanup.policy") or ""):
-        limit = min(limit, of("retention.ms"))
-    return min(FOREVER_MS, limit + of("segment.ms"))
-
-
 def write_tombstones(endpoints: Endpoints, records: KeyRecords) -> int:
     """Write a tombstone for each raw key whose newest record is not one; return how many.
 
@@ -134,7 +127,7 @@ def write_tombstones(endpoints: Endpoints, records: KeyRecords) -> int:
     """
     if not (pending := records.pending):
         return 0
-    refused: list[str] = []
+    refused = list[str]()
 
     def delivered(error: Any, _: Any) -> None:
         if error is not None:
@@ -152,16 +145,12 @@ def write_tombstones(endpoints: Endpoints, records: KeyRecords) -> int:
             f"topic {records.topic}: Kafka does not take {len(pending)} tombstones: {reason}",
             hint="check the rights to write to the topic, and run the command again",
         )
-    for place in pending:
-        records.newest[place] = True
+    records.newest |= dict.fromkeys(pending, True)
     return len(pending)
 
 
 def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoints) -> Matching:
-    """Return what finds the raw keys of a topic that are a key.
-
-    Keys with a schema are decoded as the engine decodes them.
-    """
+    """Return what finds the raw keys that are a key; it decodes them as the engine does."""
     if layout.key.subject is None:
         wanted = key.raw()
         return lambda keys: {kafka_key for kafka_key in keys if kafka_key.raw == wanted}
@@ -169,8 +158,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     rows = Rows(Schema(*key.fields), (values,))
     registry = endpoints.schema_registry_client()
     foreign = foreign_schemas(spec, schema_readers(endpoints, registry=registry))[KEY]
-    changes = framing(spec, endpoints, registry)
-    if changes is not None:
+    if (changes := framing(spec, endpoints, registry)) is not None:
         log = kafka.topic_log(endpoints, spec.name)
         changes.learn_from(log.beginning, log.end)
     key_framing = KeyFraming(layout.key, foreign)
@@ -188,15 +176,14 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     def decoded(keys: Collection[KafkaKey]) -> set[KafkaKey]:
         found_keys = {key: as_held(key) for key in sorted(keys, key=lambda each: each.raw)}
         framed_keys = [(key, raw) for key, raw in found_keys.items() if raw is not None]
+        matched = set[KafkaKey]()
         if not framed_keys:
-            return set()
+            return matched
         decoder = message_decoder(Writers(layout.key, foreign, key.fields))
         raws = pa.array([raw for _, raw in framed_keys], pa.binary())
-        matched = set[KafkaKey]()
         for numbers, columns in decode_raw(decoder, raws):
             sliced = {name: column.slice(0, len(numbers)) for name, column in columns.items()}
-            is_same = rows.among(pa.table(sliced))
-            matched |= {framed_keys[number][0] for number in numbers[is_same]}
+            matched |= {framed_keys[n][0] for n in numbers[rows.among(pa.table(sliced))]}
         return matched
 
     return decoded

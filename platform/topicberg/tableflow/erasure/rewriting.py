@@ -24,9 +24,8 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.data_files import compression, described
+from topicberg.iceberg import data_files, manifests
 from topicberg.iceberg.files import may_delete, names_by_id
-from topicberg.iceberg.manifests import first_row_id
 
 ROWS_AT_ONCE = 200_000
 _LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
@@ -39,10 +38,7 @@ def is_parquet(file: DataFile) -> bool:
 
 
 def check_format(table: Table, file: DataFile) -> None:
-    """Check that the rows of a file can be read.
-
-    :raises TopicbergError: its format is not supported
-    """
+    """Check that the rows of a file can be read; raise a TopicbergError if not."""
     if not is_parquet(file) and file.file_format != FileFormat.PUFFIN:
         raise TopicbergError(
             f"table {'.'.join(table.name())}: the file {file.file_path} is "
@@ -95,7 +91,7 @@ def rewritten(table: Table, entry: ManifestEntry, dropped: NDArray[np.int64]) ->
             pq.ParquetWriter(
                 target,
                 arrow.remove_metadata(),
-                compression=compression(table.properties),
+                compression=data_files.compression(table.properties),
                 store_schema=False,
                 store_decimal_as_integer=True,  # as the Iceberg specification requires
             ) as writer,
@@ -110,11 +106,8 @@ def rewritten(table: Table, entry: ManifestEntry, dropped: NDArray[np.int64]) ->
 
 
 def _with_lineage(rows: pa.Table, entry: ManifestEntry, position: int) -> pa.Table:
-    """Return rows of a file with their ids, and with when each was written, if they have ids.
-
-    :param position: of the first row
-    """
-    if (first := first_row_id(entry.data_file)) is None:
+    """Return rows, the first of which has a position, with their ids and when they were written."""
+    if (first := manifests.first_row_id(entry.data_file)) is None:
         return rows
     ids = pa.array(np.arange(len(rows)) + (first + position), pa.int64())
     written = pa.repeat(pa.scalar(entry.sequence_number, pa.int64()), len(rows))
@@ -144,6 +137,6 @@ def _described(
     plan = compute_statistics_plan(nullable, table.properties)
     paths = parquet_path_to_id_mapping(inside)
     size, order = len(table.io.new_input(path)), file.sort_order_id
-    return described(
+    return data_files.described(
         path, size, file.spec_id, file.partition, metadata, plan, paths, sort_order_id=order
     )

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import BinaryType, IcebergType, NestedField, StructType
+from pyiceberg.types import BinaryType, NestedField
 
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TableflowError
-from topicberg.formats.framing import header_of
-from topicberg.formats.metadata import RAW_KEY
+from topicberg.formats import framing, metadata
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.key import Key, described
 from topicberg.tableflow.erasure.locations import file_batches
-from topicberg.tableflow.erasure.matching import ColumnPath, Condition, Rows, find_column
+from topicberg.tableflow.erasure.matching import Condition, Rows, find_column
 from topicberg.tableflow.erasure.records import KafkaKey, Matching, matching_keys
 from topicberg.tableflow.layout.layout import read_layout, table_schema
 from topicberg.tableflow.layout.message_fields import KEY
@@ -117,7 +115,7 @@ class KeyRows:
             conditions = self._in_dead_letters(table)
         else:
             if target.spec is not None and self.where is None:
-                _check_columns(table, target, self.spec.metadata_column(RAW_KEY))
+                _check_columns(table, target, self.spec.metadata_column(metadata.RAW_KEY))
             conditions = self._in_columns(target, schema)
         return (table, Rows(schema, conditions)) if conditions else None
 
@@ -127,22 +125,19 @@ class KeyRows:
         :param names: column of the key → column of the table
         :raises SpecError: a column is of a type that the key's value is not
         """
-        condition: dict[ColumnPath, tuple[Any]] = {}
-        for name, text in names.items():
-            if (column := find_column(schema, text)) is None:
-                return None
-            path, kind = column
-            condition[path] = (self.key.value(name, kind),)
-        return condition or None
+        columns = {name: find_column(schema, text) for name, text in names.items()}
+        if not columns or None in columns.values():
+            return None
+        known = ((name, *column) for name, column in columns.items() if column is not None)
+        return {path: (self.key.value(name, kind),) for name, path, kind in known}
 
     def _in_columns(self, target: ErasureTarget, schema: Schema) -> tuple[Condition, ...]:
         conditions = [self.condition(schema, names) for names in target.chosen]
         raws = self.raw_keys | ({self.key.raw()} if self.is_raw else set())
-        raw_key = self.spec.metadata_column(RAW_KEY)
+        raw_key = self.spec.metadata_column(metadata.RAW_KEY)
         if raws and raw_key in schema.column_names:
             # Keys with a schema are held whole, of others long ones as their digest.
-            stored_keys = {*raws, *map(held_key, raws)}
-            conditions.append({(raw_key,): sorted(stored_keys)})
+            conditions.append({(raw_key,): sorted({*raws, *map(held_key, raws)})})
         if not self.is_shadowed:
             conditions.append(self.condition(schema, target.names))
         if not any(conditions):
@@ -155,66 +150,45 @@ class KeyRows:
 
     def _in_dead_letters(self, table: Table) -> tuple[Condition, ...]:
         """Return which dead letters are records of the key; nothing if there are none."""
-        fields = {each.name: each.field_type for each in table.schema().fields}
-        if not _has(fields.get(_SOURCE), KEY):
+        column = find_column(table.schema(), f"{_SOURCE}.{KEY}")
+        if column is None or not isinstance(column[1], BinaryType):
             return ()  # another writer's table
-        known: set[KafkaKey] = set()
-        for _, batch in file_batches(table, [_SOURCE]):
-            if _SOURCE in batch.schema.names:
-                known |= {
-                    KafkaKey(bytes(source[KEY]), header_of(KEY, source["headers"] or ()))
-                    for source in batch.column(_SOURCE).to_pylist()
-                    if source and source["topic"] == self.spec.name and source[KEY] is not None
-                }
+        known = {
+            KafkaKey(bytes(source[KEY]), framing.header_of(KEY, source["headers"] or ()))
+            for _, batch in file_batches(table, [_SOURCE])
+            if _SOURCE in batch.schema.names
+            for source in batch.column(_SOURCE).to_pylist()
+            if source and source["topic"] == self.spec.name and source[KEY] is not None
+        }
         # They are kept: the proof looks for them after the erasure.
         self.raw_keys |= {key.raw for key in self.matching(known)}
-        if not self.raw_keys:
-            return ()
-        return ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(self.raw_keys)},)
+        condition: Condition = {_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(self.raw_keys)}
+        return (condition,) if self.raw_keys else ()
 
 
 def topic_targets(
     spec: TopicSpec, config: Settings, key: Key, where: str | None = None
 ) -> list[ErasureTarget]:
-    """Return the tables of a topic, its own first; one that does not exist may read the key later.
-
-    :param where: the column whose value ``key`` is: dead letters do not have it
-    """
+    """Return the tables of a topic, its own first; dead letters have no column ``where``."""
     dead, own = dead_letter_spec(spec), {field.name: field.name for field in key.fields}
+    table, time = spec.table_identifier(config), spec.event_time
+    of_history = spec.name if spec.history else None
     targets = [
-        ErasureTarget(
-            spec.table_identifier(config),
-            "the topic's table",
-            spec.event_time,
-            own,
-            spec=spec,
-            topic=spec.name,
-        ),
-        ErasureTarget(
-            history_table(spec),
-            "its history",
-            spec.event_time,
-            own,
-            topic=spec.name if spec.history else None,
-        ),
+        ErasureTarget(table, "the topic's table", time, own, spec=spec, topic=spec.name),
+        ErasureTarget(history_table(spec), "its history", time, own, topic=of_history),
     ]
     if dead.name != spec.name and where is None:
-        logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
-        targets.append(
-            ErasureTarget(
-                dead.table_identifier(config),
-                "dead letters",
-                dead.event_time,
-                is_dead_letters=True,
-                topic=logs,
-            )
-        )
+        topic = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
+        table, time = dead.table_identifier(config), dead.event_time
+        letters = ErasureTarget(table, "dead letters", time, is_dead_letters=True, topic=topic)
+        targets.append(letters)
     return targets
 
 
 def _check_columns(table: Table, target: ErasureTarget, raw_key: str) -> None:
     """:raises TableflowError: rows of before have the keys in other columns than later ones"""
-    for name, new_name in changed_identity(table, [*target.names.values(), raw_key]):
+    names = [*target.names.values(), raw_key]
+    for name, new_name in changed_identity(table, names):
         change = "dropped" if new_name is None else f"renamed to {new_name}"
         other = "a column that the rows of before have" if new_name is None else f"also {new_name}"
         raise TableflowError(
@@ -226,8 +200,7 @@ def _check_columns(table: Table, target: ErasureTarget, raw_key: str) -> None:
 
 def _value_of(column: str, spec: TopicSpec, schema: Schema, text: str) -> Key:
     """Return the value of a column of the topic's table, as a key of one column."""
-    path_and_type = find_column(schema, column)
-    if path_and_type is None:
+    if (path_and_type := find_column(schema, column)) is None:
         raise SpecError(
             f"the table of topic {spec.name} has no column {column}"
             f"{suggestion(column, schema.column_names)}",
@@ -235,9 +208,3 @@ def _value_of(column: str, spec: TopicSpec, schema: Schema, text: str) -> Key:
         )
     field = NestedField(1, column, path_and_type[1], required=False)
     return Key.parse(spec.name, [field], text, "--where")
-
-
-def _has(kind: IcebergType | None, name: str) -> bool:
-    return isinstance(kind, StructType) and any(
-        each.name == name and isinstance(each.field_type, BinaryType) for each in kind.fields
-    )

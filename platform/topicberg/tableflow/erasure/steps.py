@@ -31,16 +31,12 @@ from tenacity import wait_random
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.errors.retry import conflicts, retry
-from topicberg.iceberg import read_tags, summaries
+from topicberg.iceberg import clocks, commits, position_deletes, read_tags, snapshots, summaries
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.clocks import current_time
-from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.files import delete_files, entries
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
 from topicberg.iceberg.manifests import read_manifests
-from topicberg.iceberg.position_deletes import trim_deletes
-from topicberg.iceberg.snapshots import affected_hours
 from topicberg.tableflow.erasure.locations import RowLocations
 from topicberg.tableflow.erasure.matching import Rows, is_data
 from topicberg.tableflow.erasure.rewriting import check_rewritable, is_parquet, rewritten
@@ -112,7 +108,7 @@ class Erasure:
         for _ in range(ROUNDS):
             while self._retried(self._replace):
                 pass
-            self._retried(lambda: trim_deletes(self.table.refresh()))
+            self._retried(lambda: position_deletes.trim_deletes(self.table.refresh()))
             self._retried(self._clean)
             self.before_expiry()
             if self._retried(self._expire):
@@ -141,16 +137,12 @@ class Erasure:
         head = [entry.data_file for entry in head_entries]
         check_rewritable(self.table, head)
         self.locations.read(file.file_path for file in head if is_parquet(file))
-        files = {
-            entry.data_file.file_path: entry
-            for entry in head_entries
-            if self.locations.has_rows(entry.data_file.file_path)
-        }
+        by_path = {entry.data_file.file_path: entry for entry in head_entries}
+        files = {path: entry for path, entry in by_path.items() if self.locations.has_rows(path)}
         if not files:
             return False
         deleted, until = self.locations.deleted(head), time.monotonic() + COMMIT_SECONDS
-        replaced: dict[str, DataFile | None] = {}
-        rows = 0
+        replaced, rows = dict[str, DataFile | None](), 0
         for path, entry in files.items():
             positions = self.locations.positions(path)
             dropped = np.union1d(positions, deleted[path])
@@ -169,7 +161,9 @@ class Erasure:
         change.add(file for file in replaced.values() if file is not None)
         written = change.commit(self.note(rows))
         if rows and self.time_column and self.time_column in self.table.schema().column_names:
-            self.done.hours += affected_hours(self.table.refresh(), written, self.time_column)
+            self.done.hours += snapshots.affected_hours(
+                self.table.refresh(), written, self.time_column
+            )
         self.done.rows += rows
         self.done.files_rewritten += len(replaced)
         self.done.replaced |= replaced.keys()
@@ -191,10 +185,9 @@ class Erasure:
         }
         has_offsets = summaries.END_OFFSETS in properties
         change = SnapshotChange(self.table, Operation.REPLACE, properties=properties)
-        change.forget_removed()
-        change.commit(
-            more=[set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)] if has_offsets else ()
-        )
+        change.forgets_removed = True
+        tag = commits.set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)
+        change.commit(more=[tag] if has_offsets else ())
 
     def _carried(self) -> dict[int, Any]:
         """Return the snapshots that say where the engine, and what computes the table, resume.
@@ -202,10 +195,8 @@ class Erasure:
         :raises TableflowError: the table was rolled back to a state whose offsets are not known
         """
         line = summaries.ancestry(self.table)
-        computed = next(
-            (each for each in line if summaries.SOURCE_SNAPSHOTS in summaries.summary(each)), None
-        )
-        newest = (summaries.checkpoint(self.table), computed)
+        computed = (each for each in line if summaries.SOURCE_SNAPSHOTS in summaries.summary(each))
+        newest = (summaries.checkpoint(self.table), next(computed, None))
         return {each.snapshot_id: each for each in newest if each is not None}
 
     def _expire(self) -> bool:
@@ -234,12 +225,10 @@ class Erasure:
         while True:
             self.table.refresh()
             expired = self.locations.expirable()
-            now_ms = int(current_time(self.table).timestamp() * 1000)
-            stale = read_tags.stale_tags(self.table, now_ms)
-            readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
-            if not readers:
-                return expired
-            if time.monotonic() > deadline:
+            now_ms = int(clocks.current_time(self.table).timestamp() * 1000)
+            others = expired.refs.difference(read_tags.stale_tags(self.table, now_ms))
+            readers = [name for name in others if name.startswith(read_tags.PREFIX)]
+            if not readers or time.monotonic() > deadline:
                 self.done.readers += readers
                 return expired
             time.sleep(1)
@@ -256,11 +245,8 @@ class Erasure:
         }
         self.locations.read(filter(is_data, chain.from_iterable(named.values())))
         bad = {path for path, files in named.items() if any(map(self.locations.is_tainted, files))}
-        lists = {
-            path
-            for path, records in content.items()
-            if any(record.get("manifest_path") in bad for record in records)
-        }
+        members = {path: {r.get("manifest_path") for r in content[path]} for path in content}
+        lists = {path for path, manifests in members.items() if manifests & bad}
         # Data files last: what a killed run leaves is then found by what it holds.
         for paths in (lists, bad, data):
             self.done.files_deleted += delete_files(self.table.io, paths)

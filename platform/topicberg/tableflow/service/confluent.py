@@ -34,8 +34,7 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
     :returns: None if there is no API key, because `topicberg deploy` did not create the deployment
     :raises TopicbergError: Confluent or AWS does not answer, or refuses
     """
-    secret = read_secret(Names(config.prefix).confluent_secret("tableflow"), config)
-    if secret is None:
+    if (secret := read_secret(Names(config.prefix).confluent_secret("tableflow"), config)) is None:
         return None
     key, value = secret["api.key"], SecretStr(secret["api.key.secret"])
     api = Api(Addresses().confluent_url, key, value, attempts=ATTEMPTS)
@@ -85,10 +84,7 @@ def catalog_problems(states: list[dict[str, Any]]) -> list[str]:
 
 
 def syncs(status: dict[str, Any], *, of_delta: bool = True) -> list[dict[str, Any]]:
-    """Return how the topic's tables stand in each catalog.
-
-    :param of_delta: also in Unity Catalog, which has Delta tables only
-    """
+    """Return how the topic's tables stand in each catalog; ``of_delta``: also in Unity Catalog."""
     states: list[dict[str, Any]] = status.get("catalog_sync_statuses") or []
     return [state for state in states if of_delta or state.get("catalog_type") != UNITY]
 

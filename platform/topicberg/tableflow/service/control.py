@@ -20,8 +20,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.project import FILE
 from topicberg.settings import Settings
-from topicberg.topics import TopicSpec, check_topics
-from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
+from topicberg.topics import TopicSpec, check_topics, deadletters, sources
 from topicberg.topics.discovery import FoundTopic, found_document, index_file
 from topicberg.topics.requests import (
     StoredRequest,
@@ -32,11 +31,11 @@ from topicberg.topics.requests import (
     requests_folder,
     write_request,
 )
-from topicberg.topics.sources import component_files
 from topicberg.wording import suggestion
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
+_AWAITED = "tableflow/awaited"
 
 
 def enable(
@@ -76,10 +75,7 @@ def enable(
 
 
 def table_dropped(config: Settings, topic: str) -> None:
-    """Let a disabled topic begin again with what Kafka has when it is enabled.
-
-    A topic without a spec is looked at again.
-    """
+    """Let a disabled topic begin again with what Kafka and the registry have then."""
     if (request := read_request(config, topic)) is not None:
         changes = {"found": None, "write_mode": None, "dropped_at": time.time()}
         write_request(config, request.model_copy(update=changes))
@@ -112,22 +108,18 @@ def commit_soon(config: Settings, topic: str) -> None:
     The topic's spec applies if no engine on this machine has the topic.
     """
     with suppress(OSError):
-        replace_file(topic_file(_awaited_folder(config), topic), "{}")
+        replace_file(topic_file(config.state_dir / _AWAITED, topic), "{}")
 
 
 def awaited(config: Settings, topics: Container[str]) -> list[str]:
     """Return those of an engine's topics that are to commit soon, once."""
-    found = []
+    names = list[str]()
     with suppress(OSError):  # the interval applies
-        for path in _awaited_folder(config).glob("[!.]*.json"):
+        for path in (config.state_dir / _AWAITED).glob("[!.]*.json"):
             if path.stem in topics:
                 path.unlink(missing_ok=True)
-                found.append(path.stem)
-    return found
-
-
-def _awaited_folder(config: Settings) -> Path:
-    return config.state_dir / "tableflow" / "awaited"
+                names.append(path.stem)
+    return names
 
 
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
@@ -155,13 +147,9 @@ class Requested:
         :raises SpecError: there is no folder of topic specs
         """
         if (files := _files(self._config)) != self._files:
-            self._found = usable_topics(self._config)
-            now = _resumed_at(self._config)
-            self._resumed += [
-                t for t, moment in now.items() if moment > self._resumed_at.get(t, 0.0)
-            ]
-            self._resumed_at = now
-            self._files = files
+            self._found, before = usable_topics(self._config), self._resumed_at
+            self._files, self._resumed_at = files, _resumed_at(self._config)
+            self._resumed += [t for t, at in self._resumed_at.items() if at > before.get(t, 0.0)]
         return self._found
 
     def resumed(self) -> list[str]:
@@ -172,18 +160,16 @@ class Requested:
 
 def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
     """Return path, time of change, size and inode of all files of specs, schemas and requests."""
-    files: list[tuple[str, int, int, int]] = []
-    components = component_files(config)
-    for path in (index_file(config), config.project_root / FILE, *components):
-        with suppress(FileNotFoundError):
-            stat = path.stat()
-            files.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    single = index_file(config), config.project_root / FILE
+    entries: list[Path | os.DirEntry[str]] = [*single, *sources.component_files(config)]
     for folder in (config.topics_dir, config.schemas_dir, requests_folder(config)):
-        with suppress(FileNotFoundError), os.scandir(folder) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    stat = entry.stat()
-                    files.append((entry.path, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        with suppress(FileNotFoundError), os.scandir(folder) as listed:
+            entries += listed
+    files = list[tuple[str, int, int, int]]()
+    for entry in entries:
+        with suppress(FileNotFoundError):
+            stat = entry.stat()
+            files.append((os.fspath(entry), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(sorted(files))
 
 
@@ -218,15 +204,12 @@ def _enabled(
             enabled[name] = _applied(request, specs.get(name))
         except SpecError as error:
             wrong.setdefault(name, str(error))
-    logs = dead_letter_specs(enabled.values(), {*enabled, *specs, *requests})
+    logs = deadletters.dead_letter_specs(enabled.values(), {*enabled, *specs, *requests})
     return enabled | {spec.name: spec for spec in logs}
 
 
 def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
-    """Return the valid specs.
-
-    :raises SpecError: the spec of this topic is invalid
-    """
+    """Return the valid specs; raise a SpecError if the spec of this topic is invalid."""
     specs, problems = check_topics(config)
     if texts := [str(problem) for problem in problems if topic in problem.names]:
         raise SpecError("\n".join(["the topic spec is invalid:", *texts]))
@@ -246,9 +229,8 @@ def known_topics(config: Settings) -> set[str]:
 
 def needs_look(config: Settings, topic: str) -> bool:
     """Return whether what a topic is follows from Kafka and the registry: it has no spec."""
-    if topic in _described(config):
-        return False
-    return topic in requested_topics(config) or topic not in enabled_topics(config)
+    is_without = topic in requested_topics(config) or topic not in enabled_topics(config)
+    return is_without and topic not in _described(config)
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:
@@ -256,16 +238,15 @@ def find_topic(config: Settings, topic: str) -> TopicSpec:
 
     :raises SpecError: none of these, or its spec is invalid
     """
-    request = read_request(config, topic)
-    specs = _specs(config, topic)
-    if request is None and topic not in specs:
-        if dead_letters := enabled_topics(config).get(topic):
-            return dead_letters
+    request, spec = read_request(config, topic), _specs(config, topic).get(topic)
+    if request is not None:
+        return _applied(request, spec)
+    if spec is None and (spec := enabled_topics(config).get(topic)) is None:  # of dead letters
         raise SpecError(
             f"no topic {topic!r}{suggestion(topic, known_topics(config))}",
             hint="run `topicberg topics list` to see those with specs",
         )
-    return _applied(request, specs.get(topic)) if request else specs[topic]
+    return spec
 
 
 def as_requested(config: Settings, spec: TopicSpec) -> TopicSpec:
@@ -294,23 +275,22 @@ def _without_spec(request: StoredRequest) -> dict[str, Any]:
 
 
 def _is_enabled(request: StoredRequest, spec: TopicSpec | None) -> bool:
-    if request.enabled is None:
-        return spec is not None and spec.tableflow.enabled
-    return request.enabled
+    is_in_spec = spec is not None and spec.tableflow.enabled
+    return is_in_spec if request.enabled is None else request.enabled
 
 
 def _applied(request: StoredRequest, spec: TopicSpec | None) -> TopicSpec:
     fields = _without_spec(request) if spec is None else spec.model_dump(by_alias=True)
-    chosen = {**request.tableflow, **request.command}
-    settings = {**fields.get("tableflow", {}), **chosen, "enabled": True}
+    chosen = {**request.tableflow, **request.command, "enabled": True}
+    settings = {**fields.get("tableflow", {}), **chosen}
     try:
         applied = TopicSpec.model_validate({**fields, "tableflow": settings})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise SpecError(f"topic {request.topic}: {field}: {first['msg']}") from None
-    logs = applied.tableflow.error_handling.mode == "LOG"
-    if logs and dead_letter_spec(applied).name == request.topic:
+    is_logged = applied.tableflow.error_handling.mode == "LOG"
+    if is_logged and deadletters.dead_letter_spec(applied).name == request.topic:
         raise SpecError(
             f"topic {request.topic}: it cannot be its own dead-letter topic",
             hint="choose another topic with --log-target TOPIC",

@@ -27,8 +27,8 @@ from topicberg.errors.meaning import explain, is_of_service, means
 from topicberg.errors.retry import conflicts, retry
 from topicberg.errors.table import ENDED, FULL
 from topicberg.iceberg.files import discard
+from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import batch_end
 from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 from topicberg.kafka.records import DamagedRecordsError
 from topicberg.settings import Settings
@@ -100,20 +100,17 @@ class Ingestor:
         :param abandoned: set when a running step must not commit any more
         :param held_ms: when the topic was known to have a table with records; None: never
         """
-        self.spec = spec
-        self.endpoints = endpoints
-        self.config = config
+        self.spec, self.endpoints, self.config = spec, endpoints, config
         self.limits = BatchLimits(spec, endpoints)
         registry = registry or endpoints.schema_registry_client()
         self._readers = schema_readers(endpoints, config, registry)
         self._framing = framing(spec, endpoints, registry)
-        self._spark = SparkTurn(
-            sessions or spark_sessions(endpoints, config), endpoints.spark_connect
-        )
+        sessions = sessions or spark_sessions(endpoints, config)
+        self._spark = SparkTurn(sessions, endpoints.spark_connect)
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
-        check = self._check_abandoned
-        table = BatchTable(spec, endpoints, config, self._foreign, self._framing, check, held_ms)
+        schemas = self._foreign, self._framing
+        table = BatchTable(spec, endpoints, config, *schemas, self._check_abandoned, held_ms)
         self.tables: tuple[BatchTable, ...] = (table,)
         """Which each batch fills: a topic has one."""
         self._memory = config.engine_process_memory_mb * 1024**2
@@ -169,13 +166,9 @@ class Ingestor:
         )
         try:
             with turn(self.config, ".".join(self.spec.table_identifier(self.config))):
+                attempt, wait = conflicts(f"topic {self.spec.name}")(self._attempt), wait_random()
                 # The wait lets the other engine finish.
-                return retry(
-                    conflicts(f"topic {self.spec.name}")(self._attempt),
-                    CONFLICT_ATTEMPTS,
-                    wait=wait_random(0, 1),
-                    exhausted=exhausted,
-                )
+                return retry(attempt, CONFLICT_ATTEMPTS, wait=wait, exhausted=exhausted)
         except BaseException as error:
             for table in self.tables:
                 table.log_check.forget()
@@ -187,10 +180,9 @@ class Ingestor:
 
     def _begin_batch(self) -> None:
         """Allow the lookups of schemas of another batch."""
-        for foreign in self._foreign.values():
-            foreign.begin_batch()
-        if self._framing is not None:
-            self._framing.begin_batch()
+        for schemas in (*self._foreign.values(), self._framing):
+            if schemas is not None:
+                schemas.begin_batch()
 
     def _attempt(self) -> Commit:
         self._stops_early = True
@@ -287,20 +279,19 @@ class Ingestor:
         for into in plan.tables:
             into.missed.nothing_new()
         first = plan.tables[0]
+        left, offsets = self.tables[first.number].unproven(plan.batch), first.offsets
         done = result(plan, first.table, first.head, {})
-        done = replace(done, unproven=self.tables[first.number].unproven(plan.batch))
-        return replace(done, end_offsets=first.offsets, backlog=False, rows=0, bytes=0)
+        return replace(done, unproven=left, end_offsets=offsets, backlog=False, rows=0, bytes=0)
 
     def _commit(self, plan: BatchPlan, written: list[WrittenBatch], log: kafka.TopicLog) -> Commit:
         """Commit a batch to each of its tables; return what the first commit did."""
-        left = list(zip(plan.tables, written, strict=True))
-        commits = list[Commit]()
+        left, commits = list(zip(plan.tables, written, strict=True)), list[Commit]()
         try:
             if self.tables[0].log_check.has_changed(log, plan.batch.ranges):
                 raise LogMovedError("a partition has another leader; planning the batch again")
             for into, part in left:
-                rejections = part.rejections
-                self.tables[into.number].committer.handle_rejected(plan, into.table, rejections)
+                committer = self.tables[into.number].committer
+                committer.handle_rejected(plan, into.table, part.rejections)
             while left:
                 into, part = left.pop(0)  # whose files the commit deletes if it is refused
                 commits.append(self.tables[into.number].commit(plan, into, part))
@@ -311,15 +302,11 @@ class Ingestor:
         return commits[0]
 
     def _reader(self, batch: Batch, size: float | None) -> Reader:
-        """Return what reads a batch: see :class:`topicberg.topics.spec.TableflowSpec`.
-
-        :raises TopicbergError: it has to be Spark, and Spark's workers cannot
-        """
+        """Return what reads a batch; raise an error if it has to be Spark, whose workers cannot."""
         is_auto = self.spec.tableflow.engine == "auto"
         is_folded = self.spec.changelog is not None and self.spec.write_mode == "upsert"
-        if is_auto and (is_folded or batch.records <= small(size)):
-            return "process"
-        if self._search.isolation is not None or not batch.ranges:
+        is_small = is_auto and (is_folded or batch.records <= small(size))
+        if is_small or self._search.isolation is not None or not batch.ranges:
             return "process"
         if (lack := self._spark.workers_lack()) is None:
             return "spark"
@@ -347,7 +334,7 @@ class Ingestor:
             self.report_progress(f"looks for the end of a batch of records: {error.message}")
             name, place = self.spec.name, (error.partition, error.offset)
             end, max_bytes = plan.latest[error.partition], self.tables[0].max_bytes
-            after = batch_end(self.endpoints, name, *place, end, max_bytes)
+            after = consumer.batch_end(self.endpoints, name, *place, end, max_bytes)
             for into in plan.tables:
                 skips.note_failing(into.table, place, error.message, after)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
@@ -369,10 +356,8 @@ class Ingestor:
     def _read(self, plan: BatchPlan, ranges: Ranges) -> list[WrittenBatch]:
         """:raises ExhaustedError: it takes more memory than there is"""
         stops_early = self._stops_early and self._search.isolation is None
-        programs = [
-            replace(self.tables[into.number].read_plan(into), stops_early=stops_early)
-            for into in plan.tables
-        ]
+        plans = (self.tables[into.number].read_plan(into) for into in plan.tables)
+        programs = [replace(each, stops_early=stops_early) for each in plans]
         if sum(end - start for start, end in ranges.values()) == 1:
             programs[0] = replace(programs[0], kafka={**programs[0].kafka, **ONE_BATCH})
         usual = min(usual_tasks(into.table.spec()) for into in plan.tables)
@@ -385,9 +370,9 @@ class Ingestor:
 
     def _searched(self, plan: BatchPlan, reason: str, *, is_certain: bool) -> BatchFailedError:
         """Search for the records at which a batch fails; return what to raise."""
-        found = self._search.failed(plan, reason, self._read, is_certain=is_certain)
-        if found is not None:
-            self._end_search(found)
+        search = self._search.failed(plan, reason, self._read, is_certain=is_certain)
+        if search is not None:
+            self._end_search(search)
         prefix = f"topic {self.spec.name}: "
         return BatchFailedError(prefix + reason.removeprefix(prefix))
 

@@ -33,8 +33,8 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
 
     kafka.ensure_topic(spec, endpoints, config)
     appended = {**as_requested(config, spec).model_dump(by_alias=True), "write_mode": "append"}
-    handling = appended["tableflow"]["error_handling"]
-    if handling["mode"] == "LOG":  # the ingest of the topic's own table logs them
+    # The ingest of the topic's own table logs them.
+    if appended["tableflow"]["error_handling"]["mode"] == "LOG":
         appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
     # With the derived tables: no other table may be where Confluent's Tableflow writes.
     beside = config.model_copy(update={"bucket": config.derived_bucket})

@@ -21,8 +21,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError, UnreachableError, safe
 from topicberg.errors.meaning import explain
 from topicberg.iceberg import delta
+from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
@@ -30,10 +30,9 @@ from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.batch.sizing import SMALL_RECORDS
 from topicberg.tableflow.decode.sessions import Sessions
 from topicberg.tableflow.service.engine import AbandonedError, Ingestor
-from topicberg.tableflow.service.log_watch import LogWatch
 from topicberg.tableflow.service.status import FailingFormat, OpenTransaction
 from topicberg.tableflow.service.status_report import StatusReport
-from topicberg.tableflow.service.turn_schedule import TurnSchedule
+from topicberg.tableflow.service.turn_schedule import LogWatch, TurnSchedule
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.spec import metadata_description
 
@@ -66,13 +65,11 @@ class Ingestion:
         self.report: StatusReport = StatusReport(spec, config, report, engine)
         self.log = LogWatch()
         self.schedule = TurnSchedule(spec, self.log)
-        self._endpoints = endpoints
-        self._config = config
-        self._sessions = sessions
-        self._registry = registry
+        self._endpoints, self._config = endpoints, config
+        self._shared = sessions, registry
         self._ingestor: Ingestor | None = None
         self._abandoned = threading.Event()
-        self._lineage = LineageReporter(spec, endpoints)
+        self._lineage: TopicLineage | None = None
 
     def take(self) -> None:
         """Begin a turn, which a worker then runs."""
@@ -97,10 +94,7 @@ class Ingestion:
         return self.schedule.retry_at is None and self.log.readable(offsets) <= SMALL_RECORDS
 
     def due_at(self, inspection_seconds: float) -> float:
-        """Return the time (monotonic) from which a turn is due.
-
-        :param inspection_seconds: after which a topic without new records has a turn
-        """
+        """Return when (monotonic) a turn is due, without new records after some seconds."""
         full = self._ingestor.limits.size.limit if self._ingestor is not None else None
         return self.schedule.due_at(inspection_seconds, self.report.status.end_offsets, full)
 
@@ -137,19 +131,16 @@ class Ingestion:
 
         :raises TopicbergError: Kafka refuses to return the records
         """
-        times = first_times(self._endpoints, self.spec.name, new)
+        times = consumer.first_times(self._endpoints, self.spec.name, new)
         now_ms = int(time.time() * 1000)
         with self.report.lock:
             transactions = dict(self.report.status.open_transactions)
             for partition, offset in new.items():
-                if not self.log.is_stuck(partition, offset):
-                    continue  # it has ended meanwhile
-                since_ms = min(times.get(partition, now_ms), now_ms)
-                transactions[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
-                logger.warning(
-                    "topic %s, partition %d: a transaction has been open since offset %d",
-                    *(self.spec.name, partition, offset),
-                )
+                if self.log.is_stuck(partition, offset):  # else it has ended meanwhile
+                    since_ms = min(times.get(partition, now_ms), now_ms)
+                    transactions[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
+                    message = "topic %s, partition %d: a transaction has been open since offset %d"
+                    logger.warning(message, self.spec.name, partition, offset)
             self.report.update(open_transactions=transactions)
 
     def turn(self) -> None:
@@ -173,29 +164,19 @@ class Ingestion:
             # offsets that the table holds.
             if not isinstance(error, TopicbergError):
                 error = explain(f"topic {self.spec.name}", error)
-            is_unanswered = isinstance(error, UnreachableError)
             logger.warning("%s; trying again", error)
             if self._ingestor is not None:
                 self._ingestor.forget()
             # Who waited for an answer has committed nothing since the turn began.
-            self._postpone(error, began_ms if is_unanswered else None)
+            self._postpone(error, began_ms if isinstance(error, UnreachableError) else None)
         finally:
             self.schedule.inspected_at = time.monotonic()
 
     def _step(self) -> Commit:
-        ingestor = self._ingestor
-        if ingestor is None:
-            _ensure_topic(self.spec, self._endpoints, self._config)
-            held_ms = self.report.status.committed_at_ms
-            ingestor = Ingestor(
-                self.spec,
-                self._endpoints,
-                self._config,
-                self._sessions,
-                self._registry,
-                self._abandoned,
-                held_ms,
-            )
+        if (ingestor := self._ingestor) is None:
+            where, held_ms = (self._endpoints, self._config), self.report.status.committed_at_ms
+            _ensure_topic(self.spec, *where)
+            ingestor = Ingestor(self.spec, *where, *self._shared, self._abandoned, held_ms)
             ingestor.report_progress = lambda text: self.report.update(activity=text)
             if held_ms is None:
                 ingestor.table()
@@ -209,22 +190,35 @@ class Ingestion:
 
     def _after_commit(self, commit: Commit, ingestor: Ingestor) -> None:
         if commit.records:
-            logger.info(
-                "topic %s: committed %d rows in snapshot %s",
-                *(self.spec.name, commit.rows, commit.snapshot_id),
-            )
+            message = "topic %s: committed %d rows in snapshot %s"
+            logger.info(message, self.spec.name, commit.rows, commit.snapshot_id)
         with self.report.lock:
             self.report.note_commit(commit, self.log.lag(commit.end_offsets))
         self.report.update(failing_table_formats=sync_delta(self.spec, ingestor.table))
-        self._lineage.report(commit, ingestor.table)
+        if commit.records:
+            self._report_lineage(commit, ingestor)
+
+    def _report_lineage(self, commit: Commit, ingestor: Ingestor) -> None:
+        """Report a commit to the receiver of lineage, if there is one; nothing of it may fail."""
+        try:
+            if self._lineage is None:
+                self._lineage = TopicLineage(self.spec.name, self._endpoints.kafka_bootstrap)
+            if self._lineage.is_due(commit.rows, commit.bytes):
+                table = ingestor.table()
+                names = (field.name for field in table.schema().fields)
+                self._lineage.report(table, [n for n in names if metadata_description(n) is None])
+        except Exception as error:  # the batch is committed
+            logger.warning("topic %s: its lineage is not reported: %s", self.spec.name, safe(error))
 
     def _postpone(self, error: Exception, began_ms: int | None = None) -> None:
-        """Report a failure that may pass, and try again after a while.
-
-        :param began_ms: when it began; None: now
-        """
+        """Report a failure that may pass, which began now or then, and try again after a while."""
         if isinstance(error, kafka.NoSuchTopicError) and self.report.status.end_offsets:
-            error = _deleted(self.spec.name)
+            name = self.spec.name
+            error = TopicbergError(
+                f"topic {name} was deleted; its table has the records that were committed",
+                hint=f"to keep the table as it is, run `topicberg tableflow disable {name}`; to "
+                "start again, create the topic and drop the table",
+            )
         self.report.note_failure(error, suspended=False, began_ms=began_ms)
         self.schedule.postpone()
 
@@ -232,27 +226,17 @@ class Ingestion:
 def _ensure_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
     """Create the topic if it is missing; if it differs from its spec, ingest it as it is.
 
-    A topic without a spec is not created: its number of partitions is not known. An external
-    topic is not either.
+    Neither an external topic is created nor one without a spec: how many partitions is not known.
     """
-    if spec.external:
-        return
     is_described = spec.value_schema.file is not None
-    if not is_described and spec.name not in {s.name for s in check_topics(config)[0]}:
+    if spec.external or not (
+        is_described or spec.name in {s.name for s in check_topics(config)[0]}
+    ):
         return
     try:
         kafka.ensure_topic(spec, endpoints, config)
     except TopicbergError as error:
         logger.warning("topic %s: %s", spec.name, error)
-
-
-def _deleted(topic: str) -> TopicbergError:
-    """Return the error of a topic that does not exist any more, and whose table has its records."""
-    return TopicbergError(
-        f"topic {topic} was deleted; its table has the records that were committed",
-        hint=f"to keep the table as it is, run `topicberg tableflow disable {topic}`; to start "
-        "again, create the topic and drop the table",
-    )
 
 
 def sync_delta(spec: TopicSpec, load_table: Callable[[], Table]) -> list[FailingFormat]:
@@ -270,27 +254,3 @@ def sync_delta(spec: TopicSpec, load_table: Callable[[], Table]) -> list[Failing
         logger.warning("topic %s: %s", spec.name, error)
         return [FailingFormat(format="DELTA", error_message=str(error))]
     return []
-
-
-class LineageReporter:
-    """Reports the commits of one topic to the receiver of lineage, if there is one."""
-
-    def __init__(self, spec: TopicSpec, endpoints: Endpoints) -> None:
-        self._topic, self._endpoints = spec.name, endpoints
-        self._lineage: TopicLineage | None = None
-
-    def report(self, commit: Commit, load_table: Callable[[], Table]) -> None:
-        """Report a commit that has records; nothing of it may fail."""
-        if not commit.records:
-            return
-        try:
-            if self._lineage is None:
-                self._lineage = TopicLineage(self._topic, self._endpoints.kafka_bootstrap)
-            if not self._lineage.is_due(commit.rows, commit.bytes):
-                return
-            table = load_table()
-            names = [field.name for field in table.schema().fields]
-            of_record = [name for name in names if metadata_description(name) is None]
-            self._lineage.report(table, of_record)
-        except Exception as error:  # the batch is committed
-            logger.warning("topic %s: its lineage is not reported: %s", self._topic, safe(error))

@@ -21,8 +21,8 @@ from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
+from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import find_records
 from topicberg.kafka.last_records import LastRecord, LastRecords
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
@@ -67,11 +67,8 @@ class LogCheck:
 
     def note_commit(self, last_records: LastRecords) -> None:
         """Note the last records of the table after a batch of the log that was compared."""
-        self._compared = {
-            p: (epoch, last_records[p])
-            for p, (epoch, _) in self._compared.items()
-            if p in last_records
-        }
+        known = last_records.keys() & self._compared.keys()
+        self._compared = {p: (self._compared[p][0], last_records[p]) for p in known}
 
     def check(
         self, table: Table, offsets: Offsets, last_records: LastRecords, log: kafka.TopicLog
@@ -84,20 +81,24 @@ class LogCheck:
             were deleted before they were read
         :raises UnreachableError: the log cannot be compared now
         """
-        recorded = OtherLog.load(table)
-        reasons = _shorter(offsets, log)
-        same: set[int] = set()
-        last = {p: r for p, r in last_records.items() if p not in reasons}
-        self.unproven = {
-            p: o for p, o in self.unproven.items() if p in last and last[p].offset == o
+        recorded, same = OtherLog.load(table), set[int]()
+        reasons = {
+            p: f"partition {p} ends at {log.end[p]}, but the table holds it up to {offset}"
+            if p in log.end
+            else f"partition {p} is missing, but the table holds it up to offset {offset}"
+            for p, offset in sorted(offsets.items())
+            if offset > log.end.get(p, -1)
         }
+        last = {p: r for p, r in last_records.items() if p not in reasons}
+        held = {p: record.offset for p, record in last.items()}
+        self.unproven = {p: o for p, o in self.unproven.items() if held.get(p) == o}
         wanted = {
             p: record
             for p, record in last.items()
             if recorded is not None or self._compared.get(p) != (log.epochs.get(p, -1), record)
         }
         if wanted:
-            current = find_records(self._endpoints, self._spec.name, wanted, log.beginning)
+            current = consumer.find_records(self._endpoints, self._spec.name, wanted, log.beginning)
             for p, record in wanted.items():
                 if p not in current:
                     self.unproven[p] = record.offset
@@ -149,9 +150,7 @@ class LogCheck:
         )
 
     def _check_again(self, table: Table, recorded: OtherLog, left: list[int]) -> None:
-        """:param left: of the recorded partitions, those that cannot be compared
-        :raises TableflowError: no one has said since then that they have their former log
-        """
+        """Check that partitions that cannot be compared have their former log, as a user said."""
         name = self._spec.name
         if left and not self._is_resumed(recorded):
             raise TableflowError(
@@ -169,27 +168,12 @@ class LogCheck:
         return request is not None and request.resumed_at * 1000 > recorded.at_ms
 
 
-def _shorter(offsets: Offsets, log: kafka.TopicLog) -> dict[int, str]:
-    """Return partition → how its log lacks offsets that the table has."""
-    reasons = {}
-    for p, offset in sorted(offsets.items()):
-        if p not in log.end:
-            reasons[p] = f"partition {p} is missing, but the table holds it up to offset {offset}"
-        elif offset > log.end[p]:
-            reasons[p] = (
-                f"partition {p} ends at {log.end[p]}, but the table holds it up to {offset}"
-            )
-    return reasons
-
-
 def _differs(partition: int, record: LastRecord, other: LastRecord | None) -> str:
     place, expected = f"at offset {record.offset}", f"that the table holds, of {_shown(record)}"
     if other is None:
         return f"partition {partition} never had the record {place} {expected}"
-    return (
-        f"partition {partition} has another record {place}, of {_shown(other)}, than the one "
-        f"{expected}"
-    )
+    found = f"another record {place}, of {_shown(other)}"
+    return f"partition {partition} has {found}, than the one {expected}"
 
 
 def _shown(record: LastRecord) -> str:

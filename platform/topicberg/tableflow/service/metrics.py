@@ -63,8 +63,7 @@ class StatusCollector(Collector):
 
     def __init__(self, statuses: Callable[[], Iterable[TopicStatus]], engine: str = "") -> None:
         """:param engine: the name of the engine that has these topics"""
-        self._statuses = statuses
-        self._engine = engine
+        self._statuses, self._engine = statuses, engine
 
     def collect(self) -> Iterator[Metric]:
         statuses = list(self._statuses())
@@ -109,8 +108,7 @@ def _with_health(app: WsgiApp, is_healthy: Callable[[], bool]) -> WsgiApp:
         body, status = b"ok\n", "200 OK"
         if not is_healthy():
             body, status = b"a thread of the engine hangs\n", "503 Service Unavailable"
-        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
-        start_response(status, headers)
+        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
         return [body]
 
     return application

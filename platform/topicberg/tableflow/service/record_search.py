@@ -76,9 +76,8 @@ class Isolation:
     @property
     def rest(self) -> Ranges:
         """What is still to be read."""
-        if self.blamed >= MOST_BLAMED:
-            return {}
-        return _from({p: (0, end) for p, end in self.until.items()}, self.start)
+        until = self.until if self.blamed < MOST_BLAMED else {}
+        return _from({p: (0, end) for p, end in until.items()}, self.start)
 
     def next_ends(self, limit: int = SMALL_RECORDS, parts: int = PARTS) -> Offsets:
         """Return the ends of the next part.
@@ -107,10 +106,7 @@ class Isolation:
         self.single_failures = 0
 
     def fail(self, part: Ranges, *, is_certain: bool = False) -> None:
-        """Record that a part failed.
-
-        :param is_certain: if it is one record, no second attempt is needed
-        """
+        """Record that a part failed; ``is_certain``: one record needs no second attempt."""
         failures = ATTEMPTS if is_certain else self.single_failures + 1
         self.single_failures = failures if _size(part) == 1 else 0
         self.failed, self.step = part, 0
@@ -152,13 +148,12 @@ def _from(ranges: Ranges, first: Offsets) -> Ranges:
 
 def _prefix(ranges: Ranges, count: int) -> Ranges:
     """Return the first ``count`` offsets, one partition after the other."""
-    found: Ranges = {}
+    first = Ranges()
     for partition, (start, end) in sorted(ranges.items()):
-        if count <= 0:
-            break
-        found[partition] = start, min(end, start + count)
+        if count > 0:
+            first[partition] = start, min(end, start + count)
         count -= end - start
-    return found
+    return first
 
 
 class RecordSearch:
@@ -177,8 +172,7 @@ class RecordSearch:
     @property
     def active(self) -> Isolation | None:
         """The search while it continues."""
-        search = self.isolation
-        return search if search is not None and search.rest else None
+        return self.isolation if self.isolation is not None and self.isolation.rest else None
 
     def failed(
         self, plan: BatchPlan, reason: str, read: Read, *, is_certain: bool
@@ -191,25 +185,21 @@ class RecordSearch:
         :raises TopicbergError: processes fail whatever they read
         """
         short_reason = reason.removeprefix(f"topic {self._spec.name}: ")
-        search = self.active
-        if search is None:
+        if (search := self.active) is None:
             self._begun += 1
             if self._begun > MOST_SEARCHES:  # others have a turn before it continues
-                raise TopicbergError(
-                    reason, hint="records that fail are still searched; the engine continues"
-                )
-            of_spark = plan.reader == "spark"
-            search = Isolation(plan.batch.start, plan.batch.end, short_reason, of_spark=of_spark)
+                hint = "records that fail are still searched; the engine continues"
+                raise TopicbergError(reason, hint=hint)
+            of_spark, batch = plan.reader == "spark", plan.batch
+            search = Isolation(batch.start, batch.end, short_reason, of_spark=of_spark)
             self.isolation = search
         if plan.reader == "process":
             search.fail(plan.batch.ranges, is_certain=is_certain)
         if (culprit := search.culprit) is None:
             return None
         self._prove(plan, search, culprit, read)  # else no record is to blame
-        logger.warning(
-            "topic %s, partition %d, offset %d: the record fails by itself: %s",
-            *(self._spec.name, *culprit, short_reason),
-        )
+        message = "topic %s, partition %d, offset %d: the record fails by itself: %s"
+        logger.warning(message, self._spec.name, *culprit, short_reason)
         for into in plan.tables:
             skips.note_failing(into.table, culprit, short_reason)
         search.blame(culprit)
@@ -220,10 +210,7 @@ class RecordSearch:
     def _prove(
         self, plan: BatchPlan, search: Isolation, culprit: PartitionOffset, read: Read
     ) -> None:
-        """Check that processes can decode other records than one that fails by itself.
-
-        :raises TopicbergError: they fail whatever they read
-        """
+        """Check that processes decode other records, or raise: they fail whatever they read."""
         self._processes.check()
         failures = 0
         for partition, offset in search.controls(culprit) if not search.is_proven else ():

@@ -14,20 +14,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
+
+from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints, load_endpoints
-from topicberg.errors import StackError, TopicbergError
+from topicberg.errors import StackError, TableFormatError, TopicbergError, first_line
+from topicberg.iceberg.maintenance.run import maintain
 from topicberg.kafka.discovery import keep_discovering
 from topicberg.kafka.group import GroupMember
-from topicberg.logins.kafka import KafkaLogin
-from topicberg.logins.registry import RegistryLogin
 from topicberg.security.redaction import log_to_stderr
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.service import control, status
-from topicberg.tableflow.service.maintenance_scheduler import MaintenanceScheduler
-from topicberg.tableflow.service.metrics import LOOPBACK, serve_metrics
-from topicberg.tableflow.service.pool import Pool
+from topicberg.tableflow.service import control, metrics, status
+from topicberg.tableflow.service.ingestion import Ingestion
+from topicberg.tableflow.service.pool import Pool, TurnQueue
 from topicberg.tableflow.values.identity import ENGINES_TOPIC, Identity, engine_group
 from topicberg.topics import TopicSpec
 
@@ -43,6 +46,12 @@ HANGING_SECONDS = 180.0
 topic is given up in 25."""
 LOGINS_SECONDS = 300.0
 """How often the deployment's keys are read again."""
+WORKERS_PER_TABLE = 4
+PAUSE_SECONDS = 60.0
+QUIET_PAUSE_SECONDS = 900.0
+"""Between two inspections of a table that did not change: small files are due after this time."""
+IDLE_PAUSE_SECONDS = 3600.0
+"""The same if it has not changed for as long: only old snapshots and rows may be due."""
 
 
 def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
@@ -61,43 +70,30 @@ def _watch_logins(endpoints: Endpoints, config: Settings, are_replaced: threadin
 
     :param are_replaced: is set when they are
     """
+    logins = attrgetter("kafka_login", "registry_login")
     while not are_replaced.wait(LOGINS_SECONDS):
         try:
-            current = load_endpoints(config)
+            if logins(load_endpoints(config)) != logins(endpoints):
+                are_replaced.set()
         except TopicbergError as error:
             logger.warning("the keys of the deployment cannot be read again: %s", error)
-        else:
-            if _logins(current) != _logins(endpoints):
-                are_replaced.set()
 
 
 def _in_background(name: str, work: Callable[..., None], *arguments: object) -> None:
     threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
 
 
-def _logins(endpoints: Endpoints) -> tuple[KafkaLogin, RegistryLogin]:
-    return endpoints.kafka_login, endpoints.registry_login
-
-
 class _Share:
     """The topics that this engine has; other engines of its group have the others."""
 
     def __init__(self, endpoints: Endpoints, config: Settings) -> None:
-        self._config = config
-        self._identity = Identity(config)
+        self._config, self._identity = config, Identity(config)  # whose lock it has while it runs
         self.engine = self._identity.name
         self.pool = Pool(endpoints, config, self.engine)
         self.changed = threading.Event()
         """Set when this engine has other topics."""
-        self.member = GroupMember(
-            endpoints,
-            engine_group(config),
-            ENGINES_TOPIC,
-            self.engine,
-            self._identity.id,
-            self._give_up,
-            self.changed.set,
-        )
+        group, callbacks = (engine_group(config), ENGINES_TOPIC), (self._give_up, self.changed.set)
+        self.member = GroupMember(endpoints, *group, self.engine, self._identity.id, *callbacks)
         self._is_stopping = False
         self._settled: set[str] = set()
         """Topics of other engines, whose statuses do not name this engine."""
@@ -105,8 +101,7 @@ class _Share:
     def _give_up(self, is_lost: bool) -> None:
         if is_lost:
             self.pool.pause()
-            return
-        if not self._is_stopping:
+        elif not self._is_stopping:
             names = [name for name in self.pool.queue.topics if not self.member.holds(name)]
             self.pool.give_up(names, GIVE_UP_SECONDS)
 
@@ -148,14 +143,12 @@ class _Share:
         for name in specs.keys() - self.pool.queue.topics.keys():
             with suppress(OSError):
                 known = status.read_status(self._config, name)
-                if known.engine not in (None, self.engine):
-                    continue
                 shown = (
                     known.without(problem)
                     if isinstance(problem, status.Unavailable)
                     else known.failing(problem)
                 )
-                if shown != known:
+                if known.engine in (None, self.engine) and shown != known:
                     status.write_status(self._config, shown)
 
 
@@ -187,15 +180,80 @@ class Engine:
 
     def is_healthy(self) -> bool:
         """Return whether the threads of the engine work."""
-        oldest = min(self.looped_at, self.pool.polled_at)
-        return time.monotonic() - oldest < HANGING_SECONDS
+        return time.monotonic() - min(self.looped_at, self.pool.polled_at) < HANGING_SECONDS
+
+
+@dataclass
+class _Kept:
+    """What is known of a table since its last maintenance; times are monotonic."""
+
+    state: object
+    at: float
+    changed_at: float
+
+    def is_due(self, state: object, now: float) -> bool:
+        if state != self.state:
+            return True
+        is_quiet = now - self.changed_at < IDLE_PAUSE_SECONDS
+        return now - self.at >= (QUIET_PAUSE_SECONDS if is_quiet else IDLE_PAUSE_SECONDS)
+
+
+class MaintenanceScheduler:
+    """Maintains a few tables at once: a quarter as many as the engine has workers.
+
+    Most of the time of a table is waiting for the object store. Compactions take a share of Spark
+    each.
+    """
+
+    def __init__(
+        self, endpoints: Endpoints, config: Settings, queue: TurnQueue, ended: threading.Event
+    ) -> None:
+        """:param ended: set when the engine ends"""
+        self._endpoints, self._config, self._queue, self._ended = endpoints, config, queue, ended
+        self._kept = dict[str, _Kept]()
+
+    def run(self) -> None:
+        """Maintain tables until the engine has ended."""
+        while not self._ended.wait(PAUSE_SECONDS):
+            topics = self._queue.topics
+            self._kept = {name: entry for name, entry in self._kept.items() if name in topics}
+            workers = max(1, self._config.engine_workers // WORKERS_PER_TABLE)
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(self._maintain, topics.values()))
+
+    def _maintain(self, topic: Ingestion) -> None:
+        """Do what is due for a table, if it may have changed since the last time."""
+        if self._ended.is_set():
+            return
+        name, now = topic.spec.name, time.monotonic()
+        state = topic.spec, topic.report.status.snapshot_id
+        before = self._kept.get(name)
+        if before is not None and not before.is_due(state, now):
+            return
+        try:
+            is_changed = maintain(topic.spec, self._endpoints, self._config).changed
+        except NoSuchTableError:
+            logger.debug("topic %s has no table yet", name)
+            return
+        except TableFormatError as error:  # it stays so until the table is another one
+            logger.warning("topic %s: the table is not maintained: %s", name, error)
+            is_changed = False
+        except Exception as error:
+            # If a service does not answer, what is due now is still due in a minute.
+            kind, reason = type(error).__name__, first_line(error)
+            logger.warning("topic %s: maintenance failed: %s: %s", name, kind, reason)
+            return
+        is_same = before is not None and before.state == state and not is_changed
+        changed_at = before.changed_at if before is not None and is_same else now
+        # After a change, more may be due.
+        self._kept[name] = _Kept(None if is_changed else state, now, changed_at)
 
 
 def serve(
     config: Settings,
     stopping: threading.Event,
     metrics_port: int | None = None,
-    metrics_host: str = LOOPBACK,
+    metrics_host: str = metrics.LOOPBACK,
     started: Callable[[Engine], None] = lambda engine: None,
 ) -> bool:
     """Run until ``stopping``; new and changed specs and requests take effect at once.
@@ -208,14 +266,13 @@ def serve(
     :returns: whether the process has to start again, as keys of the deployment were replaced
     :raises TopicbergError: the endpoint cannot listen
     """
-    endpoints = _wait_for_endpoints(config, stopping)
-    if endpoints is None:
+    if (endpoints := _wait_for_endpoints(config, stopping)) is None:
         return False
     share = _Share(endpoints, config)
     pool = share.pool
     engine = Engine(config, pool)
     if metrics_port is not None:  # an engine that cannot listen must not take topics from others
-        serve_metrics(
+        metrics.serve_metrics(
             metrics_port,
             lambda: [topic.report.shown for topic in pool.queue.topics.values()],
             host=metrics_host,
@@ -268,7 +325,7 @@ def serve(
 
 def main(
     metrics_port: int | None,
-    metrics_host: str = LOOPBACK,
+    metrics_host: str = metrics.LOOPBACK,
     started: Callable[[Engine], None] = lambda engine: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from topicberg.files import replace_file, topic_file
 from topicberg.kafka.offsets import Offsets
@@ -54,6 +53,7 @@ OBSERVED_SECONDS = 30.0
 """An engine that has not read the ends of the logs for longer does not run, or hangs."""
 FLEET = 20_000
 """Topics whose snapshots are kept in memory."""
+_OBSERVED = "tableflow/observed"
 
 
 class FailingFormat(BaseModel):
@@ -88,66 +88,49 @@ class TopicStatus(BaseModel):
     """
 
     topic: str
-    engine: str | None = Field(default=None, description="name of the engine that has the topic")
+    engine: str | None = None  # name of the engine that has the topic
     phase: Phase = "PENDING"
     suspended: bool = False
     error_message: str | None = None
     failing_since_ms: int | None = None
     """Time of the first of the consecutive failures; None: the last turn succeeded."""
-    missing: str | None = Field(
-        default=None, description="service that does not answer, without which nothing is committed"
-    )
-    activity: str | None = Field(default=None, description="what a turn does that takes long")
-    failing_table_formats: list[FailingFormat] = Field(default_factory=list)
+    missing: str | None = None
+    """Service that does not answer, without which nothing is committed."""
+    activity: str | None = None  # what a turn does that takes long
+    failing_table_formats: list[FailingFormat] = []
     write_mode: str = "APPEND"
-    error_handling: str | None = Field(default=None, description="SUSPEND, SKIP or LOG")
+    error_handling: str | None = None  # SUSPEND, SKIP or LOG
     snapshot_id: int | None = None
     committed_at_ms: int | None = None
-    end_offsets: Offsets = Field(default_factory=dict)
-    lag: Offsets = Field(
-        default_factory=dict,
-        description="offsets not yet committed: records, ends of transactions, and gaps",
-    )
-    open_transactions: dict[int, OpenTransaction] = Field(
-        default_factory=dict, description="by partition; records after them cannot be read yet"
-    )
-    rows_committed: int = Field(default=0, description="rows that commits added to the table")
-    rows_skipped: int = Field(
-        default=0,
-        description="records left out since the table was created, skipped or dead-lettered",
-    )
-    records_read: int = Field(default=0, description="records that committed batches read")
-    records_skipped: int = Field(default=0, description="records left out without a dead letter")
-    records_dead_lettered: int = Field(
-        default=0, description="records left out, and sent to the dead-letter topic"
-    )
-    counting_since_ms: int | None = Field(
-        default=None, description="when the counters began: the engine got the topic"
-    )
-    skip_requests: list[Skip] = Field(
-        default_factory=list, description="records that users requested to leave out"
-    )
-    missed_deletes: Missed | None = Field(
-        default=None, description="deletes that the table may not have, of an upsert topic"
-    )
-    unproven: Offsets = Field(
-        default_factory=dict,
-        description="by partition: offset of the table's last record, if the log no longer has it",
-    )
-    keys: KeyState | None = Field(
-        default=None, description="how keys with a schema are compared, of an upsert topic"
-    )
-    reader: Literal["process", "spark"] | None = Field(
-        default=None,
-        description="what read the newest batch: a process of the engine, or tasks of Spark",
-    )
-    bytes_committed: int = Field(default=0, description="of the files that commits added")
-    files_of_commit: int = Field(
-        default=0, description="data files that the newest batch added, one a partition or more"
-    )
-    data_files: int = Field(default=0, description="that the table has")
-    commits: int = Field(default=0, description="batches committed")
-    failures: int = Field(default=0, description="turns that did not commit")
+    end_offsets: Offsets = {}
+    lag: Offsets = {}
+    """Offsets not yet committed: records, ends of transactions, and gaps."""
+    open_transactions: dict[int, OpenTransaction] = {}
+    """By partition; records after them cannot be read yet."""
+    rows_committed: int = 0  # rows that commits added to the table
+    rows_skipped: int = 0
+    """Records left out since the table was created, skipped or dead-lettered."""
+    records_read: int = 0  # records that committed batches read
+    records_skipped: int = 0  # records left out without a dead letter
+    records_dead_lettered: int = 0
+    """Records left out, and sent to the dead-letter topic."""
+    counting_since_ms: int | None = None
+    """When the counters began: the engine got the topic."""
+    skip_requests: list[Skip] = []  # records that users requested to leave out
+    missed_deletes: Missed | None = None
+    """Deletes that the table may not have, of an upsert topic."""
+    unproven: Offsets = {}
+    """By partition: offset of the table's last record, if the log no longer has it."""
+    keys: KeyState | None = None
+    """How keys with a schema are compared, of an upsert topic."""
+    reader: Literal["process", "spark"] | None = None
+    """What read the newest batch: a process of the engine, or tasks of Spark."""
+    bytes_committed: int = 0  # of the files that commits added
+    files_of_commit: int = 0
+    """Data files that the newest batch added, one a partition or more."""
+    data_files: int = 0  # that the table has
+    commits: int = 0  # batches committed
+    failures: int = 0  # turns that did not commit
 
     @property
     def shown_phase(self) -> str:
@@ -191,14 +174,11 @@ class TopicStatus(BaseModel):
 
     def given_up(self) -> TopicStatus:
         """Return what stays true when the engine gives up the topic."""
-        return TopicStatus(**self._some(_LASTING))
+        return TopicStatus(**{name: getattr(self, name) for name in _LASTING})
 
     def counters(self) -> dict[str, int]:
         """Return the counters that a worker that replaces this one starts from."""
-        return self._some((*COUNTERS, "counting_since_ms"))
-
-    def _some(self, fields: Iterable[str]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in fields}
+        return {name: getattr(self, name) for name in (*COUNTERS, "counting_since_ms")}
 
 
 def status_file(config: Settings, topic: str) -> Path:
@@ -219,10 +199,7 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
 
 
 def reported_snapshot(config: Settings, topic: str) -> int | None:
-    """Return the table's snapshot in the last status, or None if it has none.
-
-    For callers that ask again and again for a fleet: a file that did not change is not read again.
-    """
+    """Return the snapshot in the last status, if any; a file that did not change is not read."""
     path = _status_path(config.state_dir, topic)
     try:
         state = path.stat()
@@ -245,13 +222,9 @@ def _snapshot(path: Path, _inode: int, _changed: int) -> int | None:
         return None
 
 
-def _observation_file(config: Settings) -> Path:
-    return config.state_dir / "tableflow" / "observed"
-
-
 def note_observation(config: Settings) -> None:
     """Note that the statuses have the ends of the logs as they are now."""
-    path = _observation_file(config)
+    path = config.state_dir / _OBSERVED
     with suppress(OSError):  # the disk may be full
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -260,7 +233,7 @@ def note_observation(config: Settings) -> None:
 def observed_at(config: Settings) -> float | None:
     """Return when an engine of this machine read the ends of the logs last (seconds since 1970)."""
     try:
-        return _observation_file(config).stat().st_mtime
+        return (config.state_dir / _OBSERVED).stat().st_mtime
     except OSError:
         return None
 

@@ -23,6 +23,9 @@ from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
+_STATE = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys", "unproven")
+"""Fields of a commit that the status repeats, and that may change without new records."""
+
 
 class StatusReport:
     """Writes the status when it changes, until the topic is stopped. Safe to use from threads."""
@@ -37,8 +40,7 @@ class StatusReport:
         """:param before: the report that this one replaces, whose counters continue
         :param engine: the name of this engine
         """
-        self._config = config
-        self.lock = threading.RLock()
+        self._config, self.lock = config, threading.RLock()
         """Whoever derives a change from the status holds it until the change is reported."""
         self.is_stopped = False
         """Whether the topic is ingested no longer: its status is not written any more."""
@@ -70,20 +72,12 @@ class StatusReport:
         return self.status if missing is None else self.status.without(missing)
 
     def miss(self, service: Unavailable | None, spark: Unavailable | None) -> None:
-        """Show that a service does not answer.
-
-        :param spark: Spark, which only topics that wait for a large batch may need
-        """
+        """Show that a service, or Spark, which a large batch may need, does not answer."""
         with self.lock:
-            before = self._unavailable
-            self._unavailable = service or (spark if any(self.status.lag.values()) else None)
-            status = self.status
-            if (
-                before
-                and not self._unavailable
-                and status.failing_since_ms
-                and not status.suspended
-            ):
+            before, status = self._unavailable, self.status
+            self._unavailable = service or (spark if any(status.lag.values()) else None)
+            is_back = before is not None and self._unavailable is None
+            if is_back and status.failing_since_ms and not status.suspended:
                 # What failed meanwhile is tried again: only a failure that stays is another fault.
                 changes = {"phase": "PENDING", "failing_since_ms": int(time.time() * 1000)}
                 self.status = status.model_copy(update=changes)
@@ -115,36 +109,21 @@ class StatusReport:
     def note_log(
         self, lag: Offsets, transactions: dict[int, OpenTransaction], write_seconds: float
     ) -> None:
-        """Report what the log has beyond the table.
-
-        :param write_seconds: the least time between two writes of a status whose lag changes
-        """
+        """Report what the log has beyond the table; a changed lag only after ``write_seconds``."""
         with self.lock:
             if (lag, transactions) != (self.status.lag, self.status.open_transactions):
                 changes = {"lag": lag, "open_transactions": transactions}
                 self.status = self.status.model_copy(update=changes)
-            if self.status is self._written:
-                return
-            if transactions or time.monotonic() - self._written_at >= write_seconds:
+            is_due = transactions or time.monotonic() - self._written_at >= write_seconds
+            if is_due and self.status is not self._written:
                 self._write()
 
     def differs(self, commit: Commit) -> bool:
         """Return whether the table differs from the status although there are no new records."""
-        fields = (
-            "end_offsets",
-            "rows_skipped",
-            "skip_requests",
-            "missed_deletes",
-            "keys",
-            "unproven",
-        )
-        return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
+        return any(getattr(commit, name) != getattr(self.status, name) for name in _STATE)
 
     def note_commit(self, commit: Commit, lag: Offsets) -> None:
-        """Report a turn that succeeded, with or without records.
-
-        :param lag: what the log has beyond the commit
-        """
+        """Report a turn that succeeded, and the lag beyond its commit."""
         now_ms = int(time.time() * 1000)
         with self.lock:
             self._count(
@@ -162,18 +141,11 @@ class StatusReport:
                 error_message=None,
                 failing_since_ms=None,
                 activity=None,
-                snapshot_id=commit.snapshot_id,
-                end_offsets=commit.end_offsets,
                 lag=lag,
-                rows_skipped=commit.rows_skipped,
-                skip_requests=commit.skip_requests,
-                missed_deletes=commit.missed_deletes,
-                keys=commit.keys,
-                unproven=commit.unproven,
                 reader=commit.reader or status.reader,
                 files_of_commit=commit.files if commit.records else status.files_of_commit,
-                data_files=commit.data_files,
                 committed_at_ms=now_ms if commit.records else status.committed_at_ms,
+                **{name: getattr(commit, name) for name in (*_STATE, "snapshot_id", "data_files")},
             )
 
     def note_failure(

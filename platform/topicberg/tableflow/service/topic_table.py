@@ -18,8 +18,8 @@ from topicberg.errors import UnreachableError
 from topicberg.errors.meaning import explain, explained, means
 from topicberg.errors.table import MISSING
 from topicberg.formats.metadata import EVENT_TIME, METADATA_TYPES, RAW_KEY
+from topicberg.iceberg.commits import require_written
 from topicberg.iceberg.data_files import WriteTarget
-from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.topics import TopicLog, tombstone_ms
 from topicberg.settings import Settings
@@ -34,10 +34,9 @@ from topicberg.tableflow.batch.batch_plan import (
 from topicberg.tableflow.changelog.changes import ChangePlan, envelope, key_names
 from topicberg.tableflow.decode.plan import CONSUMER, ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch
-from topicberg.tableflow.layout import message_fields
+from topicberg.tableflow.layout import meanings, message_fields
 from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.layout.layout import event_time, row_columns, table_schema
-from topicberg.tableflow.layout.meanings import columns_of
 from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.layout.waiting import identity_columns
@@ -126,12 +125,10 @@ class BatchTable:
         wait_ready()
         layout, table, foreign = into.layout, into.table, self._foreign
         of_rows, framing = self.keys.upsert_key(layout, table), self._framing
-        subjects = [half.subject for half in (layout.key, layout.value) if half.subject]
+        subjects = [field.subject for field in (layout.key, layout.value) if field.subject]
         ids = [(sorted(subject.schemas), sorted(subject.guids.items())) for subject in subjects]
-        metadata = table.metadata
         others = [tuple(schemas.schemas) for schemas in foreign.values()]
-        of_table = metadata.table_uuid, metadata.current_schema_id, metadata.default_spec_id
-        key = layout.fitted, ids, others, of_table
+        key = layout.fitted, ids, others, *_columns(table), table.metadata.default_spec_id
         if key != self._key:
             self._decoders = message_decoders(self.spec, layout, table, foreign, of_rows)
             if self.spec.changelog is not None:
@@ -155,7 +152,7 @@ class BatchTable:
             text=text,
             columns={name: self.spec.metadata_column(name) for name in names},
             error_mode=self.spec.tableflow.error_handling.mode,
-            upserts=metadata.table_uuid if self.spec.write_mode == "upsert" else None,
+            upserts=table.metadata.table_uuid if self.spec.write_mode == "upsert" else None,
             key=of_rows,
             changes=self._changes,
             inline={} if framing is None else framing.inline_schemas(layout),
@@ -201,23 +198,23 @@ def message_decoders(
     metadata = {spec.metadata_column(name) for name in (*METADATA_TYPES, RAW_KEY)}
     if spec.payload_time is not None:
         metadata.add(spec.event_time)
-    fields = columns_of(table)
+    fields = meanings.columns_of(table)
     columns = [column for column in fields if column.name not in metadata]
     decoders = dict[str, MessageDecoder]()
-    for half in (layout.key, layout.value):
-        if half.subject is None:
+    for field in (layout.key, layout.value):
+        if field.subject is None:
             continue
         own: Sequence[NestedField]
         if spec.changelog is None:
-            own = message_fields.columns_to_fill(half, layout, columns)
-            if of_rows is not None and half.column == message_fields.KEY:
+            own = message_fields.columns_to_fill(field, layout, columns)
+            if of_rows is not None and field.column == message_fields.KEY:
                 own = of_rows.to_decode(own)
-        elif half.column == message_fields.VALUE:
+        elif field.column == message_fields.VALUE:
             own = envelope(layout, row_columns(spec, fields))
         else:
             keys = key_names(layout)
             own = [column for column in columns if column.name in keys]
-        decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
+        decoders[field.column] = message_decoder(Writers(field, foreign[field.column], own))
     return decoders
 
 

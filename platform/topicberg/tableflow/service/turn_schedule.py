@@ -1,4 +1,4 @@
-"""When the next turn of one topic is due."""
+"""What the polls see of one topic's log beyond its table, and when the next turn is due."""
 
 from __future__ import annotations
 
@@ -6,12 +6,88 @@ import math
 import time
 import zlib
 
+from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
-from topicberg.tableflow.service.log_watch import LogWatch
+from topicberg.tableflow.service.status import OpenTransaction
 from topicberg.topics import TopicSpec
 
 FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 15.0
+OPEN_SECONDS = 10.0
+"""A transaction that has been open for less time is not reported."""
+
+
+class LogWatch:
+    """In its methods, ``offsets`` are the first that the table lacks, by partition.
+
+    What changes it is called with the lock of the topic's :class:`.StatusReport`; all else may be
+    called without.
+    """
+
+    def __init__(self) -> None:
+        self.ends: Ends | None = None
+        """The newest ends of the log; None: not known yet."""
+        self._exhausted: Ends | None = None
+        """The ends at which a turn found nothing to read."""
+        self._topic_id: str | None = None
+        self._stuck: dict[int, tuple[int, float]] = {}
+        """By partition: the offset behind which nothing can be read, and since when it is."""
+
+    def note_turn(self, ends: Ends | None, *, is_exhausted: bool) -> None:
+        """Note a turn that succeeded.
+
+        :param ends: those that were known when it began
+        :param is_exhausted: whether it found nothing to read
+        """
+        self._topic_id = ends.topic_id if ends else None
+        self._exhausted = ends if is_exhausted else None
+
+    def readable(self, offsets: Offsets) -> int:
+        """Return how many records wait, as far as is known."""
+        stable = self.ends.stable if self.ends and self.ends != self._exhausted else {}
+        return sum(max(0, end - offsets.get(p, 0)) for p, end in stable.items())
+
+    def has_changed(self, offsets: Offsets) -> bool:
+        """Return whether the log is not the one that the table holds: a turn finds what it is."""
+        ends = self.ends
+        if ends is None or ends == self._exhausted:
+            return False
+        is_other = self._topic_id is not None and ends.topic_id != self._topic_id
+        return is_other or any(ends.high.get(p, -1) < end for p, end in offsets.items())
+
+    def lag(self, offsets: Offsets) -> Offsets:
+        """Return how many offsets of each partition the table lacks, readable or not."""
+        high = self.ends.high if self.ends else {}
+        return {p: max(0, end - offsets.get(p, 0)) for p, end in high.items()}
+
+    def open_transactions(
+        self, known: dict[int, OpenTransaction]
+    ) -> tuple[dict[int, OpenTransaction], Offsets]:
+        """Return the known transactions that hold records back, and the new ones among them.
+
+        New ones have been open for :data:`OPEN_SECONDS`.
+
+        :param known: those that were reported, by partition
+        """
+        high, stable = (self.ends.high, self.ends.stable) if self.ends else ({}, {})
+        stuck = {p: stable[p] for p, end in high.items() if stable.get(p, end) < end}
+        now = time.monotonic()
+        self._stuck = {
+            p: self._stuck[p] if self.is_stuck(p, offset) else (offset, now)
+            for p, offset in stuck.items()
+        }
+        transactions = {
+            p: known[p] for p, o in stuck.items() if p in known and known[p].offset == o
+        }
+        return transactions, {
+            p: offset
+            for p, (offset, since) in self._stuck.items()
+            if p not in transactions and now - since >= OPEN_SECONDS
+        }
+
+    def is_stuck(self, partition: int, offset: int) -> bool:
+        """Return whether consumers can read up to this offset, and no further."""
+        return self._stuck.get(partition, (None,))[0] == offset
 
 
 class TurnSchedule:
@@ -22,8 +98,7 @@ class TurnSchedule:
         self._interval = spec.tableflow.commit_interval_seconds
         self._phase = zlib.crc32(spec.name.encode()) / 1000
         """It counts modulo the commit interval."""
-        self._backoff = FIRST_BACKOFF_SECONDS
-        self.is_woken = False
+        self._backoff, self.is_woken = FIRST_BACKOFF_SECONDS, False
         """Whether the next turn is due now."""
         self.retry_at: float | None = 0.0
         """When to try again; None: the last turn succeeded."""
@@ -52,12 +127,11 @@ class TurnSchedule:
             return 0.0
         if self.retry_at is not None:
             return self.retry_at
-        if full is None or self._log.has_changed(offsets):
+        readable = self._log.readable(offsets)
+        if full is None or readable >= full or self._log.has_changed(offsets):
             return self.inspected_at
-        if not (readable := self._log.readable(offsets)):
+        if not readable:
             return self.inspected_at + inspection_seconds
-        if readable >= full:
-            return self.inspected_at
         return max(self._next_commit(), self.inspected_at)
 
     def _next_commit(self) -> float:

@@ -10,7 +10,7 @@ import fcntl
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from topicberg.files import topic_file
@@ -23,22 +23,13 @@ _POLL_SECONDS = 0.05
 
 @contextmanager
 def turn(config: Settings, table: str) -> Iterator[None]:
-    """Let :func:`wait_for_turns` wait until the end; a process that is killed ends as well.
-
-    :param table: the name of the table that is written
-    """
+    """Let :func:`wait_for_turns` of a table wait until the end, or until this process is killed."""
     path = _file(config, table)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("a")
-    except OSError as error:  # e.g. a full disk: what waits finds nothing to wait for
-        logger.debug("%s cannot be locked: %s", path, error)
-        yield
-        return
-    with stream:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(stream, fcntl.LOCK_SH)
-        except OSError as error:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_SH)
+        except OSError as error:  # e.g. a full disk: what waits finds nothing to wait for
             logger.debug("%s cannot be locked: %s", path, error)
         yield
 

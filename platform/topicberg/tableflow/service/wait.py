@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -54,14 +55,13 @@ def wait_for(
     :param offsets_of: up to where the table holds its topic
     :returns: False if there was no progress for ``patience`` seconds
     """
-    best: int | None = None
-    deadline = time.monotonic() + patience
+    best, deadline = math.inf, time.monotonic() + patience
     while True:
         offsets = offsets_of(table.refresh())
         missing = sum(max(0, offset - offsets.get(p, 0)) for p, offset in target.items())
         if missing == 0:
             return True
-        if best is None or missing < best:
+        if missing < best:
             on_progress(missing)
             best, deadline = missing, time.monotonic() + patience
         if time.monotonic() > deadline:

@@ -35,10 +35,9 @@ from topicberg.errors.retry import conflicts
 from topicberg.formats.metadata import OFFSET, PARTITION
 from topicberg.iceberg import summaries
 from topicberg.iceberg.commits import move_main
-from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries, manifests
 from topicberg.iceberg.manifests import identity, is_vector, referenced_file
-from topicberg.iceberg.position_deletes import FileRows, read_deletes
+from topicberg.iceberg.position_deletes import FileRows, read_deletes, read_rows
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.waiting import start_again

@@ -38,10 +38,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.files import topic_file
-from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries_by_manifest, in_parallel
 from topicberg.iceberg.manifests import identity
-from topicberg.iceberg.position_deletes import Deletes, FileRows, read_deletes
+from topicberg.iceberg.position_deletes import Deletes, FileRows, read_deletes, read_rows
 from topicberg.iceberg.shared_keys import delete_shared, file_name, shared_file
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow.upsert import key_files
