@@ -94,10 +94,7 @@ def pointer_check(dropped: str | None) -> TableCheck:
 
 
 def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
-    """Return whether Glue points to a state of the table, not an old one, and has its columns.
-
-    :param dropped: as of :func:`pointer_check`
-    """
+    """Return whether Glue points to a state of the table, not an old one, and has its columns."""
     table = probe.find(probe.table.identifier)
     catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     name = ".".join(probe.table.glue_table)

@@ -81,10 +81,7 @@ class CheckedTable:
 
     @property
     def snowflake_source(self) -> tuple[str, str]:
-        """Namespace and table in the catalog in which Snowflake finds it.
-
-        Names in Glue are in lower case; Snowflake finds derived tables there in any case.
-        """
+        """Namespace and table by which Snowflake finds it; in Glue, both are in lower case."""
         config = settings()
         in_glue = config.topics_in_glue or self.identifier[0] != config.topics_namespace
         return self.glue_table if in_glue else self.identifier

@@ -14,14 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 from pyiceberg.table import Table
 
-from topicberg.checks.check import (
-    Probe,
-    TableCheck,
-    computation_command,
-    computation_remediation,
-    delay_check,
-    materialization,
-)
+from topicberg.checks import check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import changes_rows, changes_since, held_hours
@@ -59,7 +52,7 @@ def derived_check(
     plan: Derivation,
     partitions: Callable[[Iterable[Hours], datetime, int], Sequence[str]],
     topics: Sequence[str] = (),
-) -> TableCheck:
+) -> check.TableCheck:
     """:param name: the table
     :param reads: names of its sources and lookups
     :param topics: the assets of the topics that it is published to
@@ -70,7 +63,7 @@ def derived_check(
     def chosen(keys: Sequence[str]) -> str:
         return f" --partition-range '{keys[0]}...{keys[-1]}'" if keys else ""
 
-    def evaluate(probe: Probe) -> Finding:
+    def evaluate(probe: check.Probe) -> Finding:
         last, first_hour = probe.last("up_to_date"), plan.first_hour(probe.now)
         return check_up_to_date(
             probe.find(probe.table.identifier),
@@ -80,25 +73,28 @@ def derived_check(
             probe.now,
             last.facts.get(MEMORY) if last else None,
             lambda hours: partitions(hours, probe.now, first_hour),
-            lambda keys: computation_remediation(name, chosen(keys), topics),
+            lambda keys: check.computation_remediation(name, chosen(keys), topics),
             first_hour,
             plan.version,
-            lambda keys: f"compute them again: {computation_command(name, chosen(keys), topics)}",
+            lambda keys: (
+                f"compute them again: {check.computation_command(name, chosen(keys), topics)}"
+            ),
             plan.first_partition,
         )
 
     names = ", ".join(f"`{source}`" for source in reads)
+    aheads = {source.table[1]: plan.ahead(source) for source in plan.windowed}
     limits = ", of ".join(
-        f"`{source.table[1]}` up to {age(ahead.total_seconds())} after it"
-        for source in plan.windowed
-        if (ahead := plan.ahead(source)) and ahead != FOREVER
+        f"`{source}` up to {age(ahead.total_seconds())} after it"
+        for source, ahead in aheads.items()
+        if ahead and ahead != FOREVER
     )
     description = (
         f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
         "the function that the code has."
         + (f" A partition reads rows of {limits}, and joins no later ones." if limits else "")
     )
-    return TableCheck("up_to_date", description, evaluate)
+    return check.TableCheck("up_to_date", description, evaluate)
 
 
 def check_up_to_date(
@@ -254,10 +250,7 @@ def _outdated_hours(
     now: datetime,
     first_hour: int,
 ) -> list[Hours]:
-    """Return the hours up to now with rows here or in sources that another version computed.
-
-    :param old: all that it computed
-    """
+    """Return which of the old hours, up to now, have rows here or in sources."""
     ranges = [*held_hours(table, time)]
     for source in sources.values():
         if not source.whole:
@@ -279,8 +272,8 @@ def _memory(before: Any) -> Memory | None:
         return None
 
 
-def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> TableCheck:
-    return delay_check(
+def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> check.TableCheck:
+    return check.delay_check(
         spec,
         allowed_minutes,
         f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged, "
@@ -309,18 +302,16 @@ def check_merged(
     return _judge_read(source, last, "the table", complete, allowed_minutes, now, remediation)
 
 
-def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) -> TableCheck:
-    """:param name: the table
-    :param topics: those that it is published to, and their assets
-    """
+def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) -> check.TableCheck:
+    """:param topics: those that the table is published to, and their assets"""
 
-    def evaluate(probe: Probe) -> Finding:
+    def evaluate(probe: check.Probe) -> Finding:
         table, findings = probe.iceberg, list[Finding]()
         for topic, asset in topics.items():
             last = published_snapshot(table, topic, probe.endpoints)
             remediation = (
                 "see whether a run that publishes it is queued or in progress, or why it failed "
-                f"(Runs); to publish manually: `{materialization([f'kafka/{asset}'])}`"
+                f"(Runs); to publish manually: `{check.materialization([f'kafka/{asset}'])}`"
             )
             subject, complete = f"topic {topic}", f"topic {topic} has every row of the table"
             finding = _judge_read(
@@ -332,7 +323,7 @@ def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) 
 
     names = ", ".join(f"`{topic}`" for topic in topics)
     description = f"What the table held {allowed_minutes} minutes ago was published to {names}."
-    return TableCheck("published", description, evaluate)
+    return check.TableCheck("published", description, evaluate)
 
 
 def _judge_read(
@@ -344,11 +335,9 @@ def _judge_read(
     now: datetime,
     remediation: str,
 ) -> Finding:
-    """Return whether what follows from a table shows what that held some time ago.
+    """Return whether a subject that follows from a table shows what that held some time ago.
 
     :param last: the snapshot that it shows; None: it shows nothing
-    :param subject: what follows from the table
-    :param complete: the sentence that it shows everything
     """
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [snapshot for snapshot in changes.new if changes_rows(snapshot)]

@@ -16,18 +16,7 @@ from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.expressions import (
-    AlwaysTrue,
-    And,
-    BooleanExpression,
-    GreaterThan,
-    IsNaN,
-    IsNull,
-    LessThan,
-    NotIn,
-    NotNull,
-    Or,
-)
+from pyiceberg import expressions
 from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator, bind
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
@@ -66,9 +55,7 @@ _WITHOUT_ROWS = (
 
 
 def rule_checks(rules: Rules, spec: TopicSpec | None, defined_in: str) -> Iterator[TableCheck]:
-    """:param spec: of a topic's own table
-    :param defined_in: where the rules are written
-    """
+    """:param defined_in: where the rules are written"""
     for name in _RULES:
         if getattr(rules, name):
             yield _rule_check(name, rules, spec, defined_in)
@@ -119,7 +106,7 @@ class Rule:
 
     column: str
     says: str
-    breaks: BooleanExpression
+    breaks: expressions.BooleanExpression
     definition: Any
 
 
@@ -127,7 +114,7 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
     """Return check → its rules, all of whose columns the table has: see :func:`check_columns`."""
     return {
         "not_null": [
-            Rule(column, "is never null", IsNull(term=column), "not null")
+            Rule(column, "is never null", expressions.IsNull(term=column), "not null")
             for column in rules.not_null
         ],
         "accepted_values": [
@@ -138,24 +125,30 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
 
 
 def _accepted(column: str, values: Sequence[Any]) -> Rule:
-    breaks = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
+    breaks = expressions.And(
+        expressions.NotNull(term=column), expressions.NotIn(term=column, literals=set(values))
+    )
     return Rule(column, f"is one of {', '.join(map(str, values))}", breaks, list(values))
 
 
 def _range(column: str, bounds: Range, schema: Schema) -> Rule:
     kind = schema.find_field(column).field_type
-    parts: list[BooleanExpression] = []
+    parts: list[expressions.BooleanExpression] = []
     if bounds.min is not None:
-        parts.append(LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING)))
+        parts.append(
+            expressions.LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING))
+        )
     if bounds.max is not None:
-        parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR)))
+        parts.append(
+            expressions.GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR))
+        )
     low = "" if bounds.min is None else f"{_exact(bounds.min)} ≤ "
     high = "" if bounds.max is None else f" ≤ {_exact(bounds.max)}"
     definition = bounds.model_dump(mode="json")
     if isinstance(kind, DoubleType | FloatType):  # NaN is neither less nor greater
-        parts.append(IsNaN(term=column))
+        parts.append(expressions.IsNaN(term=column))
         definition["nan"] = False
-    return Rule(column, f"is in {low}{column}{high}", reduce(Or, parts), definition)
+    return Rule(column, f"is in {low}{column}{high}", reduce(expressions.Or, parts), definition)
 
 
 def _exact(bound: float) -> str:
@@ -185,8 +178,6 @@ def check_rules(
 
     :param last: the last evaluation; if it passed, only files that were added since are read
     :param where: columns that say where a row is from, for the sample
-    :param source: what writes the rows
-    :param named: where the rules are written
     """
     head = table.current_snapshot()
     if head is None:
@@ -230,8 +221,6 @@ def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Find
     """Return that all rows follow the rules, if column statistics of the files added since show it.
 
     No file is opened. None: the last evaluation did not pass, or a file would have to be opened.
-
-    :param last: the last evaluation
     """
     head, snapshot_id = table.current_snapshot(), _passed_at(last, rules)
     if head is None or snapshot_id is None:
@@ -309,7 +298,7 @@ def _count(
     breaks = expression_to_pyarrow(bind(schema, rule.breaks, case_sensitive=True))
     is_float = isinstance(schema.find_field(rule.column).field_type, DoubleType | FloatType)
     # The bounds of a row group leave NaN out, and Arrow takes equal bounds for all of its values.
-    pushed = AlwaysTrue() if is_float else rule.breaks
+    pushed = expressions.AlwaysTrue() if is_float else rule.breaks
     columns = dict.fromkeys((rule.column, *(c for c in where if c in schema.column_names)))
     scan = ArrowScan(table.metadata, table.io, schema.select(*columns), pushed)
     rows = 0
@@ -347,11 +336,7 @@ def check_unique(
     source: str = "the producer",
     named: str = "`checks:` in the topic's spec",
 ) -> Finding:
-    """Return whether no two rows have the same values in these columns; DuckDB reads them in full.
-
-    :param source: what writes the rows
-    :param named: where the rule is written
-    """
+    """Return whether no two rows have the same values in these columns; DuckDB reads all rows."""
     from topicberg.query import run_query
 
     names = ", ".join(quote(column) for column in columns)
@@ -378,10 +363,7 @@ def check_unique(
 
 
 def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
-    """Return the finding of rules that name columns which the table does not have.
-
-    :param named: where the rules are written
-    """
+    """Return the finding of rules that name columns which the table does not have."""
     there = schema.column_names
     problems = "; ".join(
         f"no column {column}{suggestion(column, there)}"

@@ -177,7 +177,7 @@ def judge_volume(
 ) -> Finding:
     """Return whether the last of the periods, which began at ``start``, is like those before it."""
     minutes = period.total_seconds() / 60
-    unit = {60: "hour", 24 * 60: "day"}.get(minutes, f"{minutes:.0f} minutes")
+    unit = {60.0: "hour", 24 * 60.0: "day"}.get(minutes, f"{minutes:.0f} minutes")
     needed = MIN_HISTORY.get(period, MIN_HISTORY_OF_OTHERS)
     if len(series) <= needed:
         return good(

@@ -13,16 +13,8 @@ from topicberg.checks.check import Probe, TableCheck, delay_check
 from topicberg.checks.finding import Finding, Severity, age, from_ms, good, judge_delay, moment
 from topicberg.endpoints import Endpoints
 from topicberg.errors import split_hint
+from topicberg.iceberg import summaries
 from topicberg.iceberg.snapshots import report
-from topicberg.iceberg.summaries import (
-    END_OFFSETS,
-    FIRST_OFFSETS,
-    FIRST_TOPIC_ID,
-    ROWS_SKIPPED,
-    ancestry,
-    checkpoint,
-    summary,
-)
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
@@ -193,10 +185,7 @@ def _end_transaction(spec: TopicSpec) -> str:
 
 
 def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
-    """Return whether the schema files of a topic are the newest versions of their subjects.
-
-    :param engine: the check that explains why the engine fails, if it does
-    """
+    """Return whether the schema files of a topic are the newest versions of their subjects."""
     facts = {state.subject: f"{state.file}: {state.state}" for state in states}
     different = [state for state in states if state.state != "equal"]
     message = "; ".join(state.what for state in different or states)
@@ -243,10 +232,7 @@ def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
 
 
 def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str | None) -> Finding:
-    """Return whether the lag of the table is within the limit of the spec.
-
-    :param engine: the check that explains why the engine fails, if it does
-    """
+    """Return whether the lag of the table is within the limit of the spec."""
     lag = lag_of(table, spec, endpoints)
     waiting = _held_back(spec, endpoints) if lag > (spec.checks.max_lag_records or 0) else ""
     return _judge_lag(spec, lag, last_commit(table), engine, waiting)
@@ -255,9 +241,7 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
 def _judge_lag(
     spec: TopicSpec, lag: int, last: datetime | None, engine: str | None, waiting: str = ""
 ) -> Finding:
-    """:param last: when rows were added last
-    :param waiting: what the records wait for, if that is an open transaction
-    """
+    """:param waiting: which records wait for the end of a transaction"""
     allowed = spec.checks.max_lag_records or 0
     facts = {"lag_records": lag, "allowed": allowed}
     behind = f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed"
@@ -284,10 +268,7 @@ def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
 
 
 def _catch_up(spec: TopicSpec, waiting: str) -> str:
-    """Return how to ingest records that wait in Kafka.
-
-    :param waiting: as of :func:`_held_back`
-    """
+    """Return how to ingest records that wait in Kafka, and maybe for the end of a transaction."""
     if waiting:
         return _end_transaction(spec)
     if not settings().own_engine:
@@ -309,7 +290,7 @@ def last_commit(table: Table) -> datetime | None:
     """Return when rows were added last, as far as snapshots are kept."""
     added = (
         facts.committed_at
-        for facts in map(report, ancestry(table))
+        for facts in map(report, summaries.ancestry(table))
         if facts.added_records and facts.operation != Operation.REPLACE.value
     )
     return next(added, None)
@@ -375,10 +356,7 @@ def _oldest_state(table: Table) -> datetime:
 def check_history(
     history: Table | None, topic: Table, allowed_minutes: int, now: datetime, remediation: str
 ) -> Finding:
-    """Return whether the table of every record has read what the topic's own had some time ago.
-
-    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare.
-    """
+    """Return whether the table of every record has read what the topic's own had some time ago."""
     if history and (problem := _other_records(history, topic)):
         return Finding(
             problem,
@@ -392,9 +370,9 @@ def check_history(
         offsets = committed(topic, snapshot).offsets
         return any(read.get(partition, 0) < offset for partition, offset in offsets.items())
 
-    newest = checkpoint(topic)
-    snapshots = ancestry(topic, newest) if newest is not None else ()
-    with_offsets = (each for each in snapshots if END_OFFSETS in summary(each))
+    newest = summaries.checkpoint(topic)
+    snapshots = summaries.ancestry(topic, newest) if newest is not None else ()
+    with_offsets = (each for each in snapshots if summaries.END_OFFSETS in summaries.summary(each))
     if not (missing := [*takewhile(lacks, with_offsets)]):
         return good("every record that the topic's own table holds was read")
     since = from_ms(missing[-1].timestamp_ms)
@@ -412,9 +390,10 @@ def _other_records(history: Table, topic: Table) -> str:
             f"it holds the records of topic id {other_id}, and the topic's own table those of "
             f"{topic_id}: the topic was deleted and created again"
         )
-    ids = {each.properties.get(FIRST_TOPIC_ID, topic_id) for each in (history, topic)}
+    ids = {each.properties.get(summaries.FIRST_TOPIC_ID, topic_id) for each in (history, topic)}
     first, begin = (
-        parse_offsets(each.properties.get(FIRST_OFFSETS, "{}")) for each in (history, topic)
+        parse_offsets(each.properties.get(summaries.FIRST_OFFSETS, "{}"))
+        for each in (history, topic)
     )
     later = [p for p, offset in sorted(first.items()) if offset > begin.get(p, 0)]
     if len(ids) > 1 or not later:
@@ -427,7 +406,9 @@ def _other_records(history: Table, topic: Table) -> str:
 
 def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     """Return whether records were skipped, as they cannot be decoded, and not acknowledged."""
-    skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
+    skipped, known = (
+        int(table.properties.get(key, 0)) for key in (summaries.ROWS_SKIPPED, ACKNOWLEDGED)
+    )
     facts = {"rows_skipped": skipped, "acknowledged": known}
     if skipped <= known:
         return good(
@@ -452,7 +433,7 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
 
 def acknowledge(table: Table) -> int:
     """Acknowledge the records that were skipped so far; return their number."""
-    skipped = table.properties.get(ROWS_SKIPPED, "0")
+    skipped = table.properties.get(summaries.ROWS_SKIPPED, "0")
     with table.transaction() as transaction:
         transaction.set_properties({ACKNOWLEDGED: skipped})
     return int(skipped)
