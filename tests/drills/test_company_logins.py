@@ -46,7 +46,7 @@ from topicberg.kafka import topics as kafka
 from topicberg.naming import Names
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.jobs.catalogs import catalog_sensor
-from topicberg.orchestration.jobs.checks import check_job
+from topicberg.orchestration.jobs.maintenance import check_job
 from topicberg.orchestration.jobs.pipelines import pipeline_jobs
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES, Snowflake

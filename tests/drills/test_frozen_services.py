@@ -16,7 +16,7 @@ from waiting import wait_until
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.endpoints import Endpoints
-from topicberg.orchestration.jobs.engine import engine_sensor
+from topicberg.orchestration.jobs.alerts import engine_sensor
 from topicberg.settings import settings
 from topicberg.tableflow.service.status import read_status
 from topicberg.topics import check_topics

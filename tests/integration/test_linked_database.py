@@ -28,7 +28,7 @@ from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, link_st
 from topicberg.checks.catalogs import check_parity
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.resources import Snowflake
-from topicberg.query.linked import qualify
+from topicberg.query.namespaces import qualify
 from topicberg.settings import Settings, settings
 
 pytestmark = pytest.mark.integration

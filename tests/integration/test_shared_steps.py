@@ -13,7 +13,7 @@ from topicberg.errors import TopicbergError
 from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.catalogs.catalog import systems
-from topicberg.orchestration.jobs.checks import check_job
+from topicberg.orchestration.jobs.maintenance import check_job
 from topicberg.orchestration.jobs.pipelines import pipeline_jobs
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES
@@ -55,7 +55,7 @@ def test_run_of_shared_steps_isolates_a_topic(
     stack: Endpoints, topics: dict[str, Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All assets and checks of three topics in one run; only the suspended topic has failed."""
-    monkeypatch.setattr("topicberg.orchestration.resources.engine.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("topicberg.orchestration.resources.lakehouse.ENGINE_PATIENCE_SECONDS", 1.0)
     lake = Lake(settings(), tuple(topic.spec for topic in topics.values()), ())
     definitions = dg.Definitions(
         assets=[*lake_assets(lake)],

@@ -12,9 +12,8 @@ from functools import partial
 
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.dagster_ui import ui_url, watched_dagster
-from topicberg.alerts.restarts import note_start
 from topicberg.alerts.settings import alert_settings
-from topicberg.alerts.watch import Watched, Watcher, how_to_restart
+from topicberg.alerts.watch import Watched, Watcher, how_to_restart, note_start
 from topicberg.errors import StackError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.service import Engine, main

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
 from topicberg.alerts.dagster_ui import forget_ui, lost_ui
-from topicberg.alerts.restarts import starts_file
+from topicberg.alerts.watch import starts_file
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError

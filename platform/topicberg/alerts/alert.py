@@ -1,18 +1,21 @@
-"""An alert, what is sent of it, and what the evaluation remembers from one time to the next."""
+"""An alert, what is sent of it, what the evaluation remembers, and the list of active alerts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from topicberg.alerts.decisions import Acknowledgement, Decisions
+from topicberg.alerts.decisions import Acknowledgement, Decision, Decisions
 from topicberg.checks.finding import Severity, moment
 from topicberg.security.redaction import redact
-from topicberg.security.text import one_line
+from topicberg.security.text import code, markdown_line, one_line
+from topicberg.wording import count
 
+Status = Literal["active", "acknowledged", "silenced", "consequence"]
 Line = Annotated[str, AfterValidator(lambda text: one_line(redact(text)))]
 """One line without secrets, whoever wrote what it quotes: a record cannot add one of its own."""
 
@@ -147,10 +150,7 @@ class AlertState(BaseModel):
         return AlertState.model_validate_json(text) if text else AlertState()
 
     def acknowledgement_of(self, key: str, decisions: Decisions) -> Acknowledgement | None:
-        """Return the acknowledgement of a reported fault, also an expired one.
-
-        That of an earlier fault of the same key does not count.
-        """
+        """Return the acknowledgement of a fault, also if expired; not that of an earlier one."""
         given = decisions.acknowledged.get(key)
         sent_at = self.sent_at.get(key)
         return given if given and (sent_at is None or given.at >= sent_at) else None
@@ -182,11 +182,9 @@ def changes(
                 notices.append(Notice(state="firing", alert=alert, at=moment))
         elif alert.severity == "error" and known.severity == "warning":
             notices.append(Notice(state="firing", alert=alert, at=moment))
-        elif acknowledgement is None:
-            continue
-        elif acknowledgement.until <= moment:
+        elif acknowledgement and acknowledgement.until <= moment:
             notices.append(Notice(state="firing", alert=known, at=moment))
-        elif state.acknowledged.get(key) != acknowledgement.at:
+        elif acknowledgement and state.acknowledged.get(key) != acknowledgement.at:
             by = acknowledgement.by_whom
             notices.append(Notice(state="acknowledged", alert=known, at=moment, by=by))
     return notices
@@ -200,11 +198,8 @@ def after(
     Their times stay those that were sent, and so do their severities, by which a warning that
     became an error is known.
     """
-    alerts, sent_at, acknowledged = (
-        {key: _current(alert, now.get(key)) for key, alert in state.alerts.items()},
-        dict(state.sent_at),
-        dict(state.acknowledged),
-    )
+    alerts = {key: _current(alert, now.get(key)) for key, alert in state.alerts.items()}
+    sent_at, acknowledged = dict(state.sent_at), dict(state.acknowledged)
     for notice in notices:
         key = notice.alert.key
         if notice.state == "acknowledged":
@@ -224,9 +219,8 @@ def after(
 
 
 def _current(sent: Alert, fault: Alert | None) -> Alert:
-    if fault is None:
-        return sent
-    return fault.model_copy(update={"since": sent.since, "severity": sent.severity})
+    as_sent = {"since": sent.since, "severity": sent.severity}
+    return fault.model_copy(update=as_sent) if fault else sent
 
 
 def _is_consequence(
@@ -238,3 +232,82 @@ def _is_consequence(
     cause = causes[alert.cause]
     is_worse = alert.severity == "error" and cause.severity == "warning"
     return not is_worse or decisions.silence_of(cause.key, cause.assets, moment) is not None
+
+
+@dataclass(frozen=True)
+class ActiveAlert:
+    """A fault that exists, and what a user decided about it."""
+
+    alert: Alert
+    status: Status
+    decision: Decision | None = None
+
+    @property
+    def shown_status(self) -> str:
+        """The status, with who decided it and until when."""
+        if self.decision is None:
+            return self.status
+        return f"{self.status} by {self.decision.by_whom} until {moment(self.decision.until)}"
+
+    @property
+    def concerned(self) -> str:
+        """The tables, or that it concerns all of them."""
+        return ", ".join(self.alert.assets) or "all tables"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All of it for programs, as JSON."""
+        decision = self.decision.model_dump(mode="json") if self.decision else None
+        return {**self.alert.model_dump(mode="json"), "status": self.status, "decision": decision}
+
+
+def active_alerts(
+    states: Iterable[AlertState], decisions: Decisions, moment: datetime
+) -> list[ActiveAlert]:
+    """Return the active alerts: errors first, then those that are not taken care of, the oldest."""
+    alerts = []
+    for state in states:
+        for key, alert in {**state.unsent, **state.alerts}.items():
+            acknowledgement = state.acknowledgement_of(key, decisions)
+            if silence := decisions.silence_of(alert.key, alert.assets, moment):
+                alerts.append(ActiveAlert(alert, "silenced", silence))
+            elif key in state.unsent and alert.cause is not None:
+                alerts.append(ActiveAlert(alert, "consequence"))
+            elif key in state.alerts and acknowledgement and acknowledgement.until > moment:
+                alerts.append(ActiveAlert(alert, "acknowledged", acknowledgement))
+            else:
+                alerts.append(ActiveAlert(alert, "active"))
+    order = ("active", "acknowledged", "consequence", "silenced")
+    return sorted(
+        alerts,
+        key=lambda active: (
+            active.alert.severity != "error",
+            order.index(active.status),
+            active.alert.since,
+            active.alert.key,
+        ),
+    )
+
+
+def markdown(alerts: Sequence[ActiveAlert]) -> str:
+    """Return the list as the UI shows it; texts of others are plain text in it."""
+    if not alerts:
+        return "No active alerts."
+    errors = sum(active.alert.severity == "error" for active in alerts)
+    parts = [f"{count(len(alerts), 'active alert')}, {count(errors, 'error')}"]
+    for active in alerts:
+        alert = active.alert
+        lines = [
+            f"**{alert.severity}**: {markdown_line(alert.title)}",
+            f"{code(active.concerned)}, since {moment(alert.since)}; "
+            f"{markdown_line(active.shown_status)}",
+            markdown_line(alert.what),
+        ]
+        if alert.cause:
+            lines.append(f"Cause: {code(alert.cause)}")
+        if alert.remediation:
+            lines.append(f"Fix: {markdown_line(alert.remediation)}")
+        pages = {"open": alert.link, "runbook": alert.runbook}
+        lines.append(" · ".join(f"[{name}](<{url}>)" for name, url in pages.items() if url))
+        parts.append("  \n".join(lines))
+    return "\n\n".join(parts)

@@ -123,10 +123,7 @@ def deliver(
 
 
 def send_by(channel: Channel, notice: Notice) -> None:
-    """Send a notice.
-
-    :raises TopicbergError: it was not delivered, whatever the channel raises
-    """
+    """Send a notice; raise TopicbergError if it was not delivered, whatever the channel raises."""
     try:
         channel.send(notice)
     except TopicbergError:
@@ -159,10 +156,7 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
 def _built_in(
     config: Settings, chosen: AlertSettings, to: AlertAddresses, suffix: str = ""
 ) -> Iterator[tuple[str, Send]]:
-    """Yield each channel that has an address, by the name that its messages have.
-
-    :param suffix: what the name has after the kind
-    """
+    """Yield each channel that has an address, by its name: the kind, and the suffix."""
     posts: tuple[tuple[str, SecretStr | None, Callable[[Notice], object]], ...] = (
         ("webhook", to.webhook_url, lambda notice: notice.model_dump(mode="json")),
         ("slack", to.slack_url, slack_message),
@@ -194,12 +188,9 @@ def _make(config: Settings, factory: ChannelFactory) -> Send | None:
     try:
         return factory(config)
     except ValidationError as error:  # its text contains the values
-        wrong = [
-            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
-        ]
-        raise TopicbergError(
-            f"invalid settings: {', '.join(wrong)}", hint="correct the settings of the channel"
-        ) from None
+        wrong = ", ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        hint = "correct the settings of the channel"
+        raise TopicbergError(f"invalid settings: {wrong}", hint=hint) from None
 
 
 def _fail(error: TopicbergError, _: Notice) -> None:
@@ -246,13 +237,13 @@ def _post_as(url: SecretStr, body: Callable[[Notice], object], name: str, notice
 
 
 def _mail(chosen: AlertSettings, to: str, name: str, notice: Notice) -> None:
-    message = mail(chosen, to, notice)
+    message, smtp = mail(chosen, to, notice), chosen.smtp
     try:
-        with smtplib.SMTP(chosen.smtp.host, chosen.smtp.port, timeout=TIMEOUT_SECONDS) as server:
-            if chosen.smtp.tls:
+        with smtplib.SMTP(smtp.host, smtp.port, timeout=TIMEOUT_SECONDS) as server:
+            if smtp.tls:
                 server.starttls(context=ssl.create_default_context())
-            if chosen.smtp.user and chosen.smtp.password:
-                server.login(chosen.smtp.user, chosen.smtp.password.get_secret_value())
+            if smtp.user and smtp.password:
+                server.login(smtp.user, smtp.password.get_secret_value())
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
         raise _undelivered(name, type(error).__name__) from None

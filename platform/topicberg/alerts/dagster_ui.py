@@ -1,24 +1,34 @@
-"""Dagster's processes, as far as `topicberg ui` runs them, for who watches over them."""
+"""Dagster's processes, as far as `topicberg ui` runs them: where they are, and whether they live.
+
+The daemon has no port. Each of its loops writes a heartbeat every 30 seconds, which the web server
+knows. The web server also knows whether the code of the project loads, without which no sensor
+ticks, and how the last tick of each sensor ended.
+"""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+import requests
 
-from topicberg.alerts.dagster_health import SLOW, code_problem, daemon_problem, storage_problem
+from topicberg.alerts.evaluation import explained
+from topicberg.alerts.observation import StepError
 from topicberg.alerts.settings import AlertSettings, alert_settings
-from topicberg.alerts.watch import NO_ANSWER, Watched, Watcher
+from topicberg.alerts.watch import NO_ANSWER, Watched, Watcher, full_disk
 from topicberg.clients.liveness import Check, answers_http
 from topicberg.files import replace_file
 from topicberg.processes import running
 from topicberg.settings import Settings
 
+SLOW = "the web server does not say"
 DAEMON_PATIENCE = 8.0
 """The next look confirms it: after a laptop slept, the first heartbeat is old."""
 CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, NO_ANSWER, "does not tick")
@@ -26,6 +36,44 @@ CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, NO_ANSWER, "does not ti
 no sensor before its heartbeat is old."""
 UI_START_SECONDS = 180.0
 """In which they may start on a busy machine; that their process ended is reported at once."""
+MAX_HEARTBEAT_AGE = 35.0
+"""In seconds. Dagster writes a heartbeat every 30 seconds of each of the daemon's loops."""
+MAX_LOOP_AGE, MAX_SCHEDULER_AGE = 50.0, 90.0
+"""In seconds, of the heartbeat of one loop: a busy one takes longer, while others write theirs. The
+scheduler sleeps until the next minute begins."""
+LOOPS = {
+    "SENSOR": "no sensor ticks",
+    "SCHEDULER": "no schedule ticks",
+    "QUEUED_RUN_COORDINATOR": "no queued run starts",
+    "MONITORING": "runs whose process ended are not noticed",
+}
+"""Loops of the daemon, and what does not happen without them."""
+_LOOP_HINT = (
+    "see whether a process of it is stopped by a signal (state T in `ps aux`), and let that "
+    "continue: `kill -CONT PID`; else restart it, locally: end `topicberg ui` and start it again"
+)
+SILENT_SECONDS, START_SECONDS = 25.0, 60.0
+"""In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
+first tick of a daemon that starts may take longer."""
+SENDERS = ("alerts", "engine")
+"""The sensors that send alerts."""
+_MARKS = frozenset({"alerts", "snapshots"})
+"""A code location that has these sensors is one of topicberg."""
+_QUERY = "{instance{daemonHealth{allDaemonStatuses{daemonType required lastHeartbeatTime}}}}"
+_CODE_QUERY = """
+{workspaceOrError{
+  ...on PythonError{message}
+  ...on Workspace{locationEntries{name locationOrLoadError{
+    ...on PythonError{message errorChain{error{message}}}
+    ...on RepositoryLocation{repositories{name sensors{name sensorState{status}}}}
+}}}}}
+"""
+_TICK_QUERY = """
+query($one:SensorSelector!){sensorOrError(sensorSelector:$one){
+  ...on Sensor{sensorState{ticks(limit:1){
+    timestamp status error{message errorChain{error{message}}}
+}}}}}
+"""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
 
 
@@ -37,8 +85,12 @@ def ui_file(config: Settings) -> Path:
 def note_ui(config: Settings, url: str) -> None:
     """Write that this process, which becomes Dagster's, serves there."""
     process = psutil.Process()
-    document = {"url": url, "pid": process.pid, "started": process.create_time()}
-    document["served"] = time.time()  # the stack may have taken minutes before
+    document = {
+        "url": url,
+        "pid": process.pid,
+        "started": process.create_time(),
+        "served": time.time(),  # the stack may have taken minutes before
+    }
     replace_file(ui_file(config), json.dumps(document))
 
 
@@ -52,20 +104,17 @@ def forget_ui(config: Settings) -> bool:
 def running_ui(config: Settings) -> str | None:
     """Return the address of Dagster's web server if `topicberg ui` runs."""
     ui = _noted_ui(config)
-    return str(ui["url"]) if ui is not None and _runs(ui) else None
+    return str(ui["url"]) if ui and _runs(ui) else None
 
 
 def ui_url(config: Settings, chosen: AlertSettings) -> str:
     """Return the address of the Dagster UI for links: of the settings, else where it runs."""
-    address = None if "ui_url" in chosen.model_fields_set else running_ui(config)
-    return address or chosen.ui_url
+    is_set = "ui_url" in chosen.model_fields_set
+    return (not is_set and running_ui(config)) or chosen.ui_url
 
 
 def lost_ui(config: Settings) -> str | None:
-    """Return what became of `topicberg ui` if it ended and no user ended it.
-
-    One that ran before this machine started is not missed.
-    """
+    """Return what became of `topicberg ui` if it ended, since the machine started, by no user."""
     ui = _noted_ui(config)
     if ui is None or ui["started"] < psutil.boot_time() or _runs(ui):
         return None
@@ -75,24 +124,24 @@ def lost_ui(config: Settings) -> str | None:
 def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
     try:
         ui = json.loads(ui_file(config).read_text())
-        started = float(ui["started"])
-        served = float(ui.get("served", started))
-        return {"url": ui["url"], "pid": int(ui["pid"]), "started": started, "served": served}
+        return {
+            "url": ui["url"],
+            "pid": int(ui["pid"]),
+            "started": float(ui["started"]),
+            "served": float(ui.get("served", ui["started"])),
+        }
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _runs(ui: Mapping[str, Any]) -> bool:
-    return running(ui["pid"], ui["started"]) is not None
+def _runs(ui: Mapping[str, Any] | None) -> bool:
+    return ui is not None and running(ui["pid"], ui["started"]) is not None
 
 
 def dagster_checks(
     url: str, known: set[str] | None = None, started: float = 0.0
 ) -> dict[str, Check]:
-    """Return the checks of Dagster's web server and daemon, and of the code that they run.
-
-    :param known: as of :func:`code_problem`, and so is ``started``
-    """
+    """Return the checks of Dagster's web server, daemon and code, as :func:`code_problem` says."""
     return {
         WEBSERVER: answers_http(f"{url}/server_info"),
         DAEMON: lambda seconds: daemon_problem(url, seconds),
@@ -114,17 +163,14 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
     """
 
     def check(name: str) -> Check:
-        answered: set[str] = set()
-        known: set[str] = set()
+        answered, known = set[str](), set[str]()
 
         def ask(seconds: float) -> str | None:
             address = running_ui(config)
             if address is None and (lost := lost_ui(config)):
                 return lost if name == WEBSERVER else None
-            url = address or (
-                chosen.ui_url.rstrip("/") if "ui_url" in chosen.model_fields_set else ""
-            )
-            if not url:
+            url = address or chosen.ui_url.rstrip("/")
+            if not (address or "ui_url" in chosen.model_fields_set):
                 return None
             ui = _noted_ui(config) if address else None
             started = float(ui["served"]) if ui else 0.0
@@ -161,3 +207,167 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         patience=lambda why: SLOW_PATIENCE if any(t in why for t in _SLOW) else CODE_PATIENCE,
         causes=(WEBSERVER, DAEMON),
     )
+
+
+def daemon_problem(url: str, seconds: float) -> str | None:
+    """Return why the daemon is not alive; None: it is, or the web server does not say."""
+    try:
+        data = _answer(url, seconds, _QUERY)["data"]
+        health = data["instance"]["daemonHealth"]["allDaemonStatuses"]
+        written = [daemon for daemon in health if daemon["lastHeartbeatTime"]]
+        times = {daemon["daemonType"]: float(daemon["lastHeartbeatTime"]) for daemon in written}
+        required = {daemon["daemonType"] for daemon in written if daemon.get("required", True)}
+    except (requests.RequestException, ValueError, LookupError, TypeError):
+        return None  # the check of the web server reports it
+    age = time.time() - max(times.values(), default=0.0)
+    if not times:
+        return "it has never written a heartbeat"
+    if age > MAX_HEARTBEAT_AGE:
+        return f"its last heartbeat was {age:.0f} s ago; it writes one every 30 s"
+    for loop, without in LOOPS.items():
+        allowed = MAX_SCHEDULER_AGE if loop == "SCHEDULER" else MAX_LOOP_AGE
+        if loop in required and (age := time.time() - times[loop]) > allowed:
+            return (
+                f"its loop {loop} hangs, so {without}: the last heartbeat of the loop was "
+                f"{age:.0f} s ago\n  → {_LOOP_HINT}"
+            )
+    return None
+
+
+def _answer(url: str, seconds: float, query: str, **variables: object) -> Any:
+    """Return what Dagster's web server answers to a query of GraphQL."""
+    body = {"query": query, "variables": variables}
+    return requests.post(f"{url}/graphql", json=body, timeout=seconds).json()
+
+
+def storage_problem(config: Settings) -> str | None:
+    """Return which SQLite database of Dagster cannot be written, with a hint; None: all can."""
+    folder = config.state_dir / "dagster"
+    if (full := full_disk(folder)) is not None:
+        return full
+    for path in sorted(folder.rglob("*.db")):
+        try:
+            with closing(
+                sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)
+            ) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("SELECT name FROM sqlite_master").fetchall()
+                connection.rollback()
+        except sqlite3.Error as error:
+            hint = (
+                f"`fuser {path}` names the processes that use it: end what holds it; free some "
+                "space if the disk is full"
+            )
+            if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                hint = (
+                    f"end `topicberg ui`, move {path} away and start it again: Dagster creates an "
+                    "empty one, without the history of runs; no table is affected"
+                )
+            return f"it cannot use its database {path}: {error}\n  → {hint}"
+    return None
+
+
+def code_problem(
+    url: str, seconds: float, known: set[str] | None = None, started: float = 0.0
+) -> str | None:
+    """Return why the sensors that send alerts do not run; None: they do, or do not exist yet.
+
+    :param known: the code locations of topicberg that loaded before, to which those that load are
+        added: others in an instance may be anybody's; None: all are the user's own
+    :param started: when Dagster started, in seconds since 1970, if that is known
+    """
+    try:
+        answer = _answer(url, seconds, _CODE_QUERY)
+    except requests.Timeout:
+        return f"{SLOW} within {seconds:.0f} s whether it runs"
+    except (requests.RequestException, ValueError):
+        return None  # the check of the web server reports it
+    try:
+        if errors := answer.get("errors"):
+            return f"the web server cannot say whether it runs: {_shortened(errors[0]['message'])}"
+        workspace = answer["data"]["workspaceOrError"]
+        if "locationEntries" not in workspace:
+            return _shortened(workspace["message"])
+        for entry in workspace["locationEntries"]:
+            name, location = entry["name"], entry["locationOrLoadError"] or {}
+            if known is not None and any(_repositories(location)):
+                known.add(name)
+            if known is not None and name not in known:
+                continue
+            why = _location_problem(location)
+            if why is None and time.time() - started > START_SECONDS:
+                why = _sender_problem(url, seconds, name, location)
+            if why:
+                return f"{name}: {why}"
+    except (LookupError, TypeError, AttributeError):
+        return None  # another version of Dagster answers so
+    return None
+
+
+def _location_problem(location: Mapping[str, Any]) -> str | None:
+    """Return why a code location does not load, or which of its sensors that send alerts is off."""
+    if "message" in location:
+        chain = [cause["error"]["message"] for cause in location["errorChain"]]
+        message, hint = explained([StepError((location["message"], *chain))])
+        return f"it does not load: {_shortened(message)}" + (f"\n  → {hint}" if hint else "")
+    for _, states in _repositories(location):
+        for off in (name for name in SENDERS if states.get(name) == "STOPPED"):
+            return f"the sensor {off} is off, which sends alerts\n  → turn it on: Automation, {off}"
+    return None
+
+
+def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, Any]) -> str | None:
+    """Return which sensor of a code location that sends alerts fails or hangs: no other does."""
+    for repository, states in _repositories(location):
+        for sensor in (sender for sender in SENDERS if states.get(sender) == "RUNNING"):
+            selector = {
+                "repositoryLocationName": name,
+                "repositoryName": repository,
+                "sensorName": sensor,
+            }
+            try:
+                data = _answer(url, seconds, _TICK_QUERY, one=selector)["data"]
+                ticks = data["sensorOrError"]["sensorState"]["ticks"]
+            except requests.Timeout:
+                return f"{SLOW} within {seconds:.0f} s how the sensor {sensor} ticks"
+            except (requests.RequestException, ValueError, LookupError, TypeError):
+                return None
+            if ticks and (why := _tick_problem(sensor, ticks[0])):
+                return why
+    return None
+
+
+def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the last tick of a sensor that sends alerts."""
+    hint = f"see its last tick: Automation, {sensor}; meanwhile only the engine sends alerts"
+    if tick["status"] == "FAILURE" and (error := tick.get("error")):
+        chain = [cause["error"]["message"] for cause in error.get("errorChain") or ()]
+        message, own = explained([StepError((error["message"], *chain))])
+        return (
+            f"the sensor {sensor}, which sends alerts, fails: {_shortened(message)}\n"
+            f"  → {own or hint}"
+        )
+    age = time.time() - float(tick["timestamp"])
+    if age <= SILENT_SECONDS:
+        return None
+    why = (
+        f"hangs: its last tick has been in progress for {age:.0f} s"
+        if tick["status"] == "STARTED"
+        else f"does not tick: its last tick was {age:.0f} s ago"
+    )
+    hint += ". If it stays so, restart Dagster"
+    return f"the sensor {sensor}, which sends alerts, {why}\n  → {hint}"
+
+
+def _repositories(location: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the repositories of topicberg in a code location: name, and sensor → status."""
+    for repository in location.get("repositories", ()):
+        states = {
+            sensor["name"]: sensor["sensorState"]["status"] for sensor in repository["sensors"]
+        }
+        if states.keys() >= _MARKS:
+            yield repository["name"], states
+
+
+def _shortened(text: str) -> str:
+    return " ".join(text.split())[:300]

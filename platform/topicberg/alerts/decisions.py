@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
@@ -73,21 +72,17 @@ class Decisions(BaseModel, frozen=True):
 
 def read_decisions(config: Settings) -> Decisions:
     """Return the decisions; none if the file is damaged, so that every alert is sent."""
-    path = _path(config)
+    path = config.state_dir / FILE
     try:
         return Decisions.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return Decisions()
     except (OSError, ValidationError) as error:
-        logger.warning("%s cannot be read, so no alert is silenced: %s", path, error)
+        if not isinstance(error, FileNotFoundError):
+            logger.warning("%s cannot be read, so no alert is silenced: %s", path, error)
         return Decisions()
 
 
 def acknowledge(config: Settings, key: str, reason: str, lasting: timedelta) -> Acknowledgement:
-    """Note that the user works on a fault.
-
-    :raises TopicbergError: the file cannot be written
-    """
+    """Note that the user works on a fault; raise TopicbergError if the file cannot be written."""
     given = Acknowledgement(**_by_now(reason, lasting))
     _change(
         config,
@@ -97,20 +92,14 @@ def acknowledge(config: Settings, key: str, reason: str, lasting: timedelta) -> 
 
 
 def silence(config: Settings, pattern: str, reason: str, lasting: timedelta) -> Silence:
-    """Silence alerts; an earlier silence of the same pattern is replaced.
-
-    :raises TopicbergError: the file cannot be written
-    """
+    """Silence alerts, in place of an earlier silence of the pattern, as :func:`acknowledge`."""
     given = Silence(pattern=pattern, **_by_now(reason, lasting))
     _change(config, lambda known: _silenced(known, pattern, (given,)))
     return given
 
 
 def end_silence(config: Settings, pattern: str) -> None:
-    """End the silence of a pattern now, if there is one.
-
-    :raises TopicbergError: the file cannot be written
-    """
+    """End the silence of a pattern now, if there is one, as :func:`acknowledge`."""
     _change(config, lambda known: _silenced(known, pattern))
 
 
@@ -129,7 +118,7 @@ def _by_now(reason: str, lasting: timedelta) -> dict[str, object]:
 
 
 def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
-    path, oldest = _path(config), datetime.now(UTC) - KEPT
+    path, oldest = config.state_dir / FILE, datetime.now(UTC) - KEPT
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
@@ -148,7 +137,3 @@ def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
             f"{path} cannot be written: {error.strerror}",
             hint="free disk space or fix the permissions; TOPICBERG_STATE_DIR sets another folder",
         ) from None
-
-
-def _path(config: Settings) -> Path:
-    return config.state_dir / FILE

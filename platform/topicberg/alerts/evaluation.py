@@ -13,7 +13,6 @@ from datetime import timedelta
 from topicberg.alerts.alert import Alert, AlertState, Work
 from topicberg.alerts.observation import (
     CHECKED_WITHIN,
-    ActiveRun,
     Automation,
     CheckRuns,
     EndedRun,
@@ -103,7 +102,7 @@ def _checks(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, 
 
 
 def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
-    finding = check.finding
+    finding, cause = check.finding, check.finding.cause
     return Alert(
         key=f"check {check.asset}:{check.name}",
         title=f"check {check.name} of {check.asset} failed",
@@ -112,14 +111,10 @@ def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
         since=finding.since or seen.at,
         link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
         remediation=finding.remediation,
-        cause=_key(finding.cause) if finding.cause else None,
+        # A service, or a check.
+        cause=f"check {cause}" if cause and not cause.startswith(SERVICE) else cause,
         assets=(check.asset,),
     )
-
-
-def _key(cause: str) -> str:
-    """Return the key of the alert of a finding's cause: a check, or a service."""
-    return cause if cause.startswith(SERVICE) else f"check {cause}"
 
 
 def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -129,9 +124,7 @@ def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertStat
     state = state.model_copy(update={"unchecked": unchecked})
     if unchecked < UNCHECKED_TICKS:
         return state, []
-    schedule = next(
-        (automation for automation in seen.automations if automation.name == runs.schedule), None
-    )
+    schedule = next((each for each in seen.automations if each.name == runs.schedule), None)
     is_turned_off = schedule is not None and schedule.is_turned_off
     reason, remediation = _why_unchecked(runs, schedule)
     return state, [
@@ -182,13 +175,8 @@ def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
     A check that passes all the same means that the topic has no new records: the topic's own check
     reports that. That the checks do not run is an alert of its own.
     """
-    if not stale.checks:
-        return False
-    if seen.check_runs.overdue(seen.at) or seen.at - stale.since < CHECKED_WITHIN:
-        return True
-    return any(
-        evaluated_at is not None and evaluated_at > stale.since for evaluated_at in stale.checks
-    )
+    will_report = seen.check_runs.overdue(seen.at) or seen.at - stale.since < CHECKED_WITHIN
+    return any(will_report or (at is not None and at > stale.since) for at in stale.checks)
 
 
 def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -228,8 +216,7 @@ def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
     """Return what is left of the work of a failed run, some of which was done without a run."""
     if work.partitions or not work.assets:
         return work
-    times = seen.materialized
-    failed_at = work.failed_at or alert.since
+    times, failed_at = seen.materialized, work.failed_at or alert.since
     done = {asset for asset in work.assets if asset in times and times[asset] > failed_at}
     return work.after(Work(kind="", assets=frozenset(done)))
 
@@ -270,7 +257,10 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
     queued = seen.queued
     if queued is None or seen.at - queued.since < QUEUED_TOO_LONG:
         return
-    holders = "; ".join(_described(run) for run in seen.active[:MAX_SHOWN])
+    holders = "; ".join(
+        f"{run.kind} since {moment(run.since)} (run {run.id[:8]})"
+        for run in seen.active[:MAX_SHOWN]
+    )
     yield Alert(
         key="queue",
         title="queued runs do not start",
@@ -286,10 +276,6 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
         else "see the log of Dagster's daemon, and the slots of the pools (Deployment, "
         "Concurrency): a run that was killed may have left some behind",
     )
-
-
-def _described(run: ActiveRun) -> str:
-    return f"{run.kind} since {moment(run.since)} (run {run.id[:8]})"
 
 
 def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
@@ -331,10 +317,7 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
 
 
 def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The ticks that do not end, seen in :data:`HANGING_EVALUATIONS` in a row.
-
-    A daemon that starts finds ticks that the one before it did not end.
-    """
+    """The ticks that do not end in evaluations in a row: some were left by an earlier daemon."""
     hanging = {
         f"{automation.name} {automation.ticked_at}": automation
         for automation in seen.automations
@@ -342,35 +325,27 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
     }
     counted = {key: state.hanging.get(key, 0) + 1 for key in hanging}
     faults = [
-        _hanging_tick(automation, seen, ui)
+        Alert(
+            key=f"tick {automation.name}",
+            title=f"a tick of {automation.kind} {automation.name} hangs",
+            what=f"a tick of the {automation.kind} {automation.name} has been in progress since "
+            f"{moment(automation.ticked_at or seen.at)}: it waits for something, or has much to do",
+            severity="error",
+            since=automation.ticked_at or seen.at,
+            link=f"{ui}/automation",
+            remediation="a service for which it waits has an alert of its own; without one, it may "
+            "be busy: wait until it ends, and see the error of its tick if it fails: Automation, "
+            f"{automation.name}",
+            waits=True,
+        )
         for key, automation in hanging.items()
         if counted[key] >= HANGING_EVALUATIONS
     ]
     return state.model_copy(update={"hanging": counted}), faults
 
 
-def _hanging_tick(automation: Automation, seen: Observation, ui: str) -> Alert:
-    began = automation.ticked_at or seen.at
-    return Alert(
-        key=f"tick {automation.name}",
-        title=f"a tick of {automation.kind} {automation.name} hangs",
-        what=f"a tick of the {automation.kind} {automation.name} has been in progress since "
-        f"{moment(began)}: it waits for something, or has much to do",
-        severity="error",
-        since=began,
-        link=f"{ui}/automation",
-        remediation="a service for which it waits has an alert of its own; without one, it may be "
-        "busy: wait until it ends, and see the error of its tick if it fails: Automation, "
-        f"{automation.name}",
-        waits=True,
-    )
-
-
 def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The sensors that are on and do not tick, while this one does: their thread hangs.
-
-    After the daemon was down, every sensor needs a moment: evaluations are counted, not time.
-    """
+    """The sensors that are on and do not tick, while this one does: their thread hangs."""
     silent = {
         automation.name: automation
         for automation in seen.automations
@@ -418,21 +393,20 @@ def _turned_off(automation: Automation, seen: Observation, ui: str) -> Alert:
 
 
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
-    errors = seen.spec_errors or seen.spec_errors_at_load
-    if not errors:
+    if not (errors := seen.spec_errors or seen.spec_errors_at_load):
         return
+    what, remediation = errors, "fix the file: `topicberg topics validate` shows every mistake"
+    if not seen.spec_errors:
+        what = f"the code location was loaded while a spec was wrong: {errors}"
+        remediation = "reload the code location: Deployment, Reload"
     yield Alert(
         key="specs",
         title="a topic spec is wrong",
-        what=errors
-        if seen.spec_errors
-        else f"the code location was loaded while a spec was wrong: {errors}",
+        what=what,
         severity="error",
         since=seen.at,
         link=f"{ui}/deployment/locations",
-        remediation="fix the file: `topicberg topics validate` shows every mistake"
-        if seen.spec_errors
-        else "reload the code location: Deployment, Reload",
+        remediation=remediation,
     )
 
 
@@ -457,10 +431,7 @@ _TIMED_OUT = "timed out due to taking longer than"
 
 
 def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
-    """Return what the first error says, and its hint: those of the innermost cause.
-
-    Or of the innermost that is topicberg's own: it says what the causes below it mean.
-    """
+    """Return what the first error says, and its hint: of the innermost cause, or of topicberg's."""
     for error in errors:
         own = [t for t in error.chain if t.startswith("topicberg.") or _TIMED_OUT in t]
         if not own and (rpc := _RPC.search(error.chain[-1])):

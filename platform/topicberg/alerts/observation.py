@@ -49,10 +49,8 @@ class CheckRuns:
 
     def overdue(self, now: datetime) -> bool:
         """Return whether the schedule should have evaluated the checks, and did not."""
-        if not self.scheduled:
-            return False
-        return self.ended_at is None or (
-            now - self.ended_at > CHECKED_WITHIN + CHECKS_REST * self.took
+        return self.scheduled and (
+            self.ended_at is None or now - self.ended_at > CHECKED_WITHIN + CHECKS_REST * self.took
         )
 
 
@@ -147,19 +145,22 @@ class Automation:
         return self.is_on_by_default and not self.running
 
     def hangs(self, now: datetime) -> bool:
-        """Return whether its last tick should have ended.
-
-        One that began long ago was left behind by a daemon that was killed.
-        """
-        if not self.running or not self.in_progress or self.ticked_at is None:
-            return False
-        return HANGING_AFTER < now - self.ticked_at < SILENT_AFTER
+        """Return whether its last tick should have ended, and is not left by a killed daemon."""
+        return (
+            self.running
+            and self.in_progress
+            and self.ticked_at is not None
+            and HANGING_AFTER < now - self.ticked_at < SILENT_AFTER
+        )
 
     def is_silent(self, now: datetime) -> bool:
         """Return whether a sensor that is on should have begun a tick, and did not."""
-        if not self.running or self.ticked_at is None or self.interval is None:
-            return False
-        return now - self.ticked_at > max(SILENT_AFTER, SILENT_INTERVALS * self.interval)
+        return (
+            self.running
+            and self.ticked_at is not None
+            and self.interval is not None
+            and now - self.ticked_at > max(SILENT_AFTER, SILENT_INTERVALS * self.interval)
+        )
 
 
 @dataclass(frozen=True)

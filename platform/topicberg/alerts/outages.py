@@ -65,11 +65,10 @@ def with_outages(
         else:
             explained.append(alert)
     for key, group in named.items():
-        if (outage := _outage(key, group, seen)) is None:
-            explained += group
-        else:
-            consequences = (alert.model_copy(update={"cause": key}) for alert in group)
-            explained += [outage, *consequences]
+        if outage := _outage(key, group, seen):
+            explained.append(outage)
+            group = [alert.model_copy(update={"cause": key}) for alert in group]
+        explained += group
     return state.model_copy(update={"outages": outages}), explained
 
 
@@ -95,17 +94,14 @@ def _cause(
         is_late = alert.key.endswith((f":{LAG_CHECK}", f":{FRESHNESS_CHECK}"))
         keys += [ENGINE] if is_late and ENGINE in seen.elsewhere else []
         keys += _WAITED_FOR if alert.waits else []
-    for key in keys:
-        if key in outages and alert.since <= outages[key].seen_at + MARGIN:
-            return key
-    return None
+    causes = (k for k in keys if k in outages and alert.since <= outages[k].seen_at + MARGIN)
+    return next(causes, None)
 
 
 def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
     """Return the alert of a service that faults name; None: they are no reason for one.
 
-    A service that answers and fails may do so for one table only. A run that failed long ago does
-    not say that its cause lasts.
+    It may fail for one table only. A run that failed long ago does not say that its cause lasts.
     """
     named = [
         (alert, match)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from email.message import EmailMessage
 from typing import Any
 
-from topicberg.alerts.alert import Notice
+from topicberg.alerts.alert import Alert, Notice
 from topicberg.alerts.settings import AlertSettings
 from topicberg.security.text import slack, terminal
 
@@ -48,18 +49,16 @@ def teams_message(notice: Notice) -> dict[str, Any]:
     subject, *lines = terminal(f"{notice.subject}\n{notice.text}").splitlines()[:-1]
     bold = {"type": "TextRun", "text": _shortened(subject, _TEAMS_LINE), "weight": "Bolder"}
     runs = [{"type": "TextRun", "text": _shortened(line, _TEAMS_LINE)} for line in lines if line]
-    card: dict[str, Any] = {
+    card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
         "version": "1.4",
         "body": [{"type": "RichTextBlock", "inlines": [run]} for run in (bold, *runs)],
+        "actions": [
+            {"type": "Action.OpenUrl", "title": title, "url": url}
+            for title, url in _pages(notice.alert)
+        ],
     }
-    pages = {"Open in Dagster": notice.alert.link, "Runbook": notice.alert.runbook}
-    card["actions"] = [
-        {"type": "Action.OpenUrl", "title": title, "url": url}
-        for title, url in pages.items()
-        if url and _URL.fullmatch(url)
-    ]
     kind = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
 
@@ -86,7 +85,6 @@ def pagerduty_event(notice: Notice, routing_key: str, source: str) -> dict[str, 
         "owners": ", ".join(alert.owners),
         "cause": alert.cause,
     }
-    pages = {"Open in Dagster": alert.link, "Runbook": alert.runbook}
     return event | {
         "client": "topicberg",
         "client_url": alert.link,
@@ -101,12 +99,15 @@ def pagerduty_event(notice: Notice, routing_key: str, source: str) -> dict[str, 
                 name: _shortened(text, _PAGERDUTY_DETAIL) for name, text in details.items() if text
             },
         },
-        "links": [
-            {"href": url, "text": text}
-            for text, url in pages.items()
-            if url and _URL.fullmatch(url)
-        ],
+        "links": [{"href": url, "text": text} for text, url in _pages(alert)],
     }
+
+
+def _pages(alert: Alert) -> Iterator[tuple[str, str]]:
+    """Yield title and address of the pages that belong to an alert."""
+    for title, url in (("Open in Dagster", alert.link), ("Runbook", alert.runbook)):
+        if url and _URL.fullmatch(url):
+            yield title, url
 
 
 def mail(chosen: AlertSettings, to: str, notice: Notice) -> EmailMessage:
@@ -127,7 +128,5 @@ def _deduplication_key(key: str) -> str:
 
 def _shortened(line: str, most: int) -> str:
     """Return a line of at most so many characters; no part of an entity of Slack's is left."""
-    if len(line) <= most:
-        return line
     mark = " […]"
-    return re.sub("&[a-z]*$", "", line[: most - len(mark)]) + mark
+    return line if len(line) <= most else re.sub("&[a-z]*$", "", line[: most - len(mark)]) + mark

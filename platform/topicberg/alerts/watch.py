@@ -9,10 +9,12 @@ to ``TOPICBERG_ALERT_HEARTBEAT_URL``.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,16 +25,15 @@ from pydantic import SecretStr, ValidationError
 
 from topicberg.alerts.alert import Alert, AlertState, Outage
 from topicberg.alerts.channels import channels, deliver
-from topicberg.alerts.dagster_health import full_disk
 from topicberg.alerts.decisions import read_decisions
 from topicberg.alerts.outages import DISK, LEFTOVER, MARGIN
-from topicberg.alerts.restarts import restart_problem, with_start
 from topicberg.alerts.settings import alert_settings
 from topicberg.clients.liveness import SECONDS, Check
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.errors import TopicbergError, split_hint
 from topicberg.files import replace_file
 from topicberg.settings import Settings
+from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,13 @@ request, an alert is sent 40 seconds after a service froze, at the latest."""
 HEARTBEAT_SECONDS = 60.0
 HEARTBEAT_TIMEOUT = 10.0
 STATE_FILE = "watch.json"
+MIN_FREE_BYTES = 32 * 1024**2
+"""With less, SQLite may not write."""
+STARTS = 3
+"""A process that was started again so often within :data:`WINDOW_SECONDS` ends again and again."""
+WINDOW_SECONDS = 300.0
+STABLE_SECONDS = 90.0
+"""One that has run for so long since does not any more."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,19 @@ class Watched:
     """The names of those without which it cannot answer: its patience begins when they do."""
 
 
-def fault(name: str, why: str, since: datetime, remediation: str, title: str = "") -> Alert:
+def fault(
+    name: str,
+    why: str,
+    since: datetime,
+    remediation: str,
+    title: str = "",
+    verb: str = "does not answer",
+) -> Alert:
     """Return the alert of something that does not answer."""
     return Alert(
         key=f"service {name}",
-        title=f"{name} does not answer",
-        what=f"{title or name} does not answer: {why}",
+        title=f"{name} {verb}",
+        what=f"{title or name} {verb}: {why}",
         severity="error",
         since=since,
         link="",
@@ -86,6 +101,25 @@ def disk_fault(config: Settings) -> Alert | None:
     return fault("disk", why, datetime.now(UTC), hint or "").model_copy(update=texts)
 
 
+def full_disk(folder: Path) -> str | None:
+    """Return which disk has no space left: a transaction that writes nothing succeeds there."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    left, problem = disk.f_bavail * disk.f_frsize, None
+    if left < MIN_FREE_BYTES:
+        problem = (
+            f"its disk is full: {left // 1024**2} MB are left in {folder}\n  → free some space; "
+            f"`du -x -d 2 {folder.parent}` shows what takes it"
+        )
+    elif disk.f_files and not disk.f_favail:
+        problem = (
+            f"its disk has no room for another file: {folder}\n  → delete files that are not needed"
+        )
+    return problem
+
+
 def how_to_restart(name: str) -> str:
     """Return the remediation of a service of the local stack that does not answer."""
     return (
@@ -100,9 +134,7 @@ def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> A
         f"`topicberg logs {name}` shows why it ends. If it does not, the kernel may have ended it "
         "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it"
     )
-    alert = fault(name, why, since, remediation, title=title)
-    text = f"{title or name} does not stay up: {why}"
-    return alert.model_copy(update={"title": f"{name} does not stay up", "what": text})
+    return fault(name, why, since, remediation, title, "does not stay up")
 
 
 @dataclass(frozen=True)
@@ -186,17 +218,14 @@ class ServiceWatch:
             why = f"{type(error).__name__}: {error}"
         if why is None:
             self._failing.pop(name, None)
-            return
-        failure = self._failing.get(name)
-        since, began_at = (
-            (failure.since, failure.at) if failure else (self._now(), datetime.now(UTC))
-        )
-        self._failing[name] = _Failing(since, began_at, why)
+        else:
+            before = self._failing.get(name) or _Failing(self._now(), datetime.now(UTC), why)
+            self._failing[name] = replace(before, why=why)
 
     def _fault(self, name: str, failing: _Failing) -> Alert:
-        one = self._watched[name]
+        watched = self._watched[name]
         why, hint = split_hint(failing.why)
-        return fault(name, why, failing.at, hint or one.remediation, title=one.title)
+        return fault(name, why, failing.at, hint or watched.remediation, watched.title)
 
 
 class Watcher(threading.Thread):
@@ -218,11 +247,9 @@ class Watcher(threading.Thread):
         start_times: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         super().__init__(name="watch", daemon=True)
-        self._config = config
-        self._chosen = alert_settings()
-        self._ui_url = ui_url
+        self._config, self._chosen = config, alert_settings()
         self._watch = ServiceWatch(watched, start_times=start_times)
-        self._report, self._is_healthy = report, is_healthy
+        self._report, self._is_healthy, self._ui_url = report, is_healthy, ui_url
         self._heartbeat_at = -HEARTBEAT_SECONDS
         self._complaints: set[str] = set()
         self._state = read_state(config.state_dir / STATE_FILE)
@@ -293,7 +320,59 @@ def send_heartbeat(url: SecretStr) -> None:
     except requests.RequestException as error:  # its text contains the address
         problem = type(error).__name__
     if problem:
-        unsent = TopicbergError(
-            f"the heartbeat is not accepted: {problem}", hint="check TOPICBERG_ALERT_HEARTBEAT_URL"
-        )
-        logger.warning("%s", unsent)
+        hint = "check TOPICBERG_ALERT_HEARTBEAT_URL"
+        logger.warning("%s", TopicbergError(f"the heartbeat is not accepted: {problem}", hint=hint))
+
+
+def restart_problem(starts: Iterable[float], now: float) -> str | None:
+    """Return that a process ends again and again, by the times of its starts; None: it does not."""
+    recent = _recent(starts, now)
+    is_unstable = len(recent) >= STARTS and now - recent[-1] <= STABLE_SECONDS
+    return f"it ends again and again: {_counted(recent, now)}" if is_unstable else None
+
+
+def with_restarts(why: str, starts: Iterable[float], now: float) -> str:
+    """Return why a process does not answer, with how often it was started again before."""
+    recent = _recent(starts, now)
+    return f"{why}; {_counted(recent, now)}" if recent else why
+
+
+def _recent(starts: Iterable[float], now: float) -> list[float]:
+    # One in the future is of a clock that was wrong.
+    return sorted(start for start in starts if 0 <= now - start <= WINDOW_SECONDS)
+
+
+def _counted(recent: Sequence[float], now: float) -> str:
+    return f"it was started again {count(len(recent), 'time')} in {now - recent[0]:.0f} s"
+
+
+def with_start(starts: Sequence[float], started: float, now: float) -> list[float]:
+    """Return the first start of a process, its restarts that count, and one that was seen."""
+    known = started in starts
+    return [*starts] if known else [*starts[:1], *_recent(starts[1:], now), started]
+
+
+def starts_file(config: Settings) -> Path:
+    """Return the file in which the engine of the local stack notes its starts.
+
+    It watches the other services, and nothing in it remembers that it ended.
+    """
+    return config.state_dir / "engine-starts.json"
+
+
+def note_start(config: Settings) -> None:
+    """Write that the engine is started now."""
+    path, now = starts_file(config), time.time()
+    replace_file(path, json.dumps(with_start(_read_starts(path), now, now)))
+
+
+def read_restarts(config: Settings) -> list[float]:
+    """Return when the engine was started again since the stack was started."""
+    return _read_starts(starts_file(config))[1:]
+
+
+def _read_starts(path: Path) -> list[float]:
+    try:
+        return [float(start) for start in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        return []  # it is missing or damaged: the next starts are noted again

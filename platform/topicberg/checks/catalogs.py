@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table import StaticTable
 
 from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.names import TablePath, text
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, find_table_path, read_back
-from topicberg.checks.check import Probe, TableCheck
+from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
-from topicberg.checks.snowflake_upgrades import describe_steps
 from topicberg.iceberg.position_deletes import live_rows
 from topicberg.iceberg.summaries import summary
+from topicberg.settings import Settings
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def place(table: Table, location: str | None) -> PointerPosition:
     if location == table.metadata_location:
         return PointerPosition(known=True)
     log = table.metadata.metadata_log
-    next_states = [*(entry.timestamp_ms for entry in log), table.metadata.last_updated_ms][1:]
-    for entry, superseded in zip(log, next_states, strict=True):
+    times = [*(entry.timestamp_ms for entry in log), table.metadata.last_updated_ms]
+    for entry, superseded in zip(log, times[1:], strict=True):
         if entry.metadata_file == location:
             return PointerPosition(known=True, behind_since=from_ms(superseded))
     return PointerPosition(known=False)
@@ -66,15 +67,20 @@ def stale_since(table: Table, state: Table, here: PointerPosition, probe: Probe)
     seen = glue.visible_state(state)
     if seen == glue.visible_state(table):
         return None
-    since = from_ms(table.metadata.last_updated_ms)
     log = table.metadata.metadata_log
     newer = dropwhile(lambda entry: entry.metadata_file != state.metadata_location, log)
-    for entry in islice(newer, 1, None):
-        later = StaticTable.from_metadata(entry.metadata_file, table.io.properties)
-        if glue.visible_state(later) != seen:
-            since = from_ms(entry.timestamp_ms)
-            break
+    differ = (
+        entry.timestamp_ms
+        for entry in islice(newer, 1, None)
+        if glue.visible_state(_state_at(entry.metadata_file, table)) != seen
+    )
+    since = from_ms(next(differ, table.metadata.last_updated_ms))
     return since if is_late(since, probe) else None
+
+
+def _state_at(location: str, table: Table) -> Table:
+    """Return the state of a table in one of its metadata files."""
+    return StaticTable.from_metadata(location, table.io.properties)
 
 
 def pointer_check(dropped: str | None) -> TableCheck:
@@ -88,56 +94,47 @@ def pointer_check(dropped: str | None) -> TableCheck:
 
 
 def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
-    """Return whether Glue points to a state of the table, not an old one, and has its columns.
-
-    :param dropped: as of :func:`pointer_check`
-    """
+    """Return whether Glue points to a state of the table, not an old one, and has its columns."""
     table = probe.find(probe.table.identifier)
     catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     name = ".".join(probe.table.glue_table)
-    if table is None and catalog_entry:
-        return _dropped(name, dropped)
     if table is None:
-        return good("the table was not created yet")
+        return _dropped(name, dropped) if catalog_entry else good("the table was not created yet")
     table.refresh()
-    is_empty = table.current_snapshot() is None
     if catalog_entry is None:
-        if is_empty:
-            return good("the table has no rows yet")
         return _missing(f"Glue has no table {name}", table, probe)
-    remediation, changed = probe.table.sync, catalog_entry.get("UpdateTime")
-    location = glue.metadata_location(catalog_entry)
-    here = place(table, location)
+    changed, location = catalog_entry.get("UpdateTime"), glue.metadata_location(catalog_entry)
     facts = {
         "iceberg_metadata_location": table.metadata_location,
         "glue_metadata_location": location or "none",
-        "glue_changed": str(catalog_entry.get("UpdateTime", "")),
+        "glue_changed": str(changed or ""),
     }
-    if not here.known and is_empty:
-        problem = f"Glue points to {location or 'no metadata file'}"
-        return replace(_created_again(problem, table, probe), facts=facts)
+
+    def bad(problem: str, since: datetime | None = changed) -> Finding:
+        return Finding(problem, probe.table.sync, since, facts=facts)
+
+    here, points = place(table, location), f"Glue points to {location or 'no metadata file'}"
+    if not here.known and table.current_snapshot() is None:
+        return replace(_created_again(points, table, probe), facts=facts)
     if not here.known or location is None:
-        problem = (
-            f"Glue points to {location or 'no metadata file'}, which is not one of the last states "
-            "of this table: another writer moved the pointer, or it was not refreshed for very long"
+        return bad(
+            f"{points}, which is not one of the last states of this table: another writer moved "
+            "the pointer, or it was not refreshed for very long"
         )
-        return Finding(problem, remediation, changed, facts=facts)
-    state = StaticTable.from_metadata(location, table.io.properties)
+    state = _state_at(location, table)
     if since := stale_since(table, state, here, probe):
         lag = age((probe.now - since).total_seconds())
-        problem = (
+        return bad(
             f"Glue points to an old state of the table, {lag} behind: readers of Glue miss later "
-            "changes"
+            "changes",
+            since,
         )
-        return Finding(problem, remediation, since, facts=facts)
-    expected, found_columns = (
+    expected, in_glue = (
         {column["Name"]: column.get("Type") for column in columns}
         for columns in (glue.columns(state), catalog_entry["StorageDescriptor"]["Columns"])
     )
-    if expected != found_columns:
-        wrong = {name for name, _ in expected.items() ^ found_columns.items()}
-        problem = f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}"
-        return Finding(problem, remediation, changed, facts=facts)
+    if wrong := {name for name, _ in expected.items() ^ in_glue.items()}:
+        return bad(f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}")
     return good("Glue points to the table's current state", **facts)
 
 
@@ -163,8 +160,6 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     try:
         seen = read_back(connection, path)
     except NoSuchIcebergTableError as error:
-        if table.current_snapshot() is None:
-            return good("the table has no rows yet")
         return _missing(error.message, table, probe)
     table.refresh()
     here = place(table, seen.metadata_location)
@@ -178,30 +173,29 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     def bad(problem: str, since: datetime | None = None, cause: str | None = None) -> Finding:
         return Finding(problem, probe.table.sync, since, cause=cause, facts=facts)
 
-    pointer_is_known = place(table, in_glue).known
-    glue_is_wrong = None if pointer_is_known else f"glue/{probe.table.name}:pointer"
+    glue_is_wrong = None if place(table, in_glue).known else f"glue/{probe.table.name}:pointer"
     if not here.known and table.current_snapshot() is None:
         problem = f"Snowflake reads {seen.metadata_location}"
         return replace(_created_again(problem, table, probe), cause=glue_is_wrong, facts=facts)
     if not here.known:
         problem = "Snowflake reads a state that is not one of the last ones of this table"
         return bad(problem, cause=glue_is_wrong)
-    state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
+    state = _state_at(seen.metadata_location, table)
     if since := stale_since(table, state, here, probe):
         lag = age((probe.now - since).total_seconds())
-        other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
-        is_upgraded = bool(other) and state.format_version < 3 <= table.format_version
         problem = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
-        if not is_upgraded:
-            return bad(problem + other, since, glue_is_wrong)
-        other += (
+        if seen.metadata_location == in_glue:
+            return bad(problem, since, glue_is_wrong)
+        problem += ", and not the one that Glue points to"
+        if not state.format_version < 3 <= table.format_version:
+            return bad(problem, since, glue_is_wrong)
+        problem += (
             f"; the table was upgraded from format version {state.format_version} to "
             f"{table.format_version}, after which Snowflake does not refresh it by itself"
         )
         steps = describe_steps(path, probe.table, probe.config)
-        return replace(bad(problem + other, since, glue_is_wrong), remediation=steps)
-    rows = count_rows(state)
-    snapshot = state.current_snapshot()
+        return replace(bad(problem, since, glue_is_wrong), remediation=steps)
+    rows, snapshot = count_rows(state), state.current_snapshot()
     facts |= {
         "iceberg_rows": rows,
         "snapshot_id": str(snapshot.snapshot_id) if snapshot else "none",
@@ -212,12 +206,12 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
             f"columns in Snowflake differ from those of the table: {', '.join(sorted(wrong))}"
         )
     if rows != seen.rows:
-        why = "Snowflake may not apply its deletes (see check equality_deletes)"
-        if seen.rows < rows:
-            why = (
-                "a data file was changed or truncated, or Snowflake does not read all of it; "
-                "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
-            )
+        why = (
+            "Snowflake may not apply its deletes (see check equality_deletes)"
+            if seen.rows > rows
+            else "a data file was changed or truncated, or Snowflake does not read all of it; "
+            "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
+        )
         return bad(f"the table has {count(rows, 'row')}, Snowflake counts {seen.rows:,}: {why}")
     return good("Iceberg, Glue and Snowflake agree", **facts)
 
@@ -248,6 +242,8 @@ def _created_again(problem: str, table: Table, probe: Probe) -> Finding:
 
 
 def _missing(what: str, table: Table, probe: Probe) -> Finding:
+    if table.current_snapshot() is None:
+        return good("the table has no rows yet")
     first = from_ms(min(snapshot.timestamp_ms for snapshot in table.metadata.snapshots))
     if not is_late(first, probe):
         return good(f"{what}, and the Iceberg table is new")
@@ -263,3 +259,40 @@ def count_rows(table: Table) -> int:
     if int(properties.get("total-delete-files", 0)):
         return live_rows(table)
     return int(properties.get("total-records", 0))
+
+
+def describe_needs(path: TablePath, config: Settings) -> str:
+    """Return what stops in Snowflake when a table is upgraded from format version 2 to 3.
+
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh,
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-upgrade-version
+    """
+    needs = f"Snowflake cannot refresh {path} until the table has a snapshot of version 3"
+    if path.is_linked:
+        return f"{needs}; the upgrade commits one"
+    needs += (
+        ", which the upgrade commits, and is replaced in Snowflake, where grants, tags and "
+        "policies on it end"
+    )
+    if config.snowflake_catalog != "glue":
+        return needs
+    return (
+        f"{needs}. Snowflake excludes tables of its native Glue source "
+        "(TOPICBERG_SNOWFLAKE_CATALOG=glue) from upgrades: before you continue, set "
+        "TOPICBERG_SNOWFLAKE_CATALOG=glue_rest and run `topicberg deploy create`"
+    )
+
+
+def describe_steps(path: TablePath, table: CheckedTable, config: Settings) -> str:
+    """Return what to do after the upgrade so that Snowflake refreshes the table again."""
+    if path.is_linked:
+        return (
+            f"run SELECT SYSTEM$AUTO_REFRESH_STATUS({text(path.sql)}) in Snowflake, and ALTER "
+            f"ICEBERG TABLE {path.sql} REFRESH if it is not RUNNING"
+        )
+    if config.deployment == "cloud" and table.identifier[0] == config.topics_namespace:
+        return (
+            f"run DROP ICEBERG TABLE {path.sql} in Snowflake, which deletes no data, then "
+            "`topicberg deploy create`, which creates it again with topicberg's grants"
+        )
+    return f"{table.sync}, which replaces the table in Snowflake"

@@ -8,7 +8,7 @@ says which table has which checks, and makes asset checks of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -81,10 +81,7 @@ class CheckedTable:
 
     @property
     def snowflake_source(self) -> tuple[str, str]:
-        """Namespace and table in the catalog in which Snowflake finds it.
-
-        Names in Glue are in lower case; Snowflake finds derived tables there in any case.
-        """
+        """Namespace and table by which Snowflake finds it; in Glue, both are in lower case."""
         config = settings()
         in_glue = config.topics_in_glue or self.identifier[0] != config.topics_namespace
         return self.glue_table if in_glue else self.identifier
@@ -154,12 +151,11 @@ class Probe:
 
     def engine_fault(self, spec: TopicSpec) -> str | None:
         """Return the check that explains why the topic's engine does not commit, if it does not."""
-        try:
+        with suppress(TopicbergError):  # the check itself reports why
             status = self.status(spec)
-            failing = status is not None and bool(status.error_message)
-        except TopicbergError:  # the check itself reports why
-            failing = True
-        return f"iceberg/{spec.table_name}:tableflow" if failing else None
+            if status is None or not status.error_message:
+                return None
+        return f"iceberg/{spec.table_name}:tableflow"
 
 
 def evaluate(check: TableCheck, probe: Probe) -> Finding:
@@ -172,12 +168,8 @@ def evaluate(check: TableCheck, probe: Probe) -> Finding:
     except NoSuchTableError:
         return good("the table was not created yet")
     except TableFormatError as error:
-        return Finding(
-            what=error.message,
-            remediation=error.hint,
-            severity="warning",
-            cause=f"iceberg/{probe.table.name}:readable_by",
-        )
+        cause = f"iceberg/{probe.table.name}:readable_by"
+        return Finding(error.message, error.hint, None, "warning", cause)
 
 
 def delay_check(
@@ -194,9 +186,10 @@ def delay_check(
 
     def evaluate(probe: Probe) -> Finding:
         topic = probe.load(spec.table_identifier(probe.config))
-        table = probe.find(probe.table.identifier)
         remediation = computation_remediation(probe.table.name)
-        return compare(table, topic, allowed_minutes, probe.now, remediation)
+        return compare(
+            probe.find(probe.table.identifier), topic, allowed_minutes, probe.now, remediation
+        )
 
     return TableCheck("up_to_date", description, evaluate)
 

@@ -14,14 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 from pyiceberg.table import Table
 
-from topicberg.checks.check import (
-    Probe,
-    TableCheck,
-    computation_command,
-    computation_remediation,
-    delay_check,
-    materialization,
-)
+from topicberg.checks import check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import changes_rows, changes_since, held_hours
@@ -59,7 +52,7 @@ def derived_check(
     plan: Derivation,
     partitions: Callable[[Iterable[Hours], datetime, int], Sequence[str]],
     topics: Sequence[str] = (),
-) -> TableCheck:
+) -> check.TableCheck:
     """:param name: the table
     :param reads: names of its sources and lookups
     :param topics: the assets of the topics that it is published to
@@ -70,7 +63,7 @@ def derived_check(
     def chosen(keys: Sequence[str]) -> str:
         return f" --partition-range '{keys[0]}...{keys[-1]}'" if keys else ""
 
-    def evaluate(probe: Probe) -> Finding:
+    def evaluate(probe: check.Probe) -> Finding:
         last, first_hour = probe.last("up_to_date"), plan.first_hour(probe.now)
         return check_up_to_date(
             probe.find(probe.table.identifier),
@@ -80,29 +73,28 @@ def derived_check(
             probe.now,
             last.facts.get(MEMORY) if last else None,
             lambda hours: partitions(hours, probe.now, first_hour),
-            lambda keys: computation_remediation(name, chosen(keys), topics),
+            lambda keys: check.computation_remediation(name, chosen(keys), topics),
             first_hour,
             plan.version,
-            lambda keys: f"compute them again: {computation_command(name, chosen(keys), topics)}",
+            lambda keys: (
+                f"compute them again: {check.computation_command(name, chosen(keys), topics)}"
+            ),
             plan.first_partition,
         )
 
     names = ", ".join(f"`{source}`" for source in reads)
-    description = (
-        f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
-        "the function that the code has."
-    )
     aheads = {source.table[1]: plan.ahead(source) for source in plan.windowed}
-    limits = [
+    limits = ", of ".join(
         f"`{source}` up to {age(ahead.total_seconds())} after it"
         for source, ahead in aheads.items()
         if ahead and ahead != FOREVER
-    ]
-    if limits:
-        description += (
-            f" A partition reads rows of {', of '.join(limits)}, and joins no later ones."
-        )
-    return TableCheck("up_to_date", description, evaluate)
+    )
+    description = (
+        f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
+        "the function that the code has."
+        + (f" A partition reads rows of {limits}, and joins no later ones." if limits else "")
+    )
+    return check.TableCheck("up_to_date", description, evaluate)
 
 
 def check_up_to_date(
@@ -153,13 +145,10 @@ def check_up_to_date(
         if hours.start <= this_hour
     ]
     keys = partitions(Hours(each.start, min(each.stop, this_hour + 1)) for each, _ in due)
-    known = Known(head=head_id(table), read=everything)
-    memory = Memory(table=uuid, since=since, known=known)
-    old = list[Hours]()
-    if table:
-        versions = outdated(computed_by(table), version, first_partition)
-        old = _outdated_hours(table, time, sources, versions, now, first_hour)
-    old_keys = partitions(old) if old else []
+    memory = Memory(table=uuid, since=since, known=Known(head=head_id(table), read=everything))
+    old_keys: Sequence[str] = ()
+    if table and (versions := outdated(computed_by(table), version, first_partition)):
+        old_keys = partitions(_outdated_hours(table, time, sources, versions, now, first_hour))
     facts = {
         "unread_partitions": len(keys),
         "outdated_partitions": len(old_keys),
@@ -174,14 +163,14 @@ def check_up_to_date(
             name: [hours for hours in progress.unread if hours.start < first_hour]
             for name, progress in everything.items()
         }
-        late = {name: progress.late for name, progress in everything.items()}
         rows = {
-            name: late_rows(source, [*expired[name], *late[name]])
+            name: late_rows(source, [*expired[name], *everything[name].late])
             for name, source in sources.items()
         }
         facts["late_rows"] = sum(rows.values())
         until = first_hour if any(expired.values()) else None
-        return good(_all_read(names, until, rows, is_late=any(late.values())), **facts)
+        is_late = any(progress.late for progress in everything.values())
+        return good(_all_read(names, until, rows, is_late=is_late), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     unread_sources = ", ".join(name for name, progress in read.items() if progress.unread)
@@ -261,12 +250,7 @@ def _outdated_hours(
     now: datetime,
     first_hour: int,
 ) -> list[Hours]:
-    """Return the hours up to now with rows here or in sources that another version computed.
-
-    :param old: all that it computed
-    """
-    if not old:
-        return []
+    """Return which of the old hours, up to now, have rows here or in sources."""
     ranges = [*held_hours(table, time)]
     for source in sources.values():
         if not source.whole:
@@ -288,12 +272,14 @@ def _memory(before: Any) -> Memory | None:
         return None
 
 
-def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> TableCheck:
-    description = (
+def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> check.TableCheck:
+    return check.delay_check(
+        spec,
+        allowed_minutes,
         f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged, "
-        "by the keys and the event time of the spec."
+        "by the keys and the event time of the spec.",
+        partial(check_merged, view),
     )
-    return delay_check(spec, allowed_minutes, description, partial(check_merged, view))
 
 
 def check_merged(
@@ -316,31 +302,28 @@ def check_merged(
     return _judge_read(source, last, "the table", complete, allowed_minutes, now, remediation)
 
 
-def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) -> TableCheck:
-    """:param name: the table
-    :param topics: those that it is published to, and their assets
-    """
+def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) -> check.TableCheck:
+    """:param topics: those that the table is published to, and their assets"""
 
-    def evaluate(probe: Probe) -> Finding:
+    def evaluate(probe: check.Probe) -> Finding:
         table, findings = probe.iceberg, list[Finding]()
         for topic, asset in topics.items():
             last = published_snapshot(table, topic, probe.endpoints)
             remediation = (
                 "see whether a run that publishes it is queued or in progress, or why it failed "
-                f"(Runs); to publish manually: `{materialization([f'kafka/{asset}'])}`"
+                f"(Runs); to publish manually: `{check.materialization([f'kafka/{asset}'])}`"
             )
-            complete = f"topic {topic} has every row of the table"
-            findings.append(
-                _judge_read(
-                    table, last, f"topic {topic}", complete, allowed_minutes, probe.now, remediation
-                )
+            subject, complete = f"topic {topic}", f"topic {topic} has every row of the table"
+            finding = _judge_read(
+                table, last, subject, complete, allowed_minutes, probe.now, remediation
             )
-        failed = [finding for finding in findings if not finding.passed]
-        return failed[0] if failed else good("; ".join(each.what for each in findings))
+            findings.append(finding)
+        failed = (finding for finding in findings if not finding.passed)
+        return next(failed, good("; ".join(each.what for each in findings)))
 
     names = ", ".join(f"`{topic}`" for topic in topics)
     description = f"What the table held {allowed_minutes} minutes ago was published to {names}."
-    return TableCheck("published", description, evaluate)
+    return check.TableCheck("published", description, evaluate)
 
 
 def _judge_read(
@@ -352,17 +335,15 @@ def _judge_read(
     now: datetime,
     remediation: str,
 ) -> Finding:
-    """Return whether what follows from a table shows what that held some time ago.
+    """Return whether a subject that follows from a table shows what that held some time ago.
 
     :param last: the snapshot that it shows; None: it shows nothing
-    :param subject: what follows from the table
-    :param complete: the sentence that it shows everything
     """
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [snapshot for snapshot in changes.new if changes_rows(snapshot)]
     rolled_back = [snapshot for snapshot in changes.rolled_back if changes_rows(snapshot)]
-    rows = int(summary(head).get("total-records", 0)) if head else 0
-    gap = changes.gap and (last is not None or rows > 0)
+    has_rows = head is not None and int(summary(head).get("total-records", 0)) > 0
+    gap = changes.gap and (last is not None or has_rows)
     if not missing and not rolled_back and not gap:
         return good(complete)
     first = (changes.new[:1] if gap else missing[:1]) or ([head] if head else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -94,12 +95,11 @@ def from_ms(milliseconds: int) -> datetime:
 
 def age(seconds: float) -> str:
     """Return a duration as in ``90 s``, ``2.5 min``, ``12 min``, ``3.5 h``, ``2.0 days``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 600:
-        return f"{seconds / 60:.1f} min"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 172_800:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} days"
+    units = (
+        (120, 1, ".0f", "s"),
+        (600, 60, ".1f", "min"),
+        (7200, 60, ".0f", "min"),
+        (172_800, 3600, ".1f", "h"),
+        (math.inf, 86_400, ".1f", "days"),
+    )
+    return next(f"{seconds / of:{form}} {unit}" for end, of, form, unit in units if seconds < end)

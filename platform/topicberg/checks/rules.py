@@ -8,7 +8,7 @@ that passed are not read again: the next evaluation reads only files that were a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -16,18 +16,7 @@ from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.expressions import (
-    AlwaysTrue,
-    And,
-    BooleanExpression,
-    GreaterThan,
-    IsNaN,
-    IsNull,
-    LessThan,
-    NotIn,
-    NotNull,
-    Or,
-)
+from pyiceberg import expressions
 from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator, bind
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
@@ -52,7 +41,13 @@ CHECKED_SNAPSHOT, CHECKED_RULE = "checked_snapshot", "rule"
 """Facts of a finding that the next evaluation continues from."""
 COVERS, VERDICT = "rows_until", "verdict"
 """Facts that say which rows a result covers (those committed until then), and what it is."""
-_RULES = ("not_null", "accepted_values", "ranges", "unique")
+_RULES = {
+    "not_null": "{}: never null.",
+    "accepted_values": "{}: only the values that the spec lists.",
+    "ranges": "{}: within the bounds that the spec sets.",
+    "unique": "No two rows have the same {}.",
+}
+"""The fields of a spec's rules, and the descriptions of their checks."""
 _WITHOUT_ROWS = (
     " A run that a sensor requests uses the column statistics of new files, or repeats the last "
     "result with the rows that it covers; check_tables reads the rows."
@@ -60,9 +55,7 @@ _WITHOUT_ROWS = (
 
 
 def rule_checks(rules: Rules, spec: TopicSpec | None, defined_in: str) -> Iterator[TableCheck]:
-    """:param spec: of a topic's own table
-    :param defined_in: where the rules are written
-    """
+    """:param defined_in: where the rules are written"""
     for name in _RULES:
         if getattr(rules, name):
             yield _rule_check(name, rules, spec, defined_in)
@@ -78,8 +71,7 @@ def _rule_check(name: str, rules: Rules, spec: TopicSpec | None, defined_in: str
             return missing
         last = probe.last(name)
         of_columns = column_rules(rules, schema).get(name, [])
-        reads_rows = probe.reads_rows or rules.blocking
-        if not reads_rows and (
+        if not (probe.reads_rows or rules.blocking) and (
             finding := by_statistics(probe.iceberg, of_columns, last) or repeated(last)
         ):
             return finding
@@ -90,13 +82,7 @@ def _rule_check(name: str, rules: Rules, spec: TopicSpec | None, defined_in: str
         return check_rules(probe.iceberg, name, of_columns, last, tuple(where), source, defined_in)
 
     columns = ", ".join(f"`{column}`" for column in getattr(rules, name))
-    described = {
-        "not_null": f"{columns}: never null.",
-        "accepted_values": f"{columns}: only the values that the spec lists.",
-        "ranges": f"{columns}: within the bounds that the spec sets.",
-        "unique": f"No two rows have the same {columns}.",
-    }
-    text = described[name] + ("" if rules.blocking else _WITHOUT_ROWS)
+    text = _RULES[name].format(columns) + ("" if rules.blocking else _WITHOUT_ROWS)
     return TableCheck(name, text, evaluate, rules.blocking)
 
 
@@ -120,7 +106,7 @@ class Rule:
 
     column: str
     says: str
-    breaks: BooleanExpression
+    breaks: expressions.BooleanExpression
     definition: Any
 
 
@@ -128,7 +114,7 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
     """Return check → its rules, all of whose columns the table has: see :func:`check_columns`."""
     return {
         "not_null": [
-            Rule(column, "is never null", IsNull(term=column), "not null")
+            Rule(column, "is never null", expressions.IsNull(term=column), "not null")
             for column in rules.not_null
         ],
         "accepted_values": [
@@ -139,25 +125,30 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
 
 
 def _accepted(column: str, values: Sequence[Any]) -> Rule:
-    unknown = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
-    return Rule(column, f"is one of {', '.join(map(str, values))}", unknown, list(values))
+    breaks = expressions.And(
+        expressions.NotNull(term=column), expressions.NotIn(term=column, literals=set(values))
+    )
+    return Rule(column, f"is one of {', '.join(map(str, values))}", breaks, list(values))
 
 
 def _range(column: str, bounds: Range, schema: Schema) -> Rule:
     kind = schema.find_field(column).field_type
-    parts: list[BooleanExpression] = []
+    parts: list[expressions.BooleanExpression] = []
     if bounds.min is not None:
-        parts.append(LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING)))
+        parts.append(
+            expressions.LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING))
+        )
     if bounds.max is not None:
-        parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR)))
+        parts.append(
+            expressions.GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR))
+        )
     low = "" if bounds.min is None else f"{_exact(bounds.min)} ≤ "
     high = "" if bounds.max is None else f" ≤ {_exact(bounds.max)}"
     definition = bounds.model_dump(mode="json")
     if isinstance(kind, DoubleType | FloatType):  # NaN is neither less nor greater
-        parts.append(IsNaN(term=column))
+        parts.append(expressions.IsNaN(term=column))
         definition["nan"] = False
-    breaks = reduce(Or, parts)
-    return Rule(column, f"is in {low}{column}{high}", breaks, definition)
+    return Rule(column, f"is in {low}{column}{high}", reduce(expressions.Or, parts), definition)
 
 
 def _exact(bound: float) -> str:
@@ -187,8 +178,6 @@ def check_rules(
 
     :param last: the last evaluation; if it passed, only files that were added since are read
     :param where: columns that say where a row is from, for the sample
-    :param source: what writes the rows
-    :param named: where the rules are written
     """
     head = table.current_snapshot()
     if head is None:
@@ -198,34 +187,31 @@ def check_rules(
     files = None if snapshot is None else files_since(table, snapshot)
     broken: list[str] = []
     since: list[datetime] = []
-    samples: list[pa.Table] = []
     reads_all = PYICEBERG.misses(table) is not None
     for rule in rules:
         scan = table.scan() if reads_all else table.scan(row_filter=rule.breaks)
-        tasks = [
+        tasks = (
             task for task in scan.plan_files() if files is None or task.file.file_path in files
-        ]
+        )
         rows, sample, bad = _count(table, rule, tasks, where)
-        if rows:
+        if sample is not None:
             broken.append(
                 f"{count(rows, 'row')} where {rule.column} violates the rule: {rule.says}"
             )
             facts[f"rows: {rule.column}"] = rows
-            samples += [sample] if sample is not None else []
+            facts.setdefault("sample", sample)
             since.append(_added(table, bad, files))
     if not broken:
         return _followed(table, head, rules)
-    if samples:
-        facts["sample"] = samples[0]
+    removal = (
+        "compaction of the topic or retention removes the rows"
+        if source == "the producer"
+        else "materialize the partitions again after the fix"
+    )
     finding = Finding(
-        what=f"{check}: " + "; ".join(broken),
-        since=min(since),
-        remediation=f"fix {source}, which writes what the rules exclude, or widen {named}; "
-        + (
-            "compaction of the topic or retention removes the rows"
-            if source == "the producer"
-            else "materialize the partitions again after the fix"
-        ),
+        f"{check}: " + "; ".join(broken),
+        f"fix {source}, which writes what the rules exclude, or widen {named}; {removal}",
+        min(since),
         facts=facts,
     )
     return covering(table, finding)
@@ -235,8 +221,6 @@ def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Find
     """Return that all rows follow the rules, if column statistics of the files added since show it.
 
     No file is opened. None: the last evaluation did not pass, or a file would have to be opened.
-
-    :param last: the last evaluation
     """
     head, snapshot_id = table.current_snapshot(), _passed_at(last, rules)
     if head is None or snapshot_id is None:
@@ -246,14 +230,15 @@ def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Find
         return None
     # PyIceberg reads statistics of a file only within a scan, which plans all files of the table.
     may_break = [_InclusiveMetricsEvaluator(table.schema(), rule.breaks) for rule in rules]
-    for snapshot in changes.new:
-        if operation_of(snapshot) == Operation.REPLACE:
-            continue  # compaction
-        for file, added in changed_files(table, snapshot):
-            is_new = added and file.content == DataFileContent.DATA
-            if is_new and any(evaluator.eval(file) for evaluator in may_break):
-                return None
-    return _followed(table, head, rules)
+    new_files = (
+        file
+        for snapshot in changes.new
+        if operation_of(snapshot) != Operation.REPLACE  # compaction
+        for file, added in changed_files(table, snapshot)
+        if added and file.content == DataFileContent.DATA
+    )
+    is_open = any(evaluator.eval(file) for file in new_files for evaluator in may_break)
+    return None if is_open else _followed(table, head, rules)
 
 
 def covering(table: Table, finding: Finding) -> Finding:
@@ -282,8 +267,8 @@ def _definition(rules: list[Rule]) -> str:
 
 def _followed(table: Table, head: Snapshot, rules: list[Rule]) -> Finding:
     described = "; ".join(f"{rule.column} {rule.says}" for rule in rules)
-    facts = _checked(head, rules)
-    return covering(table, good(f"every row follows the rule: {described}", **facts))
+    finding = good(f"every row follows the rule: {described}", **_checked(head, rules))
+    return covering(table, finding)
 
 
 def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
@@ -294,42 +279,40 @@ def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
     added_files: dict[str, datetime] = {}
     for each in changes.new:
         files = list(changed_files(table, each))
-        rewrites = operation_of(each) == Operation.REPLACE
-        if rewrites and not any(
-            not added and file.file_path in added_files for file, added in files
-        ):
+        rewrites_new = any(not added and file.file_path in added_files for file, added in files)
+        if operation_of(each) == Operation.REPLACE and not rewrites_new:
             continue  # compaction of files that were read already
-        time = from_ms(each.timestamp_ms)
-        added_files |= {file.file_path: time for file, added in files if added}
+        added_files |= {
+            file.file_path: from_ms(each.timestamp_ms) for file, added in files if added
+        }
     return added_files
 
 
 def _count(
-    table: Table, rule: Rule, tasks: list[FileScanTask], where: tuple[str, ...]
+    table: Table, rule: Rule, tasks: Iterable[FileScanTask], where: tuple[str, ...]
 ) -> tuple[int, pa.Table | None, list[str]]:
-    """Return how many rows violate a rule, some of them, and the files that have them."""
+    """Return how many rows violate a rule, some of them (None: none), and the files with them."""
     from pyiceberg.io.pyarrow import ArrowScan, expression_to_pyarrow
 
     schema = table.schema()
     breaks = expression_to_pyarrow(bind(schema, rule.breaks, case_sensitive=True))
     is_float = isinstance(schema.find_field(rule.column).field_type, DoubleType | FloatType)
     # The bounds of a row group leave NaN out, and Arrow takes equal bounds for all of its values.
-    pushed = AlwaysTrue() if is_float else rule.breaks
+    pushed = expressions.AlwaysTrue() if is_float else rule.breaks
     columns = dict.fromkeys((rule.column, *(c for c in where if c in schema.column_names)))
     scan = ArrowScan(table.metadata, table.io, schema.select(*columns), pushed)
     rows = 0
     sample: list[pa.RecordBatch] = []
-    bad: list[str] = []
+    bad = dict[str, None]()
     for task in tasks:
-        before = rows
         for read in scan.to_record_batches([task]):
-            batch = read.filter(breaks) if is_float else read
-            rows += batch.num_rows
-            if batch.num_rows and sum(sampled.num_rows for sampled in sample) < SAMPLE_ROWS:
+            if not (batch := read.filter(breaks) if is_float else read).num_rows:
+                continue
+            if rows < SAMPLE_ROWS:
                 sample.append(batch.slice(0, SAMPLE_ROWS))
-        if rows > before:
-            bad.append(task.file.file_path)
-    return rows, pa.Table.from_batches(sample).slice(0, SAMPLE_ROWS) if sample else None, bad
+            rows += batch.num_rows
+            bad[task.file.file_path] = None
+    return rows, pa.Table.from_batches(sample).slice(0, SAMPLE_ROWS) if sample else None, [*bad]
 
 
 def _added(table: Table, bad: list[str], files: dict[str, datetime] | None) -> datetime:
@@ -353,23 +336,16 @@ def check_unique(
     source: str = "the producer",
     named: str = "`checks:` in the topic's spec",
 ) -> Finding:
-    """Return whether no two rows have the same values in these columns; DuckDB reads them in full.
-
-    :param source: what writes the rows
-    :param named: where the rule is written
-    """
+    """Return whether no two rows have the same values in these columns; DuckDB reads all rows."""
     from topicberg.query import run_query
 
     names = ", ".join(quote(column) for column in columns)
     path = f"{attached_catalog(table)}.{quote(*table.name())}"
-    duplicates = run_query(
+    query = (
         f"SELECT {names}, count(*) AS rows FROM {path} "  # noqa: S608  quoted
-        "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC",
-        "duckdb",
-        endpoints,
-        config,
-        max_rows=SAMPLE_ROWS,
+        "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC"
     )
+    duplicates = run_query(query, "duckdb", endpoints, config, max_rows=SAMPLE_ROWS)
     keys = ", ".join(columns)
     if not duplicates.rows:
         return covering(table, good(f"no two rows have the same {keys}"))
@@ -377,23 +353,21 @@ def check_unique(
         f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}"
         for row in duplicates.rows
     ]
-    found_rows = Finding(
-        what=f"rows have the same {keys}; the most frequent: {lines[0]}",
-        remediation=f"fix {source}, which writes a key twice, or correct `unique` in {named} if "
-        "these columns are not a key",
+    finding = Finding(
+        f"rows have the same {keys}; the most frequent: {lines[0]}",
+        f"fix {source}, which writes a key twice, or correct `unique` in {named} if these columns "
+        "are not a key",
         facts={"most frequent": "\n".join(lines)},
     )
-    return covering(table, found_rows)
+    return covering(table, finding)
 
 
 def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
-    """Return the finding of rules that name columns which the table does not have.
-
-    :param named: where the rules are written
-    """
+    """Return the finding of rules that name columns which the table does not have."""
     there = schema.column_names
-    missing = [column for column in dict.fromkeys(rules.columns) if column not in there]
-    if not missing:
-        return None
-    problems = "; ".join(f"no column {column}{suggestion(column, there)}" for column in missing)
-    return Finding(what=f"the table has {problems}", remediation=f"correct {named}")
+    problems = "; ".join(
+        f"no column {column}{suggestion(column, there)}"
+        for column in dict.fromkeys(rules.columns)
+        if column not in there
+    )
+    return Finding(f"the table has {problems}", f"correct {named}") if problems else None

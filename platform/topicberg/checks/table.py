@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -58,29 +59,27 @@ def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
     reasons = {reader.name: reader.reason(table) for reader in readers}
     misses = {reader.name: reader.misses(table) for reader in readers if not reasons[reader.name]}
     facts = {"format_version": version, "readers": ", ".join(reasons)}
-    wrong = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
-    missing = [f"{name} ({reason})" for name, reason in misses.items() if reason]
+    wrong, missing = (
+        ", ".join(f"{name} ({reason})" for name, reason in each.items() if reason)
+        for each in (reasons, misses)
+    )
     if not wrong and not missing:
         return good(f"all readers can read format version {version}", **facts)
     problems, remediation = list[str](), list[str]()
     if wrong:
-        problems.append(f"is of format version {version}, and cannot be read by {', '.join(wrong)}")
+        problems.append(f"is of format version {version}, and cannot be read by {wrong}")
         remediation.append(
             "use the other readers, or drop the table and create it again with a format version "
             "and types that all readers support (`table.format_version` in the spec)"
         )
     if missing:
-        problems.append(f"is not read completely by {', '.join(missing)}")
+        problems.append(f"is not read completely by {missing}")
         remediation.append(
             "query it with `topicberg query`, which reads all rows; in DuckDB itself, run "
             f"`{READ_ALL_FILES}` first"
         )
-    return Finding(
-        what=f"the table {'; it '.join(problems)}",
-        remediation="; ".join(remediation),
-        severity="warning",
-        facts=facts,
-    )
+    what = f"the table {'; it '.join(problems)}"
+    return Finding(what, "; ".join(remediation), severity="warning", facts=facts)
 
 
 def partition_values_check(topic: str) -> TableCheck:
@@ -127,32 +126,31 @@ def check_equality_deletes(table: Table, rewrite: str | None) -> Finding:
     head = table.current_snapshot()
     if head is None:
         return good("the table has no files yet")
-    files, times = 0, []
     deletes = [m for m in head.manifests(table.io) if m.content == ManifestContent.DELETES]
-    for entry in entries(table.io, deletes):
-        if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
-            files += 1
-            snapshot = table.snapshot_by_id(entry.snapshot_id or 0)
-            times += [from_ms(snapshot.timestamp_ms)] if snapshot else []
-    facts = {"equality_delete_files": files}
-    if not files:
+    added_in = [
+        table.snapshot_by_id(entry.snapshot_id or 0)
+        for entry in entries(table.io, deletes)
+        if entry.data_file.content == DataFileContent.EQUALITY_DELETES
+    ]
+    facts = {"equality_delete_files": len(added_in)}
+    if not added_in:
         return good("the table has no equality deletes", **facts)
-    message = f"the table has {count(files, 'file')} of equality deletes"
-    since = min(times, default=None)
+    message = f"the table has {count(len(added_in), 'file')} of equality deletes"
+    since = min((from_ms(snapshot.timestamp_ms) for snapshot in added_in if snapshot), default=None)
     if rewrite is None:
         return Finding(
-            what=f"{message}, written by Confluent's Tableflow: Snowflake and other readers that "
-            "do not apply them count rows that are deleted or replaced",
-            remediation="read the table with Spark, which applies them, until Confluent compacts "
-            "it; the check `parity` compares the rows that Snowflake counts",
-            since=since,
-            severity="warning",
+            f"{message}, written by Confluent's Tableflow: Snowflake and other readers that do not "
+            "apply them count rows that are deleted or replaced",
+            "read the table with Spark, which applies them, until Confluent compacts it; the check "
+            "`parity` compares the rows that Snowflake counts",
+            since,
+            "warning",
             facts=facts,
         )
     return Finding(
-        what=f"{message}: Snowflake and other readers count rows that are deleted",
-        since=since,
-        remediation=f"stop the other writer that added them, then run in Spark: `{rewrite}`",
+        f"{message}: Snowflake and other readers count rows that are deleted",
+        f"stop the other writer that added them, then run in Spark: `{rewrite}`",
+        since,
         facts=facts,
     )
 
@@ -178,8 +176,8 @@ def judge_volume(
     series: Sequence[int], period: timedelta, start: datetime, factor: float
 ) -> Finding:
     """Return whether the last of the periods, which began at ``start``, is like those before it."""
-    minutes = f"{period.total_seconds() / 60:.0f} minutes"
-    unit = {timedelta(hours=1): "hour", timedelta(days=1): "day"}.get(period, minutes)
+    minutes = period.total_seconds() / 60
+    unit = {60.0: "hour", 24 * 60.0: "day"}.get(minutes, f"{minutes:.0f} minutes")
     needed = MIN_HISTORY.get(period, MIN_HISTORY_OF_OTHERS)
     if len(series) <= needed:
         return good(
@@ -243,10 +241,8 @@ def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime
 
 def _rows_by_slot(table: Table) -> dict[int, int]:
     """Return ten minutes of commits since 1970 → rows added, as far as snapshots are kept."""
-    rows: dict[int, int] = {}
-    for snapshot in ancestry(table):
-        facts = report(snapshot)
+    rows = Counter[int]()
+    for facts in map(report, ancestry(table)):
         slot = int(facts.committed_at.timestamp() // SLOT.total_seconds())
-        added = 0 if facts.operation == Operation.REPLACE.value else facts.added_records
-        rows[slot] = rows.get(slot, 0) + added
+        rows[slot] += 0 if facts.operation == Operation.REPLACE.value else facts.added_records
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import takewhile
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -13,24 +13,15 @@ from topicberg.checks.check import Probe, TableCheck, delay_check
 from topicberg.checks.finding import Finding, Severity, age, from_ms, good, judge_delay, moment
 from topicberg.endpoints import Endpoints
 from topicberg.errors import split_hint
+from topicberg.iceberg import summaries
 from topicberg.iceberg.snapshots import report
-from topicberg.iceberg.summaries import (
-    END_OFFSETS,
-    FIRST_OFFSETS,
-    FIRST_TOPIC_ID,
-    ROWS_SKIPPED,
-    ancestry,
-    checkpoint,
-    summary,
-)
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.schemas import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.changelog.fold_state import FoldState
-from topicberg.tableflow.layout.drift import Drift, is_plain
-from topicberg.tableflow.layout.drift import compare as compare_records
+from topicberg.tableflow.layout import drift
 from topicberg.tableflow.service.control import as_requested
 from topicberg.tableflow.service.status import COUNTERS, TopicStatus
 from topicberg.tableflow.service.wait import held_offsets
@@ -51,50 +42,89 @@ PATIENCE_MS = 20_000
 ENGINE_CHECK = "tableflow"
 """The check that says whether the engine commits a topic."""
 LAG_CHECK, FRESHNESS_CHECK = "kafka_lag", "freshness"
+MINUTES = "minutes_since_the_newest_rows"
 
 
 def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     """Return the checks of a topic's own table, apart from those that every table has."""
     yield engine_check(spec)
-    yield skipped_check(spec)
+    yield TableCheck(
+        "skipped_rows",
+        "Every record that was skipped, or sent to the dead-letter topic, is acknowledged.",
+        lambda probe: check_skipped(as_requested(probe.config, spec), probe.iceberg),
+    )
     if any(section.file and section.is_registered for section in (spec.value_schema, spec.key)):
-        yield schema_check(spec)
-    if is_plain(spec):
-        yield unknown_fields_check(spec)
+        yield TableCheck(
+            "schema",
+            "The schema files of the topic are the newest versions in the schema registry.",
+            lambda probe: check_schema(
+                compare(spec, probe.endpoints, probe.config), probe.engine_fault(spec)
+            ),
+        )
+    if drift.is_plain(spec):
+        yield TableCheck(
+            "unknown_fields",
+            "The schema of plain JSON has every field of a sample of the topic's records; other "
+            "fields have no column.",
+            lambda probe: check_unknown_fields(
+                spec, drift.compare(spec, probe.endpoints, probe.config, SAMPLED_RECORDS)
+            ),
+        )
     if spec.is_compacted:
-        yield deletes_check(spec)
+        yield TableCheck(
+            "deletes",
+            "Every tombstone was read while Kafka kept it: the engine was never down for longer "
+            "than delete.retention.ms.",
+            lambda probe: check_deletes(spec, probe.iceberg),
+        )
     if spec.changelog is not None and spec.write_mode == "upsert":
-        yield identity_check()
-        yield snapshot_check()
-    if spec.checks.max_lag_records is not None:
-        yield lag_check(spec)
-    if spec.freshness is not None:
-        yield freshness_check(spec, spec.freshness)
+        yield TableCheck(
+            "replica_identity",
+            "Every change has the values of all columns of its row: the source's table has REPLICA "
+            "IDENTITY FULL if it needs that.",
+            lambda probe: check_identity(probe.iceberg),
+        )
+        yield TableCheck(
+            "snapshot_rows",
+            "No row is older than what it replaced, because a snapshot of the source read it "
+            "before.",
+            lambda probe: check_snapshot_reads(probe.iceberg),
+        )
+    yield from _lag_check(spec)
+    if (limits := spec.freshness) is not None:
+        yield TableCheck(
+            FRESHNESS_CHECK,
+            f"Rows were added within {limits.warn_minutes} minutes (fails after "
+            f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the "
+            "cause.",
+            lambda probe: check_freshness(spec, limits, probe),
+        )
 
 
 def history_checks(spec: TopicSpec, allowed_minutes: int) -> Iterator[TableCheck]:
     """Return the checks of the table of every record, apart from those that every table has."""
-    if spec.checks.max_lag_records is not None:
-        yield lag_check(spec)
-    yield history_check(spec, allowed_minutes)
-
-
-def engine_check(spec: TopicSpec) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        status = probe.status(spec)
-        if status is None:
-            return good("there is no API key to read the state of Confluent's Tableflow with")
-        return check_engine(spec, status, probe.now)
-
-    return TableCheck(
-        ENGINE_CHECK,
-        "Tableflow commits the topic: it is not suspended, and its attempts do not keep failing.",
-        evaluate,
+    yield from _lag_check(spec)
+    yield delay_check(
+        spec,
+        allowed_minutes,
+        "The table holds every record that the topic's own table held "
+        f"{allowed_minutes} minutes ago.",
+        check_history,
     )
 
 
-def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
+def engine_check(spec: TopicSpec) -> TableCheck:
+    return TableCheck(
+        ENGINE_CHECK,
+        "Tableflow commits the topic: it is not suspended, and its attempts do not keep failing.",
+        lambda probe: check_engine(spec, probe.status(spec), probe.now),
+    )
+
+
+def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> Finding:
     """Return whether Tableflow commits the topic: not suspended, and not failing for a while."""
+    if status is None:
+        return good("there is no API key to read the state of Confluent's Tableflow with")
     facts = {
         "phase": status.shown_phase,
         **{name: getattr(status, name) for name in COUNTERS},
@@ -102,12 +132,12 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
         "consumer_lag": sum(status.lag.values()),
     }
     message, hint = split_hint(status.error_message or "")
-    since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
     hint = hint or _see_engine()
+    since_ms, now_ms = status.failing_since_ms, now.timestamp() * 1000
+    since = from_ms(since_ms) if since_ms else None
     if status.suspended:
         return Finding(f"Tableflow is suspended: {message}", hint, since, facts=facts)
-    lasting = since is None or now.timestamp() * 1000 - since.timestamp() * 1000 > PATIENCE_MS
-    if status.error_message and lasting:
+    if status.error_message and (not since_ms or now_ms - since_ms > PATIENCE_MS):
         cause = f"service {status.missing}" if status.missing else None
         problem = f"Tableflow keeps failing and retries: {message}"
         return Finding(problem, hint, since, cause=cause, facts=facts)
@@ -116,13 +146,15 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
         problem = f"{failing.format} is no longer written: {message}"
         return Finding(problem, hint, severity="warning", facts=facts)
     for partition, transaction in status.open_transactions.items():
-        if now.timestamp() * 1000 - transaction.since_ms > TRANSACTION_MS:
-            problem = (
+        if now_ms - transaction.since_ms > TRANSACTION_MS:
+            return Finding(
                 f"an open transaction holds back the records of partition {partition} from offset "
-                f"{transaction.offset} on"
+                f"{transaction.offset} on",
+                _end_transaction(spec),
+                from_ms(transaction.since_ms),
+                "warning",
+                facts=facts,
             )
-            since = from_ms(transaction.since_ms)
-            return Finding(problem, _end_transaction(spec), since, "warning", facts=facts)
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
@@ -152,66 +184,42 @@ def _end_transaction(spec: TopicSpec) -> str:
     )
 
 
-def schema_check(spec: TopicSpec) -> TableCheck:
-    return TableCheck(
-        "schema",
-        "The schema files of the topic are the newest versions in the schema registry.",
-        lambda probe: check_schema(
-            compare(spec, probe.endpoints, probe.config), probe.engine_fault(spec)
-        ),
-    )
-
-
 def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
-    """Return whether the schema files of a topic are the newest versions of their subjects.
-
-    :param engine: the check that explains why the engine fails, if it does
-    """
+    """Return whether the schema files of a topic are the newest versions of their subjects."""
     facts = {state.subject: f"{state.file}: {state.state}" for state in states}
     different = [state for state in states if state.state != "equal"]
+    message = "; ".join(state.what for state in different or states)
     if not different:
-        message = "; ".join(state.what for state in states)
         return good(message or "the topic has no schema file", **facts)
-    message = "; ".join(state.what for state in different)
-    remediation = different[0].remediation
-    return Finding(message, remediation, severity="warning", cause=engine, facts=facts)
+    return Finding(message, different[0].remediation, None, "warning", engine, facts)
 
 
-def unknown_fields_check(spec: TopicSpec) -> TableCheck:
-    return TableCheck(
-        "unknown_fields",
-        "The schema of plain JSON has every field of a sample of the topic's records; other fields "
-        "have no column.",
-        lambda probe: check_unknown_fields(
-            spec, compare_records(spec, probe.endpoints, probe.config, SAMPLED_RECORDS)
-        ),
-    )
-
-
-def check_unknown_fields(spec: TopicSpec, drift: Drift) -> Finding:
+def check_unknown_fields(spec: TopicSpec, seen: drift.Drift) -> Finding:
     """Return whether records have fields that the schema lacks, and since when."""
-    facts = {"records": drift.records, "unknown": ", ".join(field.name for field in drift.unknown)}
-    if not drift.unknown:
-        return good(f"{drift.schema} has every field of {count(drift.records, 'record')}", **facts)
-    names = ", ".join(f"{field.name} (in {field.records:,})" for field in drift.unknown)
-    times = [datetime.fromisoformat(field.since) for field in drift.unknown if field.since]
+    facts = {"records": seen.records, "unknown": ", ".join(field.name for field in seen.unknown)}
+    records = count(seen.records, "record")
+    if not seen.unknown:
+        return good(f"{seen.schema} has every field of {records}", **facts)
+    names = ", ".join(f"{field.name} (in {field.records:,})" for field in seen.unknown)
+    times = (datetime.fromisoformat(field.since) for field in seen.unknown if field.since)
     return Finding(
-        what=f"of {count(drift.records, 'record')} of a sample, some have fields that "
-        f"{drift.schema} lacks, and that have no column: {names}",
-        remediation=f"`topicberg topics infer {spec.name}` shows what to add to the schema",
-        since=min(times, default=None),
-        severity="warning",
+        f"of {records} of a sample, some have fields that {seen.schema} lacks, and that have no "
+        f"column: {names}",
+        f"`topicberg topics infer {spec.name}` shows what to add to the schema",
+        min(times, default=None),
+        "warning",
         facts=facts,
     )
 
 
-def lag_check(spec: TopicSpec) -> TableCheck:
-    return TableCheck(
-        LAG_CHECK,
-        "Records in Kafka that the table does not hold yet; at most "
-        f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
-        lambda probe: check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec)),
-    )
+def _lag_check(spec: TopicSpec) -> Iterator[TableCheck]:
+    if spec.checks.max_lag_records is not None:
+        yield TableCheck(
+            LAG_CHECK,
+            "Records in Kafka that the table does not hold yet; at most "
+            f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
+            lambda probe: check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec)),
+        )
 
 
 def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
@@ -224,10 +232,7 @@ def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
 
 
 def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str | None) -> Finding:
-    """Return whether the lag of the table is within the limit of the spec.
-
-    :param engine: the check that explains why the engine fails, if it does
-    """
+    """Return whether the lag of the table is within the limit of the spec."""
     lag = lag_of(table, spec, endpoints)
     waiting = _held_back(spec, endpoints) if lag > (spec.checks.max_lag_records or 0) else ""
     return _judge_lag(spec, lag, last_commit(table), engine, waiting)
@@ -236,19 +241,14 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
 def _judge_lag(
     spec: TopicSpec, lag: int, last: datetime | None, engine: str | None, waiting: str = ""
 ) -> Finding:
-    """:param last: when rows were added last
-    :param waiting: what the records wait for, if that is an open transaction
-    """
+    """:param waiting: which records wait for the end of a transaction"""
     allowed = spec.checks.max_lag_records or 0
     facts = {"lag_records": lag, "allowed": allowed}
+    behind = f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed"
     if lag <= allowed:
-        return good(f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed", **facts)
-    message = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed"
-    remediation = _catch_up(spec)
-    if waiting:
-        message, remediation = f"{message} {waiting}", _end_transaction(spec)
-    message = f"{message} (checks.max_lag_records)"
-    return Finding(message, remediation, last, "warning", engine, facts)
+        return good(behind, **facts)
+    message = f"the table is {behind}{waiting} (checks.max_lag_records)"
+    return Finding(message, _catch_up(spec, waiting), last, "warning", engine, facts)
 
 
 def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
@@ -259,14 +259,18 @@ def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
     if not stuck:
         return ""
     since = [moment(from_ms(time)) for time in first_times(endpoints, spec.name, stuck).values()]
-    count = sum(ends[p] - offset for p, offset in stuck.items())
     places = ", ".join(f"partition {p} from offset {offset} on" for p, offset in stuck.items())
     begun = f", begun {min(since)}" if since else ""
-    return f"({count:,} of them wait for the end of an open transaction: {places}{begun})"
+    return (
+        f" ({sum(ends[p] - offset for p, offset in stuck.items()):,} of them wait for the end of "
+        f"an open transaction: {places}{begun})"
+    )
 
 
-def _catch_up(spec: TopicSpec) -> str:
-    """Return how to ingest records that wait in Kafka."""
+def _catch_up(spec: TopicSpec, waiting: str) -> str:
+    """Return how to ingest records that wait in Kafka, and maybe for the end of a transaction."""
+    if waiting:
+        return _end_transaction(spec)
     if not settings().own_engine:
         return f"inspect the Tableflow of topic {spec.name} in Confluent Cloud"
     return (
@@ -284,20 +288,12 @@ def _see_engine() -> str:
 
 def last_commit(table: Table) -> datetime | None:
     """Return when rows were added last, as far as snapshots are kept."""
-    for snapshot in ancestry(table):
-        facts = report(snapshot)
-        if facts.added_records and facts.operation != Operation.REPLACE.value:
-            return facts.committed_at
-    return None
-
-
-def freshness_check(spec: TopicSpec, limits: Freshness) -> TableCheck:
-    return TableCheck(
-        FRESHNESS_CHECK,
-        f"Rows were added within {limits.warn_minutes} minutes (fails after "
-        f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the cause.",
-        lambda probe: check_freshness(spec, limits, probe),
+    added = (
+        facts.committed_at
+        for facts in map(report, summaries.ancestry(table))
+        if facts.added_records and facts.operation != Operation.REPLACE.value
     )
+    return next(added, None)
 
 
 def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Finding:
@@ -309,12 +305,10 @@ def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Find
     if seconds <= freshness.warn_minutes * 60:
         if last is None:
             return good(f"no rows were added since the oldest known state, {age(seconds)} ago")
-        minutes = round(seconds / 60, 1)
-        return good(
-            f"the newest rows were added {age(seconds)} ago", minutes_since_the_newest_rows=minutes
-        )
-    lag = lag_of(table, spec, endpoints)
-    if last is None and not lag and not _has_rows(table):
+        facts = {MINUTES: round(seconds / 60, 1)}
+        return good(f"the newest rows were added {age(seconds)} ago", **facts)
+    lag, head = lag_of(table, spec, endpoints), table.current_snapshot()
+    if last is None and not lag and not (head and report(head).total_records):
         return good("the topic has no records yet")
     waiting = _held_back(spec, endpoints) if lag else ""
     return _stale(spec, freshness, since, seconds, lag, engine, waiting)
@@ -333,11 +327,9 @@ def _stale(
     if lag:
         message = (
             f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
-            f"{age(seconds)}"
+            f"{age(seconds)}{waiting}"
         )
-        remediation = _catch_up(spec)
-        if waiting:
-            message, remediation = f"{message} {waiting}", _end_transaction(spec)
+        remediation = _catch_up(spec, waiting)
     else:
         message = (
             f"the topic is stale: no record was produced to it for {age(seconds)}; "
@@ -350,57 +342,40 @@ def _stale(
             f"owners: {', '.join(spec.owners) or 'none in the spec'}"
         )
     severity: Severity = "error" if seconds > freshness.fail_minutes * 60 else "warning"
-    facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1), "lag_records": lag}
+    facts = {MINUTES: round(seconds / 60, 1), "lag_records": lag}
     return Finding(message, remediation, since, severity, engine if lag else None, facts)
-
-
-def _has_rows(table: Table) -> bool:
-    head = table.current_snapshot()
-    return head is not None and report(head).total_records > 0
 
 
 def _oldest_state(table: Table) -> datetime:
     """Return the time of the oldest snapshot; without one, that of the table's creation."""
     metadata = table.metadata
-    states = metadata.snapshots or metadata.metadata_log
-    return from_ms(min((s.timestamp_ms for s in states), default=metadata.last_updated_ms))
-
-
-def history_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:
-    description = (
-        "The table holds every record that the topic's own table held "
-        f"{allowed_minutes} minutes ago."
-    )
-    return delay_check(spec, allowed_minutes, description, check_history)
+    times = (state.timestamp_ms for state in metadata.snapshots or metadata.metadata_log)
+    return from_ms(min(times, default=metadata.last_updated_ms))
 
 
 def check_history(
     history: Table | None, topic: Table, allowed_minutes: int, now: datetime, remediation: str
 ) -> Finding:
-    """Return whether the table of every record has read what the topic's own had some time ago.
-
-    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare.
-    """
+    """Return whether the table of every record has read what the topic's own had some time ago."""
     if history and (problem := _other_records(history, topic)):
-        name = ".".join(history.name())
         return Finding(
             problem,
-            f"to have what Kafka still has of the records, drop the table {name} (rename it to "
-            f"keep its rows), then compute it: {remediation}",
+            "to have what Kafka still has of the records, drop the table "
+            f"{'.'.join(history.name())} (rename it to keep its rows), then compute it: "
+            f"{remediation}",
         )
     read = committed(history, history.current_snapshot()).offsets if history else {}
-    missing: Snapshot | None = None
-    newest = checkpoint(topic)
-    for snapshot in ancestry(topic, newest) if newest is not None else ():
-        if END_OFFSETS not in summary(snapshot):
-            continue
+
+    def lacks(snapshot: Snapshot) -> bool:
         offsets = committed(topic, snapshot).offsets
-        if all(read.get(partition, 0) >= offset for partition, offset in offsets.items()):
-            break
-        missing = snapshot
-    if missing is None:
+        return any(read.get(partition, 0) < offset for partition, offset in offsets.items())
+
+    newest = summaries.checkpoint(topic)
+    snapshots = summaries.ancestry(topic, newest) if newest is not None else ()
+    with_offsets = (each for each in snapshots if summaries.END_OFFSETS in summaries.summary(each))
+    if not (missing := [*takewhile(lacks, with_offsets)]):
         return good("every record that the topic's own table holds was read")
-    since = from_ms(missing.timestamp_ms)
+    since = from_ms(missing[-1].timestamp_ms)
     message = f"records that were added {age((now - since).total_seconds())} ago were not read yet"
     return judge_delay(message, since, allowed_minutes, now, remediation)
 
@@ -415,9 +390,10 @@ def _other_records(history: Table, topic: Table) -> str:
             f"it holds the records of topic id {other_id}, and the topic's own table those of "
             f"{topic_id}: the topic was deleted and created again"
         )
-    ids = {each.properties.get(FIRST_TOPIC_ID, topic_id) for each in (history, topic)}
+    ids = {each.properties.get(summaries.FIRST_TOPIC_ID, topic_id) for each in (history, topic)}
     first, begin = (
-        parse_offsets(each.properties.get(FIRST_OFFSETS, "{}")) for each in (history, topic)
+        parse_offsets(each.properties.get(summaries.FIRST_OFFSETS, "{}"))
+        for each in (history, topic)
     )
     later = [p for p, offset in sorted(first.items()) if offset > begin.get(p, 0)]
     if len(ids) > 1 or not later:
@@ -428,21 +404,17 @@ def _other_records(history: Table, topic: Table) -> str:
     )
 
 
-def skipped_check(spec: TopicSpec) -> TableCheck:
-    return TableCheck(
-        "skipped_rows",
-        "Every record that was skipped, or sent to the dead-letter topic, is acknowledged.",
-        lambda probe: check_skipped(as_requested(probe.config, spec), probe.iceberg),
-    )
-
-
 def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     """Return whether records were skipped, as they cannot be decoded, and not acknowledged."""
-    skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
-    facts: dict[str, Any] = {"rows_skipped": skipped, "acknowledged": known}
+    skipped, known = (
+        int(table.properties.get(key, 0)) for key in (summaries.ROWS_SKIPPED, ACKNOWLEDGED)
+    )
+    facts = {"rows_skipped": skipped, "acknowledged": known}
     if skipped <= known:
-        message = f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)"
-        return good(message, **facts)
+        return good(
+            f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)",
+            **facts,
+        )
     handling = spec.tableflow.error_handling
     where = {
         "LOG": f"in mode LOG they are in the dead-letter topic {handling.target or DEFAULT_TARGET}",
@@ -450,31 +422,21 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
         "SUSPEND": "the mode is SUSPEND now; those skipped in mode LOG are in the dead-letter "
         "topic of that time, the others only in the topic",
     }
-    facts["error_handling"] = handling.mode
     return Finding(
         what=f"malformed records that were skipped and are not acknowledged: {skipped - known:,}; "
         f"{where[handling.mode]}",
         remediation=f"fix the producer, then `topicberg tableflow acknowledge {spec.name}`",
         severity="warning",
-        facts=facts,
+        facts={**facts, "error_handling": handling.mode},
     )
 
 
 def acknowledge(table: Table) -> int:
     """Acknowledge the records that were skipped so far; return their number."""
-    skipped = table.properties.get(ROWS_SKIPPED, "0")
+    skipped = table.properties.get(summaries.ROWS_SKIPPED, "0")
     with table.transaction() as transaction:
         transaction.set_properties({ACKNOWLEDGED: skipped})
     return int(skipped)
-
-
-def deletes_check(spec: TopicSpec) -> TableCheck:
-    return TableCheck(
-        "deletes",
-        "Every tombstone was read while Kafka kept it: the engine was never down for longer than "
-        "delete.retention.ms.",
-        lambda probe: check_deletes(spec, probe.iceberg),
-    )
 
 
 def check_deletes(spec: TopicSpec, table: Table) -> Finding:
@@ -494,28 +456,13 @@ def check_deletes(spec: TopicSpec, table: Table) -> Finding:
     )
 
 
-def identity_check() -> TableCheck:
-    return TableCheck(
-        "replica_identity",
-        "Every change has the values of all columns of its row: the source's table has REPLICA "
-        "IDENTITY FULL if it needs that.",
-        lambda probe: check_identity(probe.iceberg),
-    )
-
-
-def snapshot_check() -> TableCheck:
-    return TableCheck(
-        "snapshot_rows",
-        "No row is older than what it replaced, because a snapshot of the source read it before.",
-        lambda probe: check_snapshot_reads(probe.iceberg),
-    )
-
-
 def check_snapshot_reads(table: Table) -> Finding:
     """Return whether rows that a snapshot of the source read may be outdated, or missing."""
     reads = FoldState.load(table.properties).reads
-    ignored = f"{count(reads.ignored, 'row')} that a snapshot of the source read before newer "
-    ignored += "changes of their keys were ignored"
+    ignored = (
+        f"{count(reads.ignored, 'row')} that a snapshot of the source read before newer changes of "
+        "their keys were ignored"
+    )
     if restarted := reads.restarted():
         return Finding(
             what=f"{ignored}, but the positions of the source began again since, in "

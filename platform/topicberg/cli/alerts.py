@@ -15,7 +15,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count, suggestion
 
 if TYPE_CHECKING:
-    from topicberg.alerts.active import ActiveAlert
+    from topicberg.alerts.alert import ActiveAlert
     from topicberg.settings import Settings
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -136,7 +136,7 @@ def send_test() -> None:
 
 def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
     """Return the active alerts, and when the sensor evaluated them last; None: never."""
-    from topicberg.alerts.active import active_alerts
+    from topicberg.alerts.alert import active_alerts
     from topicberg.alerts.decisions import read_decisions
     from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.jobs.alerts import evaluated_at, stored_states

@@ -191,7 +191,7 @@ class _Derived:
         self.targets: list[ErasureTarget] = []
         self._others: list[str] = []
         self._searched: dict[str, tuple[tuple[str, str], Callable[[str], bool]]] = {}
-        self._parents = {d.name: (*d.sources, *d.lookups) for d in self._lake.derived}
+        self._parents = {derived.name: derived.reads for derived in self._lake.derived}
         self._known: dict[str, Sequence[Mapping[str, str]]] = {}
         """Source of derived tables → column of the key → its column there, for each such way."""
         columns = {field.name: field.name for field in key_rows.key.fields}

@@ -71,7 +71,7 @@ def drop(
 
     config = settings()
     lake, lakehouse = load_lake(config), Lakehouse()
-    if readers := [each.name for each in lake.derived if table in (*each.sources, *each.lookups)]:
+    if readers := [each.name for each in lake.derived if table in each.reads]:
         raise TopicbergError(
             f"derived table {table} is read by {', '.join(readers)}",
             hint=f"run `topicberg pipelines drop {readers[0]}` and remove its function first",

@@ -232,8 +232,8 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
     first, while the engine runs.
     """
     from topicberg.catalogs.snowflake.names import table_path
+    from topicberg.checks.catalogs import describe_needs, describe_steps
     from topicberg.checks.check import CheckedTable
-    from topicberg.checks.snowflake_upgrades import describe_needs, describe_steps
     from topicberg.iceberg.commits import NEWEST, lacks_snapshot, upgrade_table
     from topicberg.iceberg.maintenance import maintain, topic_policy
     from topicberg.iceberg.maintenance.conflicts import retried

@@ -20,21 +20,14 @@ _logged: set[str] = set()
 
 
 def require_attributes(owner: Any, *names: str) -> None:
-    """Check that a class or a module of Dagster has what is used of it.
-
-    :raises ImportError: it lacks one
-    """
+    """Raise ImportError if a class or a module of Dagster lacks what is used of it."""
     for name in names:
         if not hasattr(owner, name):
-            called = getattr(owner, "__name__", type(owner).__name__)
-            raise ImportError(f"{called} has no {name}")
+            raise ImportError(f"{getattr(owner, '__name__', type(owner).__name__)} has no {name}")
 
 
 def require_parameters(function: Callable[..., Any], count: int) -> None:
-    """Check that a function or class of Dagster takes this many arguments by position.
-
-    :raises ImportError: it does not
-    """
+    """Raise ImportError if something of Dagster does not take so many arguments by position."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError as error:

@@ -66,8 +66,7 @@ def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
         if getattr(outermost, "cls", None) is not GuardMiddleware:
             raise _unguarded("its application has no middleware of topicberg")
         if folder := docs_folder():  # before Dagster's route, which takes every path
-            pages = StaticFiles(directory=folder, html=True)
-            app.router.routes.insert(0, Mount(ROUTE, pages))
+            app.router.routes.insert(0, Mount(ROUTE, StaticFiles(directory=folder, html=True)))
         if is_own:  # Dagster begins with a timeline, which is empty until there are runs
             app.router.routes.insert(0, Route("/", _show_graph))
         return app

@@ -24,11 +24,10 @@ from topicberg.extensions import of_extra
 from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.readers import ATHENA, DUCKDB, READ_ALL_FILES, SNOWFLAKE, SPARK, TableReader
 from topicberg.logins.catalog import literal
-from topicberg.query.athena import AthenaError
-from topicberg.query.athena import ask as _ask_athena
+from topicberg.query import athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
-from topicberg.query.namespaces import own_namespaces, own_tables
+from topicberg.query.namespaces import own_namespaces, own_tables, qualify
 from topicberg.settings import Settings, settings
 from topicberg.topics.spec import asset_name
 
@@ -86,8 +85,7 @@ def run_query(
     :raises QueryError: the engine's own message in one line
     """
     check_reads(sql, engine)
-    endpoints = endpoints or load_endpoints(config)
-    config = config or settings()
+    endpoints, config = endpoints or load_endpoints(config), config or settings()
     with explained(sql, engine, endpoints, config):
         columns, rows = _ENGINES[engine](sql, endpoints, config, max_rows)
     more = max_rows is not None and len(rows) > max_rows
@@ -96,14 +94,11 @@ def run_query(
 
 @contextmanager
 def explained(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) -> Iterator[None]:
-    """Turn the error of an engine at a query into one line with a hint.
-
-    :raises QueryError: the engine's own message
-    """
+    """Turn the error of an engine at a query into a QueryError: one line with a hint."""
     try:
         yield
-    except AthenaError as error:
-        raise AthenaError(
+    except athena.AthenaError as error:
+        raise athena.AthenaError(
             error.message, hint=_unreadable(sql, engine, endpoints, config) or error.hint
         ) from None
     except TopicbergError:
@@ -128,29 +123,32 @@ def explained(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) 
 
 _REFUSED = re.compile(r"(?:Forbidden|Unauthorized)_(40[13])(?: with message \"(.+)\")?")
 """How DuckDB's client of Iceberg's catalog reports a refusal."""
+_REFUSALS = {
+    "401": (
+        "the login",
+        "check TOPICBERG_ICEBERG_REST_OAUTH and _TOKEN, and that the catalog trusts who issued the "
+        "token",
+    ),
+    "403": (
+        "to read",
+        "grant the principal of TOPICBERG_ICEBERG_REST_OAUTH, _TOKEN or _ROLE_ARN the right to "
+        "read the table",
+    ),
+}
 
 
 def _catalog_refusal(error: Exception, engine: Engine, endpoints: Endpoints) -> QueryError | None:
     """Return DuckDB's error as one that names the catalog and the settings, if it refused."""
     if engine != "duckdb" or not (match := _REFUSED.search(str(error))):
         return None
-    status, reason = match[1], match[2] or "no reason given"
-    verb = "the login" if status == "401" else "to read"
-    return QueryError(
-        f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason} ({status})",
-        hint="check TOPICBERG_ICEBERG_REST_OAUTH and _TOKEN, and that the catalog "
-        "trusts who issued the token"
-        if status == "401"
-        else "grant the principal of TOPICBERG_ICEBERG_REST_OAUTH, _TOKEN or _ROLE_ARN the "
-        "right to read the table",
-    )
+    verb, remedy = _REFUSALS[match[1]]
+    reason = f"{match[2] or 'no reason given'} ({match[1]})"
+    message = f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason}"
+    return QueryError(message, hint=remedy)
 
 
 def load_extensions(connection: DuckDBPyConnection) -> None:
-    """Load DuckDB's extensions for Iceberg from wheels.
-
-    They are signed only for DuckDB's own download folder, so it must allow unsigned ones.
-    """
+    """Load DuckDB's extensions for Iceberg from wheels: unsigned ones must be allowed."""
     with of_extra("query"):
         import duckdb
 
@@ -176,13 +174,11 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     connection.execute("SET TimeZone = 'UTC'")
     warehouse = endpoints.warehouse(config) or config.warehouse
     catalogs = [(CATALOG, endpoints.login, warehouse, endpoints.iceberg_rest)]
-    if (of_topics := endpoints.topics_login) is not None:
+    if (topics := endpoints.topics_login) is not None:
         uri = str(endpoints.topics_rest)
-        catalogs.append((TOPICS_CATALOG, of_topics, str(of_topics.warehouse), uri))
-    if any(
-        not login.vends or login.auth == "sigv4"  # signed by the same secret
-        for _, login, *_ in catalogs
-    ):
+        catalogs.append((TOPICS_CATALOG, topics, str(topics.warehouse), uri))
+    # SigV4 is signed by the same secret.
+    if any(not login.vends or login.auth == "sigv4" for _, login, *_ in catalogs):
         connection.execute(_s3_secret(endpoints, config))
     for name, login, warehouse, uri in catalogs:
         secret, options = login.duckdb(config.aws_region, name)
@@ -192,13 +188,12 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
             f"ATTACH {literal(warehouse)} AS {name} "
             f"(TYPE iceberg, READ_ONLY, ENDPOINT {literal(uri)}, {options})"
         )
-    topics = catalogs[-1][0]
-    rows = connection.execute(
+    listed = connection.execute(
         "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [CATALOG]
-    ).fetchall()
-    there = {row[0] for row in rows}
+    )
+    there = {name for (name,) in listed.fetchall()}
     first, *pipelines = own_namespaces(config)
-    schemas = [(topics, first), *((CATALOG, name) for name in pipelines if name in there)]
+    schemas = [(catalogs[-1][0], first), *((CATALOG, name) for name in pipelines if name in there)]
     path = ",".join(quote(*schema) for schema in schemas)
     connection.execute(f"SET search_path = {literal(path)}")
     return connection
@@ -209,8 +204,7 @@ def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int 
     with duckdb_connection(endpoints, config) as connection:
         if needs_all_files:
             connection.execute(READ_ALL_FILES)
-        relation = connection.sql(sql)
-        if relation is None:
+        if (relation := connection.sql(sql)) is None:
             return (), []
         limited = relation if max_rows is None else relation.limit(max_rows + 1)
         return _from_arrow(limited.to_arrow_table())
@@ -224,11 +218,9 @@ def check_named_tables(sql: str, endpoints: Endpoints, config: Settings) -> bool
     unreadable: dict[str, str | None] = {}
     misses_rows = True  # unless all tables can be inspected
     with suppress(Exception):  # DuckDB reports what is wrong with the catalog
-        catalog = endpoints.catalog(config)
         reasons = list[str | None]()
-        for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
-            table = catalog.load_table(identifier)
-            unreadable[".".join(identifier)] = find_unreadable_partition(table.specs().values())
+        for name, table in _named_tables(sql, endpoints.catalog(config)):
+            unreadable[name] = find_unreadable_partition(table.specs().values())
             reasons.append(DUCKDB.misses(table))
         misses_rows = any(reasons)
     for name, field in unreadable.items():
@@ -246,15 +238,14 @@ def _ask_spark(sql: str, endpoints: Endpoints, config: Settings, max_rows: int |
     from topicberg.spark import new_session, quote
 
     conf, _ = endpoints.spark_session(config)
+    topics = TOPICS_CATALOG if endpoints.topics_login else CATALOG
     session = new_session(endpoints.spark_connect, conf, give_up_after=LOGIN_SECONDS)
     try:
-        topics = TOPICS_CATALOG if endpoints.topics_login else CATALOG
         session.sql(f"USE {quote(topics, config.topics_namespace)}")
         for namespace, table in _mentioned_elsewhere(sql, endpoints, config):
             session.table(quote(CATALOG, namespace, table)).createOrReplaceTempView(quote(table))
         frame = session.sql(sql)
-        limited = frame if max_rows is None else frame.limit(max_rows + 1)
-        return _from_arrow(limited.toArrow())
+        return _from_arrow((frame if max_rows is None else frame.limit(max_rows + 1)).toArrow())
     finally:
         session.stop()
 
@@ -304,17 +295,17 @@ def _ask_snowflake(
 def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Settings) -> str:
     """Return the query with the names that tables of topics have in the linked database."""
     from topicberg.catalogs.snowflake.tables import find_table_path
-    from topicberg.query.linked import qualify
     from topicberg.topics import check_topics
 
-    topics = {spec.snowflake_name: spec for spec in check_topics(config)[0]}
+    topics = {
+        spec.snowflake_name: spec.glue_name if config.topics_in_glue else spec.name
+        for spec in check_topics(config)[0]
+    }
 
     def find(name: str) -> TablePath | None:
-        if (spec := topics.get(name)) is None:
+        if name not in topics:
             return None
-        in_catalog = spec.glue_name if config.topics_in_glue else spec.name
-        glue = (config.topics_namespace, in_catalog)
-        path = find_table_path(connection, config, name, glue)
+        path = find_table_path(connection, config, name, (config.topics_namespace, topics[name]))
         return path if path.is_linked else None
 
     return qualify(sql, find)
@@ -324,7 +315,7 @@ _ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], Answer]]
     "duckdb": _ask_duckdb,
     "spark": _ask_spark,
     "snowflake": _ask_snowflake,
-    "athena": _ask_athena,
+    "athena": athena.ask,
 }
 
 
@@ -334,9 +325,8 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
     Spark has one current namespace and no search path, so these become temporary views.
     """
     words = set(re.findall(r"[\w.$-]+", sql.lower()))
-    namespaces: dict[str, str] = {}
-    for namespace, table in own_tables(endpoints.catalog(config), config):
-        namespaces.setdefault(table, namespace)
+    tables = own_tables(endpoints.catalog(config), config)
+    namespaces = {table: namespace for namespace, table in reversed(tables)}  # the first one counts
     return [
         (namespace, table)
         for table, namespace in namespaces.items()
@@ -348,15 +338,20 @@ def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings
     """Return the hint for a query that names a table which the engine cannot read."""
     reader, others = READERS[engine], sorted(READERS.keys() - {engine})
     with suppress(Exception):  # this is only a hint for a query that failed already
-        catalog = endpoints.catalog(config)
-        for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
-            table = catalog.load_table(identifier)
+        for name, table in _named_tables(sql, endpoints.catalog(config)):
             if reason := reader.reason(table):
                 return (
                     f"choose another engine ({', '.join(others)}): {reader.name} cannot read table "
-                    f"{'.'.join(identifier)} of format version {table.format_version}, as {reason}"
+                    f"{name} of format version {table.format_version}, as {reason}"
                 )
     return None
+
+
+def _named_tables(sql: str, catalog: Catalog) -> Iterator[tuple[str, Table]]:
+    """Yield name, with the namespace, and table of those that a query names."""
+    for identifier, is_named in _tables(sql, catalog):
+        if is_named:
+            yield ".".join(identifier), catalog.load_table(identifier)
 
 
 def _tables(sql: str, catalog: Catalog) -> Iterator[tuple[Identifier, bool]]:
@@ -375,10 +370,11 @@ def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str
     with suppress(Exception):  # this is only a hint for a query that failed already
         catalog, own = endpoints.catalog(config), own_namespaces(config)
         for identifier, is_named in _tables(sql, catalog):
-            if identifier[0] not in own and not is_named:
-                continue
-            columns = catalog.load_table(identifier).schema().column_names if is_named else []
-            columns_by_table[identifier[-1]] = list(columns)
+            if is_named:
+                names = catalog.load_table(identifier).schema().column_names
+                columns_by_table[identifier[-1]] = list(names)
+            elif identifier[0] in own:
+                columns_by_table[identifier[-1]] = []
     return columns_by_table
 
 
@@ -400,10 +396,7 @@ def _commits_behind(name: str, sql: str, endpoints: Endpoints, config: Settings)
 
 
 def commits_since(table: Table, location: str) -> int | None:
-    """Return how many commits a table has after a state of it; None: that is no longer logged.
-
-    :param location: the metadata file of the state
-    """
+    """Return how many commits a table has after a metadata file; None: it is no longer logged."""
     log = [*(entry.metadata_file for entry in table.metadata.metadata_log), table.metadata_location]
     return len(log) - 1 - log.index(location) if location in log else None
 
@@ -417,8 +410,10 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
     """Return the statement that configures DuckDB's access to the object store."""
     options = {"REGION": config.aws_region}
     if endpoints.s3_access_key and endpoints.s3_secret_key:
-        options["KEY_ID"] = endpoints.s3_access_key.get_secret_value()
-        options["SECRET"] = endpoints.s3_secret_key.get_secret_value()
+        options |= {
+            "KEY_ID": endpoints.s3_access_key.get_secret_value(),
+            "SECRET": endpoints.s3_secret_key.get_secret_value(),
+        }
     else:
         options |= _aws_login(endpoints.login.role_arn, config.aws_region)
     if endpoints.s3:
@@ -433,10 +428,7 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
 
 
 def _aws_login(role_arn: str | None, region: str) -> dict[str, str]:
-    """Return keys for DuckDB's secret, found as every AWS tool finds them, or those of a role.
-
-    :raises TopicbergError: there are none
-    """
+    """Return keys for DuckDB's secret, found as every AWS tool finds them, or those of a role."""
     from botocore.exceptions import BotoCoreError
 
     from topicberg.clients.aws import aws_session
@@ -477,6 +469,5 @@ def _check_listening(service: str, url: str) -> None:
 def _one_line(error: Exception) -> str:
     """Return the first meaningful line, without a stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):
-        return f"{lines[0]} {lines[1]}"
-    return lines[0] if lines else type(error).__name__
+    has_title = bool(lines) and lines[0].endswith(":")
+    return " ".join(lines[: 2 if has_title else 1]) or type(error).__name__

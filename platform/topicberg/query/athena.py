@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from topicberg.endpoints import Endpoints
@@ -44,12 +45,15 @@ def ask(
             hint="use --engine duckdb, or set TOPICBERG_DEPLOYMENT=cloud",
         )
     client = endpoints.boto3("athena", config)
-    workgroup = Names(config.prefix).athena_workgroup
-    context = {"Catalog": "AwsDataCatalog", "Database": config.topics_namespace}
-    query = ""
+    workgroup, query = Names(config.prefix).athena_workgroup, ""
     try:
         query = client.start_query_execution(
-            QueryString=sql, WorkGroup=workgroup, QueryExecutionContext=context
+            QueryString=sql,
+            WorkGroup=workgroup,
+            QueryExecutionContext={
+                "Catalog": "AwsDataCatalog",
+                "Database": config.topics_namespace,
+            },
         )["QueryExecutionId"]
         _wait(client, query, sleep)
         return _rows(client, query, max_rows)
@@ -76,20 +80,16 @@ def ask(
 
 def _wait(client: Any, query: str, sleep: Callable[[float], None]) -> None:
     """:raises AthenaError: it failed or was cancelled"""
-    seconds = FIRST_SECONDS
-    while True:
-        status = client.get_query_execution(QueryExecutionId=query)["QueryExecution"]["Status"]
-        if status["State"] in ENDED:
-            break
+    seconds, poll = FIRST_SECONDS, partial(client.get_query_execution, QueryExecutionId=query)
+    while (status := poll()["QueryExecution"]["Status"])["State"] not in ENDED:
         sleep(seconds)
         seconds = min(LONGEST_SECONDS, seconds * 1.5)
-    if status["State"] == "SUCCEEDED":
-        return
-    reason = status.get("AthenaError", {}).get("ErrorMessage") or status.get("StateChangeReason")
-    raise AthenaError(
-        f"athena: query {query} is {status['State']}: {reason or 'Athena gives no reason'}",
-        hint='check the names: Athena quotes them with "", e.g. "lkc-abc"."airline.sunset"',
-    )
+    if status["State"] != "SUCCEEDED":
+        why = status.get("AthenaError", {}).get("ErrorMessage") or status.get("StateChangeReason")
+        raise AthenaError(
+            f"athena: query {query} is {status['State']}: {why or 'Athena gives no reason'}",
+            hint='check the names: Athena quotes them with "", e.g. "lkc-abc"."airline.sunset"',
+        )
 
 
 def _rows(
@@ -100,25 +100,21 @@ def _rows(
     rows: list[tuple[Any, ...]] = []
     pages = client.get_paginator("get_query_results").paginate(QueryExecutionId=query)
     for number, page in enumerate(pages):
-        result_set = page["ResultSet"]
-        columns = result_set["ResultSetMetadata"]["ColumnInfo"]
+        columns = page["ResultSet"]["ResultSetMetadata"]["ColumnInfo"]
         names = tuple(column["Name"] for column in columns)
-        for place, row in enumerate(result_set["Rows"]):
+        # What has no type of Python, such as an array, stays text.
+        kinds = [_KINDS.get(column["Type"], str) for column in columns]
+        for place, row in enumerate(page["ResultSet"]["Rows"]):
             texts = [cell.get("VarCharValue") for cell in row.get("Data", [])]
             if number == place == 0 and tuple(texts) == names:
                 continue
             # SHOW and EXPLAIN answer lines, which may have fewer cells.
-            texts += [None] * (len(names) - len(texts))
-            pairs = zip(texts, columns, strict=False)
-            rows.append(tuple(_value(text, column["Type"]) for text, column in pairs))
+            texts += [None] * (len(kinds) - len(texts))
+            cells = zip(texts, kinds, strict=False)
+            rows.append(tuple(None if text is None else kind(text) for text, kind in cells))
             if max_rows is not None and len(rows) > max_rows:
                 return names, rows
     return names, rows
-
-
-def _value(text: str | None, kind: str) -> Any:
-    """Return a value as Python has it; text of what has no such type, e.g. of an array."""
-    return None if text is None else _KINDS.get(kind, str)(text)
 
 
 def _timestamp(text: str) -> datetime:

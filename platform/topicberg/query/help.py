@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain, filterfalse
 
 from topicberg.extensions import of_extra
 from topicberg.topics.spec import asset_name
@@ -98,30 +99,23 @@ def _of_column(
     columns: Mapping[str, Sequence[str]],
     behind: Callable[[str], int | None],
 ) -> str | None:
-    names = [
-        column for named in columns.values() for column in named if not _IN_LISTS.search(column)
-    ]
     having = [table for table, named in columns.items() if name.lower() in map(str.lower, named)]
     if not having:
-        return _suggestion("column", name, names, engine)
-    if engine == "snowflake":
-        table = having[0]
-        if (commits := behind(table)) != 0:
-            lag = "an older state of it"
-            if commits is not None:
-                lag = f"a state that is {count(commits, 'commit')} older"
-            return (
-                f"run `topicberg sync {asset_name(table)}`: the Iceberg table {table} has this "
-                f"column, and Snowflake reads {lag}"
-            )
+        names = chain.from_iterable(columns.values())
+        return _suggestion("column", name, filterfalse(_IN_LISTS.search, names), engine)
+    if engine == "snowflake" and (commits := behind(having[0])) != 0:
+        older = f"a state that is {count(commits, 'commit')} older" if commits is not None else ""
+        return (
+            f"run `topicberg sync {asset_name(having[0])}`: the Iceberg table {having[0]} has this "
+            f"column, and Snowflake reads {older or 'an older state of it'}"
+        )
     tables = " and ".join(quoted(table, engine) for table in having)
     return f"check which table the column is taken from: {tables} has it"
 
 
 def _name(match: re.Match[str]) -> str:
     """Return the last part of the name that an engine does not know."""
-    found: str = next(group for group in match.groups() if group)
-    parts: list[str] = re.findall(r'`[^`]+`|"[^"]+"|[^.`"]+', found)
+    parts: list[str] = re.findall(r'`[^`]+`|"[^"]+"|[^.`"]+', next(filter(None, match.groups())))
     return parts[-1].strip('`"')
 
 

@@ -78,11 +78,13 @@ def new_project(name: str, parent: Path, requirement: str) -> WrittenFiles:
             "what it lacks",
         )
     values = _values(name, package, requirement)
-    texts = {
-        path.format(module=f"src/{package}"): _text(template, values)
-        for path, template in _FILES.items()
-    }
-    return _write(root, texts)
+    return _write(
+        root,
+        {
+            path.format(module=f"src/{package}"): _text(template, values)
+            for path, template in _FILES.items()
+        },
+    )
 
 
 def existing_project(root: Path, requirement: str) -> WrittenFiles:
@@ -121,16 +123,11 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
         paths["{module}/defs/topicberg/defs.yaml"] = f"{defs}/topicberg/defs.yaml"
     name = given.get("project", {}).get("name", package)
     values = _values(name, package, requirement) | {"pipelines": pipelines}
-    lines = [
-        f"[tool.{TABLE}]",
-        f'prefix = "{prefix_of(name)}"',
-        'topics = "topics"',
-        'schemas = "schemas"',
-        *([f'defs = "{defs}"'] if defs is not None else []),
-        f'pipelines = ["{package}.{pipelines}"]',
-        f'generators = ["{package}.{generators}"]',
-    ]
-    table = "\n".join(lines) + "\n"
+    table = (
+        f'[tool.{TABLE}]\nprefix = "{prefix_of(name)}"\ntopics = "topics"\nschemas = "schemas"\n'
+        + (f'defs = "{defs}"\n' if defs is not None else "")
+        + f'pipelines = ["{package}.{pipelines}"]\ngenerators = ["{package}.{generators}"]\n'
+    )
     extended = f"{text.rstrip()}\n\n{table}" if text.strip() else table
     try:
         tomllib.loads(extended)
@@ -173,10 +170,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _folder(root: Path, package: str) -> Path:
-    """Return the folder of the package: below ``src``, in the project, or where it is installed.
-
-    :raises TopicbergError: there is none in the project
-    """
+    """Return the folder of the package: below ``src``, in the project, or where it is installed."""
     parts = package.split(".")
     for folder in _places(root, parts[0]):
         if folder.joinpath(*parts).is_dir():
@@ -203,21 +197,17 @@ def _defs_folder(root: Path, folder: Path, location: CodeLocation) -> str | None
         return None
     if location.defs_module:
         parts = Path(*location.defs_module.split("."))
-        top = folder.parents[location.root_module.count(".")]
-        candidates = [top / parts]
+        candidates = [folder.parents[location.root_module.count(".")] / parts]
     else:  # `dg` looks for these
         candidates = [folder / "defs", folder / "definitions"]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate.relative_to(root).as_posix()
-    return None
+    folders = (each.relative_to(root).as_posix() for each in candidates if each.is_dir())
+    return next(folders, None)
 
 
 def _free_name(folder: Path, name: str) -> str:
     """Return the name of a module that the package does not have."""
-    if (folder / name).exists() or (folder / f"{name}.py").exists():
-        return f"topicberg_{name}"
-    return name
+    is_taken = (folder / name).exists() or (folder / f"{name}.py").exists()
+    return f"topicberg_{name}" if is_taken else name
 
 
 def _values(name: str, package: str, requirement: str) -> dict[str, str]:
@@ -232,9 +222,8 @@ def _values(name: str, package: str, requirement: str) -> dict[str, str]:
 
 
 def _text(template: str, values: dict[str, str]) -> str:
-    if not template:
-        return ""
-    return Template((TEMPLATES / f"{template}.txt").read_text()).substitute(values)
+    text = (TEMPLATES / f"{template}.txt").read_text() if template else ""
+    return Template(text).substitute(values)
 
 
 def _write(root: Path, texts: dict[str, str]) -> WrittenFiles:

@@ -15,10 +15,7 @@ LIBRARY = Path(__file__).parents[1]
 
 
 def below(folder: Path, inside: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield name in an archive, and file, of all in a folder but what Python has compiled.
-
-    :param inside: the folder of the archive
-    """
+    """Yield name in a folder of an archive, and file, of all but what Python has compiled."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.relative_to(folder).parts:
             yield Path(inside, path.relative_to(folder)).as_posix(), path

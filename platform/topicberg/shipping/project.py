@@ -64,9 +64,8 @@ def packages(root: Path) -> dict[str, Path]:
         for name in {module.partition(".")[0] for module in _imports_of(places[waiting.pop()])}:
             if name in places or name in sys.stdlib_module_names or name in LIBRARIES:
                 continue
-            if _TESTS.fullmatch(name) or _TESTS.fullmatch(f"{name}.py"):
-                continue
-            place = _in_project(root, name) or _installed(name)
+            is_test = _TESTS.fullmatch(name) or _TESTS.fullmatch(f"{name}.py")
+            place = None if is_test else _in_project(root, name) or _installed(name)
             if place is not None and (name in installed or not is_library(place)):
                 places[name] = place
                 waiting.append(name)
@@ -160,14 +159,13 @@ def _of_driver(own: dict[str, Path]) -> set[str]:
         for name, others in imports.items()
         if OF_DRIVER & {module.partition(".")[0] for module in others}
     }
-    before = -1
-    while len(of_driver) != before:
-        before = len(of_driver)
-        for name, others in imports.items():
-            # An import of a.b executes a as well.
-            modules = (accumulate(each.split("."), "{}.{}".format) for each in (name, *others))
-            if not of_driver.isdisjoint(chain.from_iterable(modules)):
-                of_driver.add(name)
+    # An import of a.b executes a as well.
+    executed = {
+        name: {*chain(*(accumulate(each.split("."), "{}.{}".format) for each in (name, *others)))}
+        for name, others in imports.items()
+    }
+    while more := {name for name, modules in executed.items() if modules & of_driver} - of_driver:
+        of_driver |= more
     return of_driver
 
 
@@ -185,10 +183,8 @@ def _imports_of(place: Path) -> set[str]:
 
 
 def _imports(path: Path, module: str, *, at_once: bool = False) -> Iterator[str]:
-    """Yield the modules that a file imports; of ``from a import b`` also ``a.b``.
-
-    :param at_once: leave out what only its functions import
-    """
+    """Yield the modules that a file imports, ``at_once`` or also in functions; of ``from a import
+    b`` also ``a.b``."""
     waiting: list[ast.AST] = [_parsed(path, path.stat().st_mtime_ns)]
     while waiting:
         node = waiting.pop()
@@ -232,12 +228,10 @@ def _installed(name: str) -> Path | None:
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    for folder in spec.submodule_search_locations or ():
+        spec = None
+    for folder in (spec and spec.submodule_search_locations) or ():
         return Path(folder)
-    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    return Path(spec.origin) if spec and (spec.origin or "").endswith(".py") else None
 
 
 def _installed_with(root: Path) -> set[str]:
@@ -261,10 +255,7 @@ def source_file_of(module: str) -> str:
 
 
 def is_project(module: str, package: str) -> bool:
-    """Return whether a module is the user's, wherever the project and Spark are installed.
-
-    :param package: the outermost package of a function of the user's
-    """
+    """Return whether a module is the user's: of this outermost package, or of the project."""
     outer = module.partition(".")[0]
     if outer == package or outer in sys.stdlib_module_names or outer in LIBRARIES:
         return outer == package

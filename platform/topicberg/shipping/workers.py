@@ -10,20 +10,20 @@ from __future__ import annotations
 import logging
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from topicberg.shipping import files
-from topicberg.shipping.requirements import needed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
     MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +65,7 @@ def _folder() -> str:
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the code to the workers of a session: some 175 MB.
-
-    :raises PySparkException: Spark does not take it
-    """
+    """Send the code to the workers of a session: some 175 MB."""
     logger.info("sending topicberg to the workers of Spark")
     spark.addArtifacts(f"{_archive().name}#{_folder()}", archive=True)
 
@@ -113,3 +110,39 @@ def _archive() -> IO[bytes]:
 def _distributions() -> dict[str, Distribution]:
     """Return what tasks import, by name."""
     return {name: distribution(name) for name in needed(DISTRIBUTIONS, WORKERS_OWN)}
+
+
+def needed(
+    wanted: Iterable[str], without: Collection[str], environment: Mapping[str, str] | None = None
+) -> dict[str, Distribution | None]:
+    """Return packages and all that they need, by name; None: it is not installed here.
+
+    :param wanted: requirements, such as ``confluent-kafka[avro]``
+    :param without: names of packages that are left out, with what only these need
+    :param environment: of markers, where it differs from this Python's (PEP 508)
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    distributions: dict[str, Distribution | None] = {}
+    extras_of: dict[str, set[str]] = {}
+    left = [Requirement(text) for text in wanted]
+    while left:
+        requirement = left.pop()
+        name = canonicalize_name(requirement.name)
+        new = {"", *requirement.extras} - extras_of.get(name, set())
+        if name in without or not new:
+            continue
+        extras_of.setdefault(name, set()).update(new)
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            distributions[name] = None
+            continue
+        distributions[name] = installed
+        for text in installed.requires or ():
+            needs = Requirement(text)
+            markers = [{**(environment or {}), "extra": extra} for extra in new]
+            if needs.marker is None or any(map(needs.marker.evaluate, markers)):
+                left.append(needs)
+    return distributions

@@ -39,8 +39,7 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 from waiting import wait_until
 
-from topicberg.alerts.active import ActiveAlert
-from topicberg.alerts.alert import Alert, AlertState, Notice, changes
+from topicberg.alerts.alert import ActiveAlert, Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
 from topicberg.alerts.decisions import Decisions, silence
 from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
@@ -48,7 +47,7 @@ from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.alerts.watch import fault
 from topicberg.checks.finding import Finding
-from topicberg.dagster.run_process import PROCESS
+from topicberg.dagster.runs import PROCESS
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.alerts import alerts_key
@@ -62,7 +61,7 @@ from topicberg.orchestration.jobs.alerts import (
     _is_news,
     alert_sensor,
 )
-from topicberg.orchestration.jobs.checks import CHECK, check_schedule
+from topicberg.orchestration.jobs.maintenance import CHECK, check_schedule
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings

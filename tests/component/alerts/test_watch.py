@@ -26,13 +26,13 @@ from clocks import Clock as WallClock
 from pydantic import SecretStr
 from waiting import wait_until
 
-from topicberg.alerts import dagster_health, dagster_ui, watch
+from topicberg.alerts import dagster_ui, watch
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.channels import alerts_file
-from topicberg.alerts.dagster_health import MAX_HEARTBEAT_AGE
 from topicberg.alerts.dagster_ui import (
     CODE,
     DAEMON,
+    MAX_HEARTBEAT_AGE,
     WEBSERVER,
     forget_ui,
     lost_ui,
@@ -41,21 +41,24 @@ from topicberg.alerts.dagster_ui import (
     watched_dagster,
 )
 from topicberg.alerts.decisions import end_silence, silence
-from topicberg.alerts.restarts import (
+from topicberg.alerts.settings import AlertSettings, alert_settings
+from topicberg.alerts.watch import (
+    PATIENCE_SECONDS,
     STABLE_SECONDS,
     STARTS,
     WINDOW_SECONDS,
+    ServiceWatch,
+    Watched,
+    Watcher,
     note_start,
     read_restarts,
     restart_problem,
     starts_file,
     with_restarts,
 )
-from topicberg.alerts.settings import AlertSettings, alert_settings
-from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
 from topicberg.endpoints import local_endpoints
 from topicberg.errors import SpecError, StackError, split_hint
-from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
+from topicberg.orchestration.jobs.alerts import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg.settings.environment import as_environment
 from topicberg_local.engine import NEEDED, start_times, unavailable, watched_supervisor
@@ -406,7 +409,7 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
 ) -> None:
     disk = SimpleNamespace(f_bavail=left, f_frsize=4096, f_files=10**6, f_favail=files)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    found = dagster_health.storage_problem(config)
+    found = dagster_ui.storage_problem(config)
     assert (found or "").startswith(why or "")
     assert (found is None) == (why is None)
     kafka = Service()
@@ -702,7 +705,7 @@ def watched_problem(watched: Watched) -> str:
 @pytest.fixture
 def confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that does not answer is asked again without a pause."""
-    monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr("topicberg.orchestration.jobs.alerts.CONFIRM_SECONDS", 0.0)
 
 
 def test_sensor_sends_that_the_engine_does_not_answer(

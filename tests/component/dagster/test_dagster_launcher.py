@@ -26,7 +26,7 @@ from launched_jobs import long, short
 from waiting import wait_until
 
 from topicberg.dagster.home import dagster_home
-from topicberg.dagster.run_process import PROCESS
+from topicberg.dagster.runs import PROCESS
 from topicberg.settings import Settings
 from topicberg_local.stack import end_runs
 from topicberg_local.dagster.forking import LIBRARIES, ForkingRunLauncher

@@ -42,9 +42,8 @@ from topicberg.orchestration.assets.partitions import (
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, snapshot_sensor
-from topicberg.orchestration.jobs.snapshot_cursor import SENSOR
 from topicberg.orchestration.jobs.tick_computations import MAX_PLANNED, MAX_RANGES, MAX_RUNS
-from topicberg.orchestration.jobs.watches import watches
+from topicberg.orchestration.jobs.watches import SENSOR, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.tableflow.service.status import TopicStatus, write_status

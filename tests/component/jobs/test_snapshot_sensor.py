@@ -22,7 +22,7 @@ from specs import Project, minimal
 from topicberg.errors import TableFormatError, UnreachableError
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import LakeTable
-from topicberg.orchestration.jobs.registration import Registrar
+from topicberg.orchestration.jobs.registration import CHECK_SECONDS, Registrar
 from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
 from topicberg.orchestration.jobs.sensors import (
     AT_ONCE,
@@ -30,9 +30,7 @@ from topicberg.orchestration.jobs.sensors import (
     MAX_SILENT,
     snapshot_sensor,
 )
-from topicberg.orchestration.jobs.snapshot_cursor import SENSOR
-from topicberg.orchestration.jobs.tick_registrations import CHECK_SECONDS
-from topicberg.orchestration.jobs.watches import TABLES, listed_tables, watches
+from topicberg.orchestration.jobs.watches import SENSOR, TABLES, listed_tables, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.settings import Settings
@@ -372,7 +370,7 @@ def test_tick_of_which_nothing_is_kept_is_repeated(fleet: Fleet) -> None:
 def test_tables_of_a_large_fleet_are_registered_in_turn(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topicberg.orchestration.jobs.tick_registrations.REGISTERED_AT_ONCE", 5)
+    monkeypatch.setattr("topicberg.orchestration.jobs.registration.REGISTERED_AT_ONCE", 5)
     fleet.commit(*range(TOPICS))
     runs = fleet.live(5)
     assert [len(each) for each in runs] == [5, 5, 2]

@@ -399,7 +399,7 @@ def test_recipe_of_a_table_kind_is_computed_in_two_files(library: LibraryCopy) -
 
         from topicberg.checks.check import Probe
         from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
-        from topicberg.orchestration.jobs.checks import check_job
+        from topicberg.orchestration.jobs.maintenance import check_job
         from topicberg.orchestration.jobs.maintenance import maintenance_job
         from topicberg.orchestration.jobs.pipelines import pipeline_jobs
         from topicberg.orchestration.jobs.watches import watches
@@ -499,7 +499,7 @@ def test_recipe_of_a_check_is_evaluated_in_two_files(library: LibraryCopy) -> No
 
         from topicberg.checks.check import Probe, evaluate
         from topicberg.orchestration.assets import Lake
-        from topicberg.orchestration.checks.catalogue import CheckKeys
+        from topicberg.orchestration.checks.adapter import CheckKeys
         from topicberg.topics import load_topics
 
         project = Project(Path(tempfile.mkdtemp()))

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.alerts.active import active_alerts, markdown
-from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
+from topicberg.alerts.alert import (
+    Alert,
+    AlertState,
+    Notice,
+    active_alerts,
+    after,
+    changes,
+    markdown,
+)
 from topicberg.alerts.channels import Channel, deliver
 from topicberg.alerts.decisions import (
     FILE,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from topicberg.catalogs.snowflake.names import table_path
+from topicberg.checks.catalogs import describe_needs, describe_steps
 from topicberg.checks.check import CheckedTable
-from topicberg.checks.snowflake_upgrades import describe_needs, describe_steps
 from topicberg.settings import Settings
 
 LOCAL: dict[str, Any] = {"prefix": "demo", "cluster_id": "lkc-1"}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.orchestration.jobs.requested_runs import ATTEMPT, MAX_DELAY_SECONDS, RequestedRun
-from topicberg.orchestration.jobs.snapshot_cursor import (
+from topicberg.orchestration.jobs.watches import (
     UNCHECKED,
     UNFINISHED,
     UNOBSERVED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topicberg.catalogs.snowflake.names import TablePath
-from topicberg.query.linked import qualify
+from topicberg.query.namespaces import qualify
 
 TRADES = 'L."lkc"."stock_trades"'
 

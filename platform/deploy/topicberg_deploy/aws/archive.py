@@ -36,7 +36,7 @@ from topicberg.project import (
 )
 from topicberg.shipping import files
 from topicberg.shipping.project import files_of, libraries, packages
-from topicberg.shipping.requirements import needed
+from topicberg.shipping.workers import needed
 from topicberg.topics.sources import COMPONENT_FILE
 
 ARCHIVE = "topicberg.tar.gz"

@@ -37,7 +37,7 @@ from dagster._utils import get_run_crash_explanation
 
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.compatibility import require_attributes, require_parameters
-from topicberg.dagster.run_process import PROCESS, is_executed, process_of
+from topicberg.dagster.runs import PROCESS, is_executed, process_of
 
 LIBRARIES = (
     "avro.schema",

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from topicberg.alerts.alert import ActiveAlert, markdown
 from topicberg.orchestration.assets.metadata import documentation
 from topicberg.project import prefix_of
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
-    from topicberg.alerts.active import ActiveAlert
     from topicberg.orchestration.assets.lake import Lake
 
 GROUP = "operation"
@@ -40,8 +40,6 @@ def alerts_asset(lake: Lake) -> dg.AssetSpec:
 
 def alerts_event(config: Settings, alerts: Sequence[ActiveAlert]) -> dg.AssetMaterialization:
     """Return the event that shows the list, with numbers that the UI plots."""
-    from topicberg.alerts.active import markdown
-
     errors = sum(active.alert.severity == "error" for active in alerts)
     return dg.AssetMaterialization(
         alerts_key(config),

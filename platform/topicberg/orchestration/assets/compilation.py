@@ -4,9 +4,9 @@ The sources are empty DataFrames with the columns that the schema files give the
 analyzes what each function returns. Nothing is read, and nothing is written.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, combinations
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -19,6 +19,7 @@ from topicberg.orchestration.assets.derived import (
     with_parameters,
 )
 from topicberg.orchestration.assets.lake import Lake
+from topicberg.orchestration.assets.metadata import source_columns
 from topicberg.query.help import hint as similar_names
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -50,67 +51,38 @@ class Compiled:
 
 
 def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
-    """Compile every derived table, sources first.
-
-    A table is not compiled if one of its sources has a problem.
-    """
+    """Compile the derived tables, sources first, but those of which a source has a problem."""
     schemas: dict[str, StructType] = {}
-    for derived in _in_order(lake):
-        names = (*derived.sources, *derived.lookups)
-        broken = [name for name in names if name in lake.derived_by_name and name not in schemas]
-        if broken:
-            yield _failed(derived, f"its source {broken[0]} has a problem", None)
-            continue
+    for derived in lake.in_order:
         try:
-            for name in names:
+            for name in derived.reads:
                 if name not in schemas:
+                    if name in lake.derived_by_name:
+                        raise TopicbergError(f"its source {name} has a problem")
                     schemas[name] = topic_columns(lake.ingested[name].root, lake.config)
             derivation(derived, lake)  # its declarations, and that its source can be read
             schema = _columns(lake, derived, schemas, spark)
         except TopicbergError as error:
-            yield _failed(derived, error.message, error.hint)
+            yield Compiled(derived.name, derived.file, (), error.message, error.hint)
             continue
         schemas[derived.name] = schema
         descriptions = described_columns(derived.description)
-        columns = (
+        columns = [
             Column(
                 field.name,
                 field.dataType.simpleString(),
                 descriptions.get(field.name) or (field.metadata or {}).get("comment"),
             )
             for field in schema
-        )
+        ]
         yield Compiled(derived.name, derived.file, tuple(columns))
-
-
-def _failed(derived: DerivedTable, problem: str, hint: str | None) -> Compiled:
-    return Compiled(derived.name, derived.file, problem=problem, hint=hint)
-
-
-def _in_order(lake: Lake) -> list[DerivedTable]:
-    """Every derived table after those that it is derived from."""
-    ordered: dict[str, DerivedTable] = {}
-
-    def add(derived: DerivedTable) -> None:
-        for name in (*derived.sources, *derived.lookups):
-            if name in lake.derived_by_name:
-                add(lake.derived_by_name[name])
-        ordered.setdefault(derived.name, derived)
-
-    for derived in lake.derived:
-        add(derived)
-    return list(ordered.values())
 
 
 def _columns(
     lake: Lake, derived: DerivedTable, schemas: "Mapping[str, StructType]", spark: "SparkSession"
 ) -> "StructType":
-    """The columns that the function returns.
-
-    :raises TopicbergError: it fails, or its table could not be written
-    """
-    names = (*derived.sources, *derived.lookups)
-    frames = [spark.createDataFrame([], schemas[name]) for name in names]
+    """Return its columns; raise TopicbergError if it fails, or its table could not be written."""
+    frames = [spark.createDataFrame([], schemas[name]) for name in derived.reads]
     function = with_parameters(derived.transform, derived.parameters_of(lake.root(derived)))
     try:
         result: DataFrame = function(*frames)
@@ -123,7 +95,8 @@ def _columns(
     except TopicbergError:
         raise
     except Exception as error:
-        raise _explained(derived, error, {name: schemas[name].names for name in names}) from error
+        columns = {name: schemas[name].names for name in derived.reads}
+        raise _explained(derived, error, columns) from error
     _check(lake, derived, schema, schemas)
     return schema
 
@@ -136,9 +109,8 @@ def _explained(
     if not type(error).__module__.startswith("pyspark"):
         reason = f"{type(error).__name__}: {reason}"
     line = line_in(error, derived.file)
-    location = f" (line {line})" if line else ""
     return TopicbergError(
-        f"its function fails{location}: {reason}",
+        f"its function fails{f' (line {line})' if line else ''}: {reason}",
         hint=similar_names(text, "spark", lambda: columns)
         or "correct the function, or the schema of what it reads",
     )
@@ -159,11 +131,10 @@ def _check(
             f"its time_column {time} is a {kind}, not a time",
             hint="return the event time of the source as it is",
         )
-    lower = [name.lower() for name in names]
-    for first, other in itertools.combinations(range(len(names)), 2):
-        if lower[first] == lower[other]:
+    for first, other in combinations(names, 2):
+        if first.lower() == other.lower():
             raise SpecError(
-                f"its function returns {names[first]} and {names[other]}, which are one column",
+                f"its function returns {first} and {other}, which are one column",
                 hint="rename one of them: Spark, Glue and Snowflake ignore case",
             )
     for naming, columns, hint in (
@@ -199,23 +170,17 @@ def _check(
 
 def _check_lineage(derived: DerivedTable, schemas: "Mapping[str, StructType]") -> None:
     """:raises SpecError: it names a column that a source does not have"""
-    for origins in derived.lineage.values():
-        for origin in origins:
-            source, _, inner = origin.rpartition(".")
-            is_qualified = source in (*derived.sources, *derived.lookups)
-            name = inner if is_qualified else origin
-            known = [
-                known
-                for table in ([source] if is_qualified else derived.sources)
-                for known in schemas[table].names
-            ]
-            if name not in known and name.partition(".")[0] not in known:
-                where = source if is_qualified else " or ".join(derived.sources)
-                raise SpecError(
-                    f"its lineage names {origin}, but {where} has no column {name}"
-                    f"{suggestion(name, known)}",
-                    hint=LINEAGE_HINT,
-                )
+    for origin in chain.from_iterable(derived.lineage.values()):
+        of_sources = [*source_columns([origin], derived.reads, derived.sources)]
+        known = [column for source, _ in of_sources for column in schemas[source].names]
+        _, name = of_sources[0]
+        if name not in known and name.partition(".")[0] not in known:
+            where = " or ".join(source for source, _ in of_sources)
+            raise SpecError(
+                f"its lineage names {origin}, but {where} has no column {name}"
+                f"{suggestion(name, known)}",
+                hint=LINEAGE_HINT,
+            )
 
 
 def _published_columns(spec: TopicSpec, lake: Lake) -> set[str]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,10 +29,15 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from topicberg.charts import markdown
-from topicberg.clients.lineage import DatasetName, JobRun, TableState, is_on, reported, run_id
+from topicberg.clients.lineage import JobRun, TableState, is_on, reported, run_id
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.iceberg.hours import Hours
-from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata
+from topicberg.orchestration.assets.metadata import (
+    column_lineage,
+    documentation,
+    source_columns,
+    table_metadata,
+)
 from topicberg.orchestration.assets.partitions import (
     TimePartitions,
     partition_keys,
@@ -46,8 +52,7 @@ from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.security.text import BULLET
 from topicberg.settings import emr_settings, settings
 from topicberg.topics import Rules, TopicSpec
-from topicberg.transforms.code import code_version as version_of_code
-from topicberg.transforms.code import hashed
+from topicberg.transforms import code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow, write_window
 from topicberg.transforms.spark_tables import read_window
@@ -96,25 +101,25 @@ def described_columns(docstring: str) -> dict[str, str]:
     item of a list, and what follows an empty line, is a line of the description.
     """
     descriptions: dict[str, str] = {}
-    name, margin, begun = "", None, False
-    before = ""
-    for line in docstring.splitlines():
-        indent = len(line) - len(line.lstrip())
-        if not begun:
-            begun = line.strip() == "Columns:"
-        elif line.strip() and indent == 0:
-            break
-        elif line.strip():
-            margin = indent if margin is None else margin
-            column, colon, text = line.strip().partition(": ")
-            if indent <= margin and colon:
-                name = column.strip("`")
-                descriptions[name] = text.strip()
-            elif name:
-                is_line = BULLET.match(line) or not before.strip()
-                descriptions[name] += ("\n" if is_line else " ") + line.strip()
-        before = line
+    lines = iter(docstring.splitlines())
+    if not any(line.strip() == "Columns:" for line in lines):
+        return descriptions
+    section = [*takewhile(lambda line: not line.strip() or line[0].isspace(), lines)]
+    margin = next((_indent(line) for line in section if line.strip()), 0)
+    name = ""
+    for before, line in pairwise(["Columns:", *section]):
+        column, colon, text = line.strip().partition(": ")
+        if colon and _indent(line) <= margin:
+            name = column.strip("`")
+            descriptions[name] = text.strip()
+        elif name and line.strip():
+            is_line = BULLET.match(line) or not before.strip()
+            descriptions[name] += ("\n" if is_line else " ") + line.strip()
     return descriptions
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def sections_as_lists(docstring: str) -> str:
@@ -122,7 +127,7 @@ def sections_as_lists(docstring: str) -> str:
     lines: list[str] = []
     margin = 0
     for line in docstring.splitlines():
-        indent = len(line) - len(line.lstrip())
+        indent = _indent(line)
         if indent and not margin and lines and lines[-1].endswith(":"):
             margin = indent
             lines.append("")
@@ -200,11 +205,13 @@ class DerivedTable:
         """The file of its function, from the project's root."""
         return source_file(self.transform)
 
-    def parameters_of(self, root: TopicSpec) -> BaseModel | None:
-        """What the spec sets for this table, and the defaults of the rest.
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of its sources and lookups."""
+        return (*self.sources, *self.lookups)
 
-        :raises SpecError: a parameter is unknown or wrong
-        """
+    def parameters_of(self, root: TopicSpec) -> BaseModel | None:
+        """What the spec sets for this table, and defaults; SpecError: one is unknown or wrong."""
         given = root.parameters.get(self.name, {})
         if self.parameters is None:
             if given:
@@ -248,23 +255,23 @@ class DerivedTable:
                 f"{'is' if len(unknown) == 1 else 'are'} not in `source`",
                 hint=f"use the names of its sources: {', '.join(self.sources)}",
             )
-        durations = {
-            source: self._duration(f"{name} of {source}", declared[source])
+        durations = (
+            (source, self._duration(f"{name} of {source}", declared[source]))
             for source in sorted(declared)
-        }
-        return {source: duration for source, duration in durations.items() if duration is not None}
+        )
+        return {source: duration for source, duration in durations if duration is not None}
 
     def _duration(self, name: str, duration: Any) -> timedelta | None:
         """:raises SpecError: it is not a duration"""
         if duration is None or duration == FOREVER:
             return None if duration is None else FOREVER
-        if not isinstance(duration, timedelta) or not timedelta() <= duration <= LONGEST:
-            raise SpecError(
-                f"{self.file}: derived table {self.name}: {name} is {duration!r}; expected is a "
-                f"timedelta from 0 to {LONGEST.days:,} days, or FOREVER",
-                hint=f"correct `{name.partition(' ')[0]}=…` of `@derived_table`",
-            )
-        return duration
+        if isinstance(duration, timedelta) and timedelta() <= duration <= LONGEST:
+            return duration
+        raise SpecError(
+            f"{self.file}: derived table {self.name}: {name} is {duration!r}; expected is a "
+            f"timedelta from 0 to {LONGEST.days:,} days, or FOREVER",
+            hint=f"correct `{name.partition(' ')[0]}=…` of `@derived_table`",
+        )
 
 
 def derived_table(
@@ -338,13 +345,9 @@ def derived_table(
 
 
 def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
-    """What the derived table is to the library, which knows no assets.
-
-    :raises SpecError: an argument of ``@derived_table`` is wrong for its sources
-    """
+    """:raises SpecError: an argument of ``@derived_table`` is wrong for its sources"""
     root = lake.root(derived)
     partitions = time_partitions(root)
-    parameters = derived.parameters_of(root)
     back, ahead = derived.lookback_of(root), derived.lookahead_of(root)
     plan = Derivation(
         sources=(
@@ -355,7 +358,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
             *(replace(_source(name, lake), whole=True) for name in derived.lookups),
         ),
         target=lake.table(derived).identifier,
-        transform=with_parameters(derived.transform, parameters),
+        transform=with_parameters(derived.transform, derived.parameters_of(root)),
         target_time=derived.time_column,
         max_lateness=derived.max_lateness_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
@@ -377,25 +380,17 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
     """Check that a window can be computed while the sources still have the rows that it needs.
 
     Also that rows that arrive as late as the lookahead says are computed.
-
-    :raises SpecError: it cannot, whenever it is computed
     """
     ahead = max((source.lookahead or timedelta() for source in plan.windowed), default=timedelta())
     for source in plan.windowed:
-        around = {
-            name: duration
-            for name, duration in (("lookback", source.lookback), ("lookahead", ahead))
-            if duration
-        }
-        if source.kept is None or not around:
-            continue
+        both = (("lookback", source.lookback), ("lookahead", ahead))
+        around = {name: duration for name, duration in both if duration}
         is_forever = FOREVER in around.values()
         needed = FOREVER if is_forever else sum(around.values(), start=RETENTION_MARGIN)
-        if needed >= source.kept:
-            names = " and ".join(around)
+        if source.kept is not None and around and needed >= source.kept:
             raise SpecError(
                 f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
-                f"{source.kept}; with its {names}, a window needs them "
+                f"{source.kept}; with its {' and '.join(around)}, a window needs them "
                 + ("for ever" if is_forever else f"for longer than {needed}"),
                 hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
                 + " or ".join(f"`{name}`" for name in around),
@@ -417,17 +412,17 @@ def _read_version(derived: DerivedTable, lake: "Lake") -> str:
 
 def _source(name: str, lake: "Lake") -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
-    kept = ingested.retention_ms if ingested else None
-    retention = None
-    if kept is not None and kept < MAX_RETENTION_MS:
-        retention = timedelta(milliseconds=kept)
+    kept_ms = ingested.retention_ms if ingested else None
+    kept = None
+    if kept_ms is not None and kept_ms < MAX_RETENTION_MS:
+        kept = timedelta(milliseconds=kept_ms)
     ahead = timedelta()
-    if retention and ingested and origin.time == ingested.root.event_time:
+    if kept and ingested and origin.time == ingested.root.event_time:
         rule = ingested.root.payload_time
         limit = timedelta(hours=rule.max_ahead_hours or 0) if rule else timedelta()
         # A longer limit keeps out wrong clocks: most times are not so far ahead.
-        ahead = limit if limit < retention / 2 else ahead
-    return Source(origin.identifier, origin.time, kept=retention, ahead=ahead)
+        ahead = limit if limit < kept / 2 else ahead
+    return Source(origin.identifier, origin.time, kept=kept, ahead=ahead)
 
 
 def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
@@ -438,15 +433,14 @@ def with_parameters(function: Callable[..., T], parameters: BaseModel | None) ->
 
 
 def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
-    partitions = time_partitions(lake.root(derived))
-    plan = lake.plan_of(derived.name)
-    parameters = derived.parameters_of(lake.root(derived))
-    parents = {name: lake.origin(name) for name in (*derived.sources, *derived.lookups)}
+    partitions, plan = time_partitions(lake.root(derived)), lake.plan_of(derived.name)
+    parents = {name: lake.origin(name) for name in derived.reads}
+    keys = {name: origin.key("iceberg") for name, origin in parents.items()}
     names = ", ".join(f"`{name}`" for name in parents)
 
     @dg.asset(
         key=table.key("iceberg"),
-        deps=[origin.key("iceberg") for origin in parents.values()],
+        deps=list(keys.values()),
         group_name=table.group,
         kinds={"iceberg", "pyspark"},
         owners=list(table.owners),
@@ -461,11 +455,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         metadata={
             "dagster/table_name": ".".join(table.identifier),
             **documentation("add-a-pipeline.md"),
-            "dagster/column_lineage": column_lineage(
-                {name: origin.key("iceberg") for name, origin in parents.items()},
-                derived.lineage,
-                derived.sources,
-            ),
+            "dagster/column_lineage": column_lineage(keys, derived.lineage, derived.sources),
         },
         code_version=code_version(derived, lake),
     )
@@ -503,8 +493,9 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                     _report_partitions(context, table, partitions, error.written)
                     for system, where in catalogs().items():
                         result = where.register(table, lakehouse, topicberg_snowflake)
-                        key, metadata = table.key(system), result.metadata
-                        context.log_event(dg.AssetMaterialization(key, metadata=metadata))
+                        context.log_event(
+                            dg.AssetMaterialization(table.key(system), metadata=result.metadata)
+                        )
                 raise
             if not written.windows:
                 context.log.info("its sources may have deleted the rows: its own stay as they are")
@@ -512,16 +503,16 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
-        has_spark = bool(lakehouse.endpoints().spark_connect)
         duration = round(time.monotonic() - began, 3)
-        if derived.chart and written.rows and has_spark:
+        if derived.chart and written.rows and lakehouse.endpoints().spark_connect:
             # One for all: each partition would store it.
             before = CHART_PARTITIONS * timedelta(hours=plan.hours)
             drawn = [hours.back(before) for hours in requested]
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
-            figure = with_parameters(derived.chart, parameters)(frame)
-            last = context.partition_keys[-1]
-            context.add_asset_metadata({"chart": markdown(figure)}, partition_key=last)
+            draw = with_parameters(derived.chart, derived.parameters_of(lake.root(derived)))
+            context.add_asset_metadata(
+                {"chart": markdown(draw(frame))}, partition_key=context.partition_keys[-1]
+            )
         metadata = {
             # Every partition gets a copy of the metadata: no sample for a long backfill.
             **table_metadata(target, sample=sum(len(span.hours) for span in requested) <= DAY),
@@ -552,9 +543,13 @@ def _compute(
         return write_window_on_emr(
             context, derived.name, windows, emr, lakehouse.config, lakehouse.endpoints()
         )
-    of_sensor = is_computation_of_sensor(context.run.tags)
-    session, catalog = spark.spark_session, lakehouse.catalog()
-    return write_window(session, catalog, plan, *windows, keep_expired=of_sensor)
+    return write_window(
+        spark.spark_session,
+        lakehouse.catalog(),
+        plan,
+        *windows,
+        keep_expired=is_computation_of_sensor(context.run.tags),
+    )
 
 
 def _report_partitions(
@@ -564,17 +559,14 @@ def _report_partitions(
     written: WrittenWindow,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report the partitions that were written.
-
-    :param metadata: of each; None: the step fails, else Dagster materializes those of the run
-    """
+    """:param metadata: of each; None: the step fails, else Dagster materializes those of the run"""
     materialized = set() if metadata is None else {*context.partition_keys}
     for key, rows in _rows_by_partition(partitions, written).items():
-        count_of_rows = {"dagster/partition_row_count": rows}
+        facts = {"dagster/partition_row_count": rows}
         if key in materialized:
-            context.add_asset_metadata(count_of_rows, partition_key=key)
+            context.add_asset_metadata(facts, partition_key=key)
         else:
-            facts = {**(metadata or {}), **count_of_rows}
+            facts = {**(metadata or {}), **facts}
             event = dg.AssetMaterialization(table.key("iceberg"), partition=key, metadata=facts)
             context.log_event(event)
 
@@ -587,26 +579,23 @@ def _job_run(
     catalog: "Catalog",
 ) -> JobRun:
     """Return what OpenLineage's events say of a run; nothing is read if lineage is off."""
-    name = f"{context.run.job_name}.{derived.name}"
-    run = JobRun(name, run_id(context.run.run_id, derived.name))
+    run = JobRun(f"{context.run.job_name}.{derived.name}", run_id(context.run.run_id, derived.name))
     if not is_on():
         return run
-    sources = {name: catalog.load_table(parent.identifier) for name, parent in parents.items()}
-    states = {name: TableState.of(source_table) for name, source_table in sources.items()}
-
-    def origins(columns: Iterable[str]) -> tuple[tuple[DatasetName, str], ...]:
-        input_fields = []
-        for column in columns:
-            source, _, inner = column.rpartition(".")
-            parents = (source,) if source in states else derived.sources
-            name = inner if source in states else column
-            input_fields += [(states[each].dataset, name) for each in parents]
-        return tuple(input_fields)
-
+    states = {
+        name: TableState.of(catalog.load_table(parent.identifier))
+        for name, parent in parents.items()
+    }
     return replace(
         run,
         inputs=tuple(states.values()),
-        origins={column: origins(of) for column, of in derived.lineage.items()},
+        origins={
+            column: tuple(
+                (states[source].dataset, name)
+                for source, name in source_columns(origins, states, derived.sources)
+            )
+            for column, origins in derived.lineage.items()
+        },
         parent=(context.run.run_id, context.run.job_name),
         window=(start, requested[-1].end) if (start := requested[0].start) else None,
     )
@@ -616,16 +605,15 @@ def _lag(
     catalog: "Catalog", parents: Iterable[tuple[str, str]], written: WrittenWindow
 ) -> dict[str, float]:
     """Return the seconds from the newest commit of the sources that was read until now."""
-    read = []
-    for identifier in parents:
-        snapshot_id = written.sources.get(".".join(identifier))
-        if snapshot_id is None:
-            continue
-        if snapshot := catalog.load_table(identifier).snapshot_by_id(snapshot_id):
-            read.append(snapshot.timestamp_ms)
-    if not read:
+    read = {identifier: written.sources.get(".".join(identifier)) for identifier in parents}
+    snapshots = (
+        catalog.load_table(identifier).snapshot_by_id(snapshot_id)
+        for identifier, snapshot_id in read.items()
+        if snapshot_id is not None
+    )
+    if not (times := [snapshot.timestamp_ms for snapshot in snapshots if snapshot]):
         return {}
-    return {"source_lag_seconds": round(max(0.0, time.time() - max(read) / 1000), 3)}
+    return {"source_lag_seconds": round(max(0.0, time.time() - max(times) / 1000), 3)}
 
 
 def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
@@ -639,13 +627,10 @@ def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Co
 
 
 def code_version(derived: DerivedTable, lake: "Lake") -> str:
-    """Changes with what the table's rows depend on: code, parameters, and what is read.
-
-    See :mod:`topicberg.transforms.code`.
-    """
+    """Return what changes with what the rows depend on: code, parameters, and what is read."""
     root = lake.root(derived)
     parameters = derived.parameters_of(root)
-    settings = repr(
+    given = repr(
         (
             derived.sources,
             derived.lookups,
@@ -656,7 +641,7 @@ def code_version(derived: DerivedTable, lake: "Lake") -> str:
             parameters.model_dump_json() if parameters else None,
         )
     )
-    models = (derived.parameters,) if derived.parameters else ()
     if derived.code_version is not None:
-        return hashed(settings, derived.code_version)
-    return version_of_code(derived.transform, settings, *models)
+        return code.hashed(given, derived.code_version)
+    models = (derived.parameters,) if derived.parameters else ()
+    return code.code_version(derived.transform, given, *models)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from graphlib import TopologicalSorter
 from typing import Protocol
 
 import dagster as dg
@@ -14,7 +15,7 @@ from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
 from topicberg.extensions import extensions
 from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, derivation
-from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table, TableOfTopic
+from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.catalogs.catalog import ICEBERG, catalogs
 from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate
@@ -63,9 +64,7 @@ class Lake:
 
     def __post_init__(self) -> None:
         left, missing = self._without_missing()
-        lost = {derived_table.name for derived_table in self.derived} - {
-            derived_table.name for derived_table in left
-        }
+        lost = {table.name for table in self.derived} - {table.name for table in left}
         object.__setattr__(self, "derived", left)
         if self.left_out:
             topics = tuple(spec for spec in self.topics if spec.publishes not in lost)
@@ -73,31 +72,28 @@ class Lake:
         self._check_names()
         for table in self.derived:
             self._check(table, ())
-        self._check_published()
+        for error in without_table(self.topics, self.derived_by_name):
+            raise error
         checks = tuple(check for check in self.own_checks if self._has_tables(check, missing))
         object.__setattr__(self, "own_checks", checks)
         self._validate_checks()
 
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
         """Return the derived tables whose sources there are, or should be, and what is missing."""
-        skipped = (table for kind in self._kinds(computed=False) for table in self._of_kind(kind))
-        missing = {table.source for table in skipped if table.source}
+        missing = {table.source for table in self._of_kinds(computed=False) if table.source}
         for topic in self.left_out - {spec.name for spec in self.topics}:
             missing |= {name for kind in OF_TOPICS for name in kind.source_names(topic)}
         left = self.derived
-        while lost := {table.name for table in left if missing & {*table.sources, *table.lookups}}:
+        while lost := {table.name for table in left if missing & {*table.reads}}:
             missing |= lost
             left = tuple(table for table in left if table.name not in lost)
         return left, missing
 
     @cached_property
     def additions(self) -> tuple[dg.Definitions, ...]:
-        """What other packages add to the graph."""
-
-        def definitions(make: Addition) -> dg.Definitions:
-            return make(self)
-
-        return tuple(made for _, made in extensions("topicberg.definitions", definitions))
+        """What other packages add to the graph: see :class:`Addition`."""
+        added = extensions("topicberg.definitions", lambda make: make(self))
+        return tuple(definitions for _, definitions in added)
 
     def within(self, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Lake:
         """Return the part of which a graph has the assets; nothing else is checked or requested."""
@@ -129,32 +125,28 @@ class Lake:
             also_read=self.read,  # so that the same tables share operations
         )
 
-    def _kinds(self, *, computed: bool) -> list[type[TableOfTopic]]:
-        """Return the kinds of topics' tables that the deployment computes, or leaves out."""
-        has_spark = self.config.has_spark
-        return [kind for kind in OF_TOPICS if (has_spark or not kind.needs_spark) == computed]
-
-    def _of_kind(self, kind: type[TableOfTopic]) -> Iterator[Table]:
-        return (table for spec in self.topics for table in kind.of(spec, self.config))
+    def _of_kinds(self, *, computed: bool) -> Iterator[Table]:
+        """Yield topics' tables, of the kinds that the deployment computes, or leaves out."""
+        for kind in OF_TOPICS:
+            if (self.config.has_spark or not kind.needs_spark) == computed:
+                for spec in self.topics:
+                    yield from kind.of(spec, self.config)
 
     @cached_property
     def _of_topics(self) -> tuple[Table, ...]:
-        kinds = self._kinds(computed=True)
-        return tuple(table for kind in kinds for table in self._of_kind(kind))
+        return tuple(self._of_kinds(computed=True))
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """Every table: those of topics, their histories and views, then the derived ones."""
-        computed = (
-            ComputedTable.of(derived, self.root(derived), self.config) for derived in self.derived
-        )
+        config = self.config
+        computed = (ComputedTable.of(table, self.root(table), config) for table in self.derived)
         return (*self._of_topics, *computed)
 
     @cached_property
     def read(self) -> frozenset[str]:
         """The names of what derived tables read."""
-        names = {name for table in self.derived for name in (*table.sources, *table.lookups)}
-        return self.also_read | names
+        return self.also_read | {name for table in self.derived for name in table.reads}
 
     @cached_property
     def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
@@ -162,7 +154,8 @@ class Lake:
         checks: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
             own_checks = (
-                own_check(check, self._identifiers(check)) for check in self._checks_of(table)
+                own_check(check, {name: self._named[name].identifier for name in check.tables})
+                for check in self._checks_of(table)
             )
             checks.append((table, ICEBERG, (*table.checks(self), *own_checks)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
@@ -183,20 +176,16 @@ class Lake:
     def _checks_of(self, table: Table) -> Iterator[OwnCheck]:
         return (check for check in self.own_checks if self._named[check.tables[0]] == table)
 
-    def _identifiers(self, check: OwnCheck) -> dict[str, tuple[str, str]]:
-        return {name: self._named[name].identifier for name in check.tables}
-
     @cached_property
     def _named(self) -> dict[str, Table]:
         """The tables by their names, and by those of their topics."""
-        by_name = {table.name: table for table in self.tables}
-        return {**by_name, **{t.source: t for t in self.tables if t.source}}
+        return {table.name: table for table in self.tables} | self._by_source
 
     def _has_tables(self, check: OwnCheck, missing: AbstractSet[str]) -> bool:
         """Return False if a table was left out; a name that is merely wrong is an error later."""
-        if not missing.isdisjoint(check.tables):
-            return False
-        return not self.left_out or all(name in self._named for name in check.tables)
+        return missing.isdisjoint(check.tables) and (
+            not self.left_out or self._named.keys() >= {*check.tables}
+        )
 
     def _validate_checks(self) -> None:
         seen: dict[str, dict[str, str]] = {}
@@ -209,7 +198,7 @@ class Lake:
                         hint=f"tables: {', '.join(sorted(self._named)) or 'none'}",
                     )
             table = self._named[check.tables[0]]
-            usual = {usual_check.name: "topicberg's own" for usual_check in table.checks(self)}
+            usual = {usual.name: "topicberg's own" for usual in table.checks(self)}
             others = seen.setdefault(table.name, usual)
             validate(check, others)
             others[check.name] = check.file
@@ -229,11 +218,15 @@ class Lake:
         return {table.name: table for table in self.derived}
 
     @cached_property
-    def plan_of(self) -> Callable[[str], Derivation]:
-        """Returns how a derived table is computed, by its name; that is put together once.
+    def in_order(self) -> list[DerivedTable]:
+        """The derived tables, each after those that it reads."""
+        by_name = self.derived_by_name
+        reads = {table.name: [*filter(by_name.get, table.reads)] for table in self.derived}
+        return [by_name[name] for name in TopologicalSorter(reads).static_order()]
 
-        Its asset, its check and what is watched have it. Most of it is the version of the code.
-        """
+    @cached_property
+    def plan_of(self) -> Callable[[str], Derivation]:
+        """Returns how a derived table is computed, by its name; that is put together once."""
         return cache(lambda name: derivation(self.derived_by_name[name], self))
 
     def root(self, table: DerivedTable) -> TopicSpec:
@@ -262,25 +255,24 @@ class Lake:
         return [spec for spec in self.topics if spec.publishes == derived.name]
 
     def downstream(self, name: str) -> list[DerivedTable]:
-        """What a change in a window of a table changes in the same window, and nowhere else.
-
-        In the order in which it can be computed.
-        """
-        by_name: dict[str, DerivedTable] = {}
-        for table in self.derived:
-            if name in table.sources and not table.reads_around:
-                for each in (table, *self.downstream(table.name)):
-                    by_name.pop(each.name, None)
-                    by_name[each.name] = each
-        return list(by_name.values())
+        """What a change in a window changes in the same window, and nowhere else, in order."""
+        names = {name}
+        for table in self.in_order:
+            if not (table.reads_around or names.isdisjoint(table.sources)):
+                names.add(table.name)
+        return [table for table in self.in_order if table.name in names - {name}]
 
     def _check_names(self) -> None:
         """In Snowflake all tables are in one schema, and in Dagster their names are keys."""
-        topics = [table for table in self._of_topics if table.reported]
-        others = [table for table in self._of_topics if not table.reported]
-        named = [(table.described.format(topic=table.root.name), table.name) for table in others]
-        named += [(ComputedTable.described, table.name) for table in self.derived]
-        seen = {table.name.lower() for table in topics}
+        named = [
+            *(
+                (table.described.format(topic=table.root.name), table.name)
+                for table in self._of_topics
+                if not table.reported
+            ),
+            *((ComputedTable.described, table.name) for table in self.derived),
+        ]
+        seen = {table.name.lower() for table in self._of_topics if table.reported}
         for description, name in named:
             if name.lower() in seen:
                 raise SpecError(
@@ -294,8 +286,8 @@ class Lake:
             raise SpecError(
                 f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
             )
-        for source in (*table.sources, *table.lookups):
-            tables = (*self.ingested, *self.derived_by_name)
+        tables = (*self.ingested, *self.derived_by_name)
+        for source in table.reads:
             if source not in tables:
                 there = ", ".join(sorted(tables))
                 raise SpecError(
@@ -311,16 +303,9 @@ class Lake:
                 hint="give their topics the same granularity and start",
             )
 
-    def _check_published(self) -> None:
-        for error in without_table(self.topics, self.derived_by_name):
-            raise error
-
 
 def without_table(topics: Iterable[TopicSpec], derived: Iterable[str]) -> Iterator[SpecError]:
-    """Yield the errors of topics that publish a table that does not exist.
-
-    :param derived: the names of the derived tables
-    """
+    """Yield the errors of topics that publish a table that is none of the derived ones."""
     names = sorted(derived)
     for spec in topics:
         if spec.publishes and spec.publishes not in names:
@@ -351,12 +336,12 @@ def find_derived(config: Settings | None = None) -> list[DerivedTable]:
 
 
 def lake_of(config: Settings, known_specs: KnownSpecs) -> Lake:
-    """Return the lake of these specs and of the project's derived tables.
-
-    :raises SpecError: derived tables are invalid, or do not fit the specs
-    """
-    derived, checks = tuple(find_derived(config)), tuple(find_checks(config))
-    topics = tuple(known_specs.specs)
+    """Return the lake of these specs and of the derived tables; SpecError: they do not fit."""
     return Lake(
-        config, topics, derived, known_specs.left_out, known_specs.problem, own_checks=checks
+        config,
+        tuple(known_specs.specs),
+        tuple(find_derived(config)),
+        known_specs.left_out,
+        known_specs.problem,
+        own_checks=tuple(find_checks(config)),
     )

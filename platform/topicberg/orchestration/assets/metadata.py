@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
-from dagster import (
-    AssetKey,
-    MetadataValue,
-    TableColumn,
-    TableColumnConstraints,
-    TableColumnDep,
-    TableColumnLineage,
-    TableSchema,
-)
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
@@ -33,32 +25,29 @@ from topicberg.topics.spec import metadata_description
 SAMPLE_ROWS, SAMPLED_SNAPSHOTS = 10, 20
 
 
-def documentation(page: str) -> dict[str, MetadataValue[Any]]:
-    """Return metadata that leads to a page of ``docs/``, such as ``tableflow.md``.
-
-    To ``TOPICBERG_DOCS_URL`` if it is set, else to topicberg's web server.
-    """
+def documentation(page: str) -> dict[str, dg.MetadataValue[Any]]:
+    """Return metadata that leads to a page of ``docs/``, such as ``tableflow.md``."""
     address = address_of(page)
     return {"documentation": _link(address)} if address is not None else {}
 
 
 @lru_cache
-def _link(address: str) -> MetadataValue[Any]:
+def _link(address: str) -> dg.MetadataValue[Any]:
     """Return the same object for every asset of a fleet."""
-    return MetadataValue.url(address)
+    return dg.MetadataValue.url(address)
 
 
-def column_schema(schema: Schema) -> TableSchema:
+def column_schema(schema: Schema) -> dg.TableSchema:
     """Return the columns with their Iceberg types and descriptions."""
-    return TableSchema(
+    return dg.TableSchema(
         columns=[
-            TableColumn(
+            dg.TableColumn(
                 name=field.name,
                 type=str(field.field_type),
                 description=markdown_lines(field.doc)
                 if field.doc
                 else metadata_description(field.name),
-                constraints=TableColumnConstraints(nullable=not field.required),
+                constraints=dg.TableColumnConstraints(nullable=not field.required),
             )
             for field in schema.fields
         ]
@@ -66,32 +55,43 @@ def column_schema(schema: Schema) -> TableSchema:
 
 
 def column_lineage(
-    assets: Mapping[str, AssetKey], columns: Mapping[str, tuple[str, ...]], default: Iterable[str]
-) -> TableColumnLineage:
+    assets: Mapping[str, dg.AssetKey],
+    columns: Mapping[str, tuple[str, ...]],
+    default: Iterable[str],
+) -> dg.TableColumnLineage:
     """Which columns of its sources each column was computed from.
 
     :param assets: source → its asset
     :param columns: column → ``column`` of every source in ``default``, or ``source.column``
     """
-
-    def dependencies(origin: str) -> Iterator[TableColumnDep]:
-        source, _, column = origin.rpartition(".")
-        for name in [source] if source in assets else default:
-            yield TableColumnDep(assets[name], column if source in assets else origin)
-
-    return TableColumnLineage(
+    return dg.TableColumnLineage(
         deps_by_column={
-            column: [dep for origin in origins for dep in dependencies(origin)]
+            column: [
+                dg.TableColumnDep(assets[source], name)
+                for source, name in source_columns(origins, assets, default)
+            ]
             for column, origins in columns.items()
         }
     )
 
 
-def copied_columns(origin: AssetKey, columns: Mapping[str, str]) -> TableColumnLineage:
+def source_columns(
+    origins: Iterable[str], sources: Container[str], default: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield source and column of each origin, which is given as in :func:`column_lineage`."""
+    for origin in origins:
+        source, _, column = origin.rpartition(".")
+        if source in sources:
+            yield source, column
+        else:
+            yield from ((name, origin) for name in default)
+
+
+def copied_columns(origin: dg.AssetKey, columns: Mapping[str, str]) -> dg.TableColumnLineage:
     """Columns that are those of another asset: column → its column there."""
-    return TableColumnLineage(
+    return dg.TableColumnLineage(
         deps_by_column={
-            column: [TableColumnDep(origin, original)] for column, original in columns.items()
+            column: [dg.TableColumnDep(origin, original)] for column, original in columns.items()
         }
     )
 
@@ -99,9 +99,9 @@ def copied_columns(origin: AssetKey, columns: Mapping[str, str]) -> TableColumnL
 def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
     """A snapshot in numbers."""
     return {
-        "snapshot_id": MetadataValue.text(str(snapshot.snapshot_id)),
+        "snapshot_id": dg.MetadataValue.text(str(snapshot.snapshot_id)),
         "operation": snapshot.operation,
-        "committed_at": MetadataValue.timestamp(snapshot.committed_at),
+        "committed_at": dg.MetadataValue.timestamp(snapshot.committed_at),
         "rows_added": snapshot.added_records,
         "rows_deleted": snapshot.deleted_records,
         "files_added": snapshot.added_files,
@@ -111,7 +111,7 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
         "dagster/row_count": snapshot.total_records,
         **({"read_by": snapshot.reader} if snapshot.reader else {}),
         **(
-            {"end_offsets": MetadataValue.json({str(p): o for p, o in ends.items()})}
+            {"end_offsets": dg.MetadataValue.json({str(p): o for p, o in ends.items()})}
             if (ends := snapshot.end_offsets)
             else {}
         ),
@@ -119,19 +119,14 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
 
 
 def skipped_metadata(table: Table) -> dict[str, int]:
-    """Records of its topic that are not in the table because they could not be decoded, and those
-    that have Kafka's time because their event time could not be used.
-    """
+    """How many records are not in the table, or have Kafka's time, as they are malformed."""
     names = {"rows_skipped": ROWS_SKIPPED, "event_times_from_kafka": KAFKA_TIMES}
-    found = {name: table.properties.get(key) for name, key in names.items()}
-    return {name: int(number) for name, number in found.items() if number is not None}
+    counters = table.properties
+    return {name: int(counters[key]) for name, key in names.items() if key in counters}
 
 
 def commit_lag_metadata(table: Table, snapshot: Snapshot, timestamp: str) -> dict[str, float]:
-    """Seconds from the arrival of the snapshot's oldest record in Kafka to its commit.
-
-    :param timestamp: the table's column with Kafka's timestamps
-    """
+    """Seconds from the arrival of the oldest record in Kafka, by its column, to the commit."""
     oldest = oldest_record(table, snapshot, timestamp)
     if oldest is None or END_OFFSETS not in summary(snapshot):
         return {}
@@ -152,7 +147,7 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
     if head:
         metadata |= snapshot_metadata(report(head))
         if sample and (rows := newest_rows(table, SAMPLE_ROWS)) is not None:
-            metadata["sample"] = MetadataValue.md(markdown_table(rows))
+            metadata["sample"] = dg.MetadataValue.md(markdown_table(rows))
     return metadata
 
 
@@ -166,7 +161,7 @@ def newest_rows(table: Table, limit: int) -> pa.Table | None:
         removed |= {file.file_path for file, added in files if not added}
         for file, added in files:
             if added and file.content == DataFileContent.DATA and file.file_path not in removed:
-                row_filter = AlwaysTrue()
-                scan = ArrowScan(table.metadata, table.io, table.schema(), row_filter, limit=limit)
-                return scan.to_table([FileScanTask(file)])
+                return ArrowScan(
+                    table.metadata, table.io, table.schema(), AlwaysTrue(), limit=limit
+                ).to_table([FileScanTask(file)])
     return None

@@ -16,10 +16,8 @@ from topicberg.transforms.windows import Window
 
 TimePartitions = HourlyPartitionsDefinition | DailyPartitionsDefinition
 HORIZON = timedelta(days=366)
-RANGE_START, RANGE_END = (
-    "dagster/asset_partition_range_start",
-    "dagster/asset_partition_range_end",
-)
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
 """Tags of a run for several partitions."""
 SCATTERED = ".dagster/topicberg/partitions"
 """Tag of a run for partitions of which Dagster knows only the last: see :func:`scattered`. The UI
@@ -29,21 +27,15 @@ _HOUR = "%Y-%m-%d-%H:%M"
 
 
 def time_partitions(spec: TopicSpec) -> TimePartitions:
-    """The partitions that a topic's spec gives to its derived tables; the open one included.
-
-    :raises SpecError: the spec has no ``derived_partitions``
-    """
+    """The partitions of derived tables by a spec, with the open one; SpecError: it has none."""
     if spec.derived_partitions is None:
         raise SpecError(
             f"topic {spec.name} has derived tables, but its spec has no `derived_partitions`",
             hint='add e.g. `derived_partitions: {granularity: hourly, start: "2026-01-01"}`',
         )
     start = datetime.combine(spec.derived_partitions.start, time(), UTC)
-    kind = (
-        HourlyPartitionsDefinition
-        if spec.derived_partitions.granularity == "hourly"
-        else DailyPartitionsDefinition
-    )
+    is_hourly = spec.derived_partitions.granularity == "hourly"
+    kind = HourlyPartitionsDefinition if is_hourly else DailyPartitionsDefinition
     return kind(start_date=start, timezone="UTC", end_offset=1)
 
 
@@ -79,10 +71,7 @@ def requested_ranges(tags: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def described_range(first: str, last: str) -> str:
-    """Return a range of partitions for people: ``2026-03-01 03:00 to 05:00``, the end excluded.
-
-    A range of days names its first and its last day.
-    """
+    """Return hours for people: ``2026-03-01 03:00 to 05:00``, without the end; of days both."""
     if len(first) <= len("2026-03-01"):
         return first if first == last else f"{first} to {last}"
     begin, end = (datetime.strptime(key, _HOUR) for key in (first, last))
@@ -93,8 +82,10 @@ def described_range(first: str, last: str) -> str:
 def requested_windows(partitions: TimePartitions, tags: Mapping[str, str]) -> list[Window]:
     """The windows of the partitions that the tags of a run request; none: it has no partitions."""
     of_key = partitions.time_window_for_partition_key
-    ranges = requested_ranges(tags)
-    return [window(partitions, of_key(first).start, of_key(last).end) for first, last in ranges]
+    return [
+        window(partitions, of_key(first).start, of_key(last).end)
+        for first, last in requested_ranges(tags)
+    ]
 
 
 def scattered(partitions: TimePartitions, spans: Sequence[Span]) -> str:
@@ -106,8 +97,7 @@ def scattered(partitions: TimePartitions, spans: Sequence[Span]) -> str:
     """
     start = _hour(partitions.start)
     bounds = [bound for s in spans for bound in (max(s.hours.start, start), s.hours.stop)]
-    lengths = ",".join(str(end - begin) for begin, end in pairwise(bounds))
-    return f"{spans[0].first} {lengths}"
+    return f"{spans[0].first} {','.join(str(end - begin) for begin, end in pairwise(bounds))}"
 
 
 def partition_key(partitions: TimePartitions, moment: datetime) -> str:
@@ -152,8 +142,7 @@ def spans(
     begin = start + -(-(begin - start) // width) * width
     wanted = (Hours(max(each.start, begin), each.stop) for each in _whole(partitions, hours, end))
     ranges = union(each for each in wanted if each)
-    some = [_span(partitions, each) for each in ranges[:limit]]
-    return some, union([*ranges[limit:], *future])
+    return [_span(partitions, each) for each in ranges[:limit]], union([*ranges[limit:], *future])
 
 
 def partition_count(partitions: TimePartitions, span: Span) -> int:
@@ -177,10 +166,7 @@ def partition_keys(
     now: datetime,
     first_hour: int = BEFORE_EVERYTHING,
 ) -> list[str]:
-    """Return the keys of the partitions that hold some of these hours, in order.
-
-    Of the future as well; otherwise as of :func:`spans`.
-    """
+    """Return the keys of partitions with some of these hours, of the future as well, in order."""
     ranges = _whole(partitions, hours, _hour(now + HORIZON))
     starts = (hour for span in ranges for hour in span[:: _width(partitions)] if hour >= first_hour)
     moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in starts)
@@ -188,10 +174,7 @@ def partition_keys(
 
 
 def _whole(partitions: TimePartitions, hours: Iterable[Hours], end: int) -> list[Hours]:
-    """Return the hours of the partitions that hold some of these hours before ``end``.
-
-    What lies before the first partition belongs to it.
-    """
+    """Return the hours of the partitions that hold some of these hours before ``end``."""
     start, width = _hour(partitions.start), _width(partitions)
     clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
     return union(

@@ -17,8 +17,7 @@ from topicberg.topics.schema import read_schema
 
 def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.AssetsDefinition:
     """The topic, brought to the newest snapshot of its table."""
-    table = lake.table(derived)
-    path = spec.schema_path("value", lake.config)
+    table, path = lake.table(derived), spec.schema_path("value", lake.config)
     fields: dict[str, str] = {}
     with suppress(SpecError):  # of a file that is wrong now; the last good spec is in use
         fields = read_schema(path, spec.value_schema.format).columns if path else {}

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from topicberg.checks.check import TableCheck
 from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, published_check, view_check
@@ -22,15 +22,10 @@ from topicberg.checks.table import (
     volume_check,
 )
 from topicberg.checks.topic import history_checks, topic_checks
+from topicberg.orchestration.assets import topics
 from topicberg.orchestration.assets.derived import DerivedTable, derived_asset
 from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
 from topicberg.orchestration.assets.tables import LakeTable, own_operation
-from topicberg.orchestration.assets.topics import (
-    history_asset,
-    topic_spec,
-    upsert_view_asset,
-    wait_for_topic,
-)
 from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.topics.spec import asset_name
 from topicberg.transforms.upsert_view import UpsertView
@@ -77,10 +72,7 @@ class Table(LakeTable, ABC):
         """Return the asset that fills it."""
 
     def is_independent(self, lake: Lake) -> bool:
-        """Return whether no step of a run waits for its assets, so that they may share steps.
-
-        See :mod:`.assets.sharing`, which then calls :meth:`iceberg_spec` and :meth:`materialize`.
-        """
+        """Return whether no step of a run waits for its assets: see :mod:`.assets.sharing`."""
         return False
 
     def iceberg_spec(self) -> dg.AssetSpec:
@@ -120,10 +112,7 @@ class Table(LakeTable, ABC):
     def _row_checks(
         self, rules: Rules, spec: TopicSpec | None, defined_in: str, *, of_confluent: bool = False
     ) -> Iterator[TableCheck]:
-        """Return the checks of manifests, and those of the rules of a spec.
-
-        :param of_confluent: Confluent's Tableflow writes the table
-        """
+        """Return the checks of manifests, and those of the rules of a spec."""
         yield readable_by_check()
         yield equality_deletes_check(of_confluent=of_confluent)
         if rules.volume_factor is not None:
@@ -144,6 +133,25 @@ class TableOfTopic(Table, ABC):
         """Yield the tables of this kind that a spec asks for."""
 
     @classmethod
+    def _of(
+        cls,
+        spec: TopicSpec,
+        name: str,
+        identifier: tuple[str, str],
+        time: str | None,
+        source: str | None,
+    ) -> Self:
+        return cls(
+            name=name,
+            group=spec.pipeline,
+            identifier=identifier,
+            owners=spec.owners,
+            root=spec,
+            time=time,
+            source=source,
+        )
+
+    @classmethod
     def source_names(cls, topic: str) -> frozenset[str]:
         """Return the names by which derived tables may read it, of a topic with an invalid spec."""
         return frozenset()
@@ -160,18 +168,11 @@ class TopicTable(TableOfTopic):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[TopicTable]:
-        if not spec.has_table(config):
-            return
-        yield cls(
-            name=spec.table_name,
-            group=spec.pipeline,
-            identifier=spec.table_identifier(config),
-            owners=spec.owners,
-            root=spec,
-            time=spec.event_time,
+        if spec.has_table(config):
             # A topic that is published has the name of the derived table.
-            source=spec.table_name if spec.publishes else spec.name,
-        )
+            source = spec.table_name if spec.publishes else spec.name
+            identifier = spec.table_identifier(config)
+            yield cls._of(spec, spec.table_name, identifier, spec.event_time, source)
 
     @classmethod
     def source_names(cls, topic: str) -> frozenset[str]:
@@ -189,12 +190,12 @@ class TopicTable(TableOfTopic):
         return not (spec.publishes or is_read or blocks)
 
     def iceberg_spec(self) -> dg.AssetSpec:
-        return topic_spec(self.root, self)
+        return topics.topic_spec(self.root, self)
 
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
-        return wait_for_topic(context, self.root, self, lakehouse)
+        return topics.wait_for_topic(context, self.root, self, lakehouse)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`checks:` in {lake.config.topics_dir.name}/{self.root.name}.yaml"
@@ -227,25 +228,16 @@ class HistoryTable(TableOfTopic):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
-        if not (spec.has_table(config) and spec.history):
-            return
-        namespace, name = history_table(spec, config)
-        yield cls(
-            name=name,
-            group=spec.pipeline,
-            identifier=(namespace, name),
-            owners=spec.owners,
-            root=spec,
-            time=spec.event_time,
-            source=name,
-        )
+        if spec.has_table(config) and spec.history:
+            _, name = identifier = history_table(spec, config)
+            yield cls._of(spec, name, identifier, spec.event_time, name)
 
     @classmethod
     def source_names(cls, topic: str) -> frozenset[str]:
         return frozenset({f"{asset_name(topic)}_history"})
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
-        return history_asset(self.root, self)
+        return topics.history_asset(self.root, self)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         yield from history_checks(self.root, self._allowed_minutes)
@@ -266,19 +258,11 @@ class UpsertViewTable(TableOfTopic):
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:
         for name in spec.upsert_views if spec.has_table(config) else ():
-            yield cls(
-                name=name,
-                group=spec.pipeline,
-                identifier=(spec.namespace(config), name),
-                owners=spec.owners,
-                root=spec,
-                time=None,
-                source=None,
-            )
+            yield cls._of(spec, name, (spec.namespace(config), name), None, None)
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         (topic,) = TopicTable.of(self.root, lake.config)
-        return upsert_view_asset(self.root, topic, self, self.upsert_view(lake.config))
+        return topics.upsert_view_asset(self.root, topic, self, self.upsert_view(lake.config))
 
     def upsert_view(self, config: Settings) -> UpsertView:
         spec = self.root
@@ -318,17 +302,17 @@ class ComputedTable(Table):
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
-        topics = {spec.name: spec.asset_name for spec in lake.published(self.derived)}
+        published = {spec.name: spec.asset_name for spec in lake.published(self.derived)}
         yield derived_check(
             self.name,
-            (*self.derived.sources, *self.derived.lookups),
+            self.derived.reads,
             self._allowed_minutes,
             lake.plan_of(self.name),
             partial(partition_keys, time_partitions(self.root)),
-            [*topics.values()],
+            [*published.values()],
         )
-        if topics:
-            yield published_check(self.name, topics, self._allowed_minutes)
+        if published:
+            yield published_check(self.name, published, self._allowed_minutes)
         yield from self._row_checks(self.derived.rules, None, defined_in)
 
 

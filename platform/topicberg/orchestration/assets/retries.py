@@ -30,5 +30,4 @@ def retried() -> Iterator[None]:
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:
             context.log.warning(f"{kind.name}, retrying in {wait:.0f} s: {safe(error)}")
-        retry = dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait)
-        raise retry from safe(to_report(error))
+        raise dg.RetryRequested(kind.retries, wait) from safe(to_report(error))

@@ -21,6 +21,7 @@ is_independent`): nothing is computed from it, and it has no blocking rules.
 
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -63,14 +64,15 @@ def shared_assets(lake: "Lake") -> Iterator[dg.AssetsDefinition]:
     topics = {spec.name: spec for spec in lake.topics if not spec.publishes}
     for name, share in share_out((spec.pipeline, spec.name) for spec in topics.values()):
         yield _observation(f"kafka_{name}", [topics[topic] for topic in share])
-    parts: dict[str, dict[str, Part]] = {system: {} for system in systems()}
-    for each, system, checks in lake.checks:
-        if each.is_independent(lake):
-            parts[system][each.name] = Part(each, system, checks)
-    tables = parts[ICEBERG]
-    for name, share in share_out((part.table.group, table) for table, part in tables.items()):
+    parts = {
+        (system, table.name): Part(table, system, checks)
+        for table, system, checks in lake.checks
+        if table.is_independent(lake)
+    }
+    tables = (part.table for (system, _), part in parts.items() if system == ICEBERG)
+    for name, share in share_out((table.group, table.name) for table in tables):
         for system in systems():
-            chosen = [parts[system][table] for table in share]
+            chosen = [parts[system, table] for table in share]
             yield _materialization(f"{system}_{name}", system, chosen)
 
 
@@ -78,19 +80,15 @@ def share_out(grouped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[st
     """Return the end of each operation's name, such as ``of_shop``, and its members.
 
     A member stays in its operation when others are added, until the number of operations doubles.
-
-    :param grouped: the group of each member, and its name
     """
-    groups: dict[str, list[str]] = {}
+    groups = defaultdict[str, list[str]](list)
     for group, name in grouped:
-        groups.setdefault(group, []).append(name)
+        groups[group].append(name)
     for group, members in sorted(groups.items()):
-        parts = 1
-        while parts * SHARED_BY < len(members):
-            parts *= 2
-        shares: dict[int, list[str]] = {}
+        parts = 1 << ((len(members) - 1) // SHARED_BY).bit_length()
+        shares = defaultdict[int, list[str]](list)
         for name in members:
-            shares.setdefault(zlib.crc32(name.encode()) % parts, []).append(name)
+            shares[zlib.crc32(name.encode()) % parts].append(name)
         for number, share in sorted(shares.items()):
             yield (f"of_{group}" if parts == 1 else f"{number}_of_{group}"), share
 
@@ -106,9 +104,8 @@ def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
         }
         raise_failures((yield from isolated(work, context.log)))
 
-    described = [kafka_spec(spec) for spec in specs]
     observed: dg.AssetsDefinition = dg.multi_observable_source_asset(
-        name=name, specs=described, can_subset=True
+        name=name, specs=[*map(kafka_spec, specs)], can_subset=True
     )(observation)
     return observed
 
@@ -160,7 +157,8 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
         clients = topicberg_lakehouse, topicberg_snowflake
         requested = {part.key for part in parts} & context.selected_asset_keys
-        waits = bool(requested)
+        # Waiting for the engine can take long, and only the main thread can be interrupted.
+        at_once = 1 if system == ICEBERG and requested else AT_ONCE
         evaluated = context.selected_asset_check_keys
         failed_before = _failed.setdefault(context.run_id, set())
 
@@ -181,8 +179,6 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
                 context.log.warning(f"{part.key.to_user_string()}: left out, as {names} failed")
             else:
                 work[part.key] = tasks(part)
-        # Waiting for the engine can take long, and only the main thread can be interrupted.
-        at_once = 1 if system == "iceberg" and waits else AT_ONCE
         failed = yield from isolated(work, context.log, at_once)
         failed_before |= requested  # what is left of them
         raise_failures(failed)
@@ -277,7 +273,7 @@ def raise_failures(failed: Mapping[dg.AssetKey, BaseException]) -> None:
         message, hint = split_hint(str(error))
         kind = "" if isinstance(error, TopicbergError) else f"{type(error).__name__}: "
         texts.append(f"{key.to_user_string()}: {kind}{message}")
-        hints += [hint] if hint else []
+        hints.append(hint)
     more = len(texts) - MAX_SHOWN
     shown = [*texts[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-    raise TopicbergError("; ".join(shown), hint=hints[0] if hints else None)
+    raise TopicbergError("; ".join(shown), hint=next(filter(None, hints), None))

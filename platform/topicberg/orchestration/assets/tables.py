@@ -48,14 +48,15 @@ def own_operation(
     work: Callable[[dg.AssetExecutionContext, Lakehouse, Snowflake], dg.MaterializeResult],
 ) -> dg.AssetsDefinition:
     """Return an asset as an operation of its own."""
-
     system = spec.key.path[0]
-    # A table reaches the last catalog before the next one is computed, not after all of them; 0 and
-    # 1 are computations.
-    place = 2 + systems().index(system)
 
     @dg.multi_asset(
-        name=operation_name(spec.key), specs=[spec], pool=pool_of(system), op_tags=priority(place)
+        name=operation_name(spec.key),
+        specs=[spec],
+        pool=pool_of(system),
+        # A table reaches the last catalog before the next one is computed, not after all of them; 0
+        # and 1 are computations.
+        op_tags=priority(2 + systems().index(system)),
     )
     @retried()
     def materialize(

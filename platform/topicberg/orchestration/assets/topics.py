@@ -41,9 +41,8 @@ def _values(spec: TopicSpec) -> str:
 def _next_step(spec: TopicSpec) -> str:
     """Return what to do first with a topic."""
     look = f"See its newest records with `topicberg peek {spec.name}`"
-    if spec.generator is None:
-        return f"{look}."
-    return f"{look}; produce some with `topicberg datagen start {spec.name}`."
+    produce = f"; produce some with `topicberg datagen start {spec.name}`" if spec.generator else ""
+    return f"{look}{produce}."
 
 
 def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
@@ -76,10 +75,7 @@ def kafka_metadata(begin: dict[int, int], end: dict[int, int]) -> dict[str, Any]
 
 
 def consumer_lag_metadata(committed: Offsets, begin: Offsets, end: Offsets) -> dict[str, Any]:
-    """Offsets that are in the topic and not yet in its table.
-
-    :param committed: up to where the table holds the topic
-    """
+    """Offsets of the topic that are not in its table, which holds those before ``committed``."""
     lag = {p: max(0, offset - committed.get(p, begin.get(p, 0))) for p, offset in end.items()}
     return {
         "consumer_lag": sum(lag.values()),
@@ -113,14 +109,19 @@ def wait_for_topic(
     """Return the table's state once Tableflow has committed what the topic has now."""
 
     def report(missing: int) -> None:
-        records = count(missing, "record")
-        context.log.info(f"topic {spec.name}: waiting for Tableflow to commit {records}")
+        what = f"topic {spec.name}: waiting for Tableflow to commit {count(missing, 'record')}"
+        context.log.info(what)
 
-    iceberg = lakehouse.ingest(spec, report)
+    return _materialized(table, lakehouse.ingest(spec, report))
+
+
+def _materialized(table: LakeTable, iceberg: Table, **more: Any) -> dg.MaterializeResult:
+    """Return the state of a table as a materialization of its asset."""
+    head = iceberg.current_snapshot()
     return dg.MaterializeResult(
         asset_key=table.key("iceberg"),
-        metadata=table_metadata(iceberg),
-        data_version=_data_version(iceberg),
+        metadata={**table_metadata(iceberg), **more},
+        data_version=dg.DataVersion(str(head.snapshot_id)) if head else None,
     )
 
 
@@ -141,10 +142,7 @@ def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
     @retried()
     def append(topicberg_lakehouse: Lakehouse) -> dg.MaterializeResult:
         lakehouse = topicberg_lakehouse
-        iceberg = ingest_history(spec, lakehouse.endpoints(), lakehouse.config)
-        return dg.MaterializeResult(
-            metadata=table_metadata(iceberg), data_version=_data_version(iceberg)
-        )
+        return _materialized(history, ingest_history(spec, lakehouse.endpoints(), lakehouse.config))
 
     return append
 
@@ -180,19 +178,8 @@ def upsert_view_asset(
             iceberg = lakehouse.catalog().load_table(view.identifier)
         else:
             iceberg = refresh(topicberg_spark.spark_session, lakehouse.catalog(), definition)
-        return dg.MaterializeResult(
-            metadata={
-                **table_metadata(iceberg),
-                "dagster/column_lineage": copied_columns(
-                    table.key("iceberg"), {f.name: f.name for f in iceberg.schema().fields}
-                ),
-            },
-            data_version=_data_version(iceberg),
-        )
+        names = {field.name: field.name for field in iceberg.schema().fields}
+        lineage = copied_columns(table.key("iceberg"), names)
+        return _materialized(view, iceberg, **{"dagster/column_lineage": lineage})
 
     return merge
-
-
-def _data_version(iceberg: Table) -> dg.DataVersion | None:
-    head = iceberg.current_snapshot()
-    return dg.DataVersion(str(head.snapshot_id)) if head else None

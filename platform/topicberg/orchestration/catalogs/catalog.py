@@ -64,10 +64,7 @@ class Catalog(Protocol):
 
 @cache
 def catalogs() -> dict[str, Catalog]:
-    """Return the catalogs by name, each one after that from which its assets are made.
-
-    A catalog is left out where a library of it is not installed, and so are those made from it.
-    """
+    """Return the catalogs whose libraries are installed, each after that of its assets' source."""
     waiting: list[Catalog] = []
     for name, catalog in extensions("topicberg.catalogs", _complete):
         missing = [module for module in catalog.modules if find_spec(module) is None]
@@ -80,13 +77,8 @@ def catalogs() -> dict[str, Catalog]:
         ordered |= {catalog.name: catalog for catalog in ready}
         waiting = [catalog for catalog in waiting if catalog.name not in ordered]
     for catalog in waiting:
-        known = ", ".join((ICEBERG, *ordered))
-        logger.warning(
-            "catalog %s is left out: its source %s is none of %s",
-            catalog.name,
-            catalog.source,
-            known,
-        )
+        message = "catalog %s is left out: its source %s is none of %s"
+        logger.warning(message, catalog.name, catalog.source, ", ".join((ICEBERG, *ordered)))
     return ordered
 
 

@@ -44,8 +44,7 @@ class Glue:
         """Register the table in Glue."""
         database, name = table.glue_table
         iceberg = lakehouse.catalog().load_table(table.identifier)
-        client = lakehouse.glue()
-        moved = glue.register(client, iceberg, database, name)
+        moved = glue.register(lakehouse.glue(), iceberg, database, name)
         return dg.MaterializeResult(
             asset_key=table.key("glue"),
             metadata={

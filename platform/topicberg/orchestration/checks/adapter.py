@@ -3,7 +3,7 @@
 # Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -22,14 +22,7 @@ from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.catalogs.catalog import pool_of
-from topicberg.orchestration.checks.evaluations import (
-    CAUSE,
-    FINDING,
-    REMEDIATION,
-    SINCE,
-    Evaluation,
-    last_evaluations,
-)
+from topicberg.orchestration.checks import evaluations
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.security.redaction import redact
 from topicberg.security.text import markdown_line
@@ -45,14 +38,49 @@ def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
         yield data_check(check, derived, lake)
 
 
+class CheckKeys:
+    """The keys of the checks of all tables, chosen by their purpose."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._of_table: dict[str, list[tuple[bool, dg.AssetCheckKey]]] = {}
+        """Table → its checks, and whether each is a blocking one of its rows."""
+        for table, system, checks in lake.checks:
+            self._of_table.setdefault(table.name, []).extend(
+                (
+                    system == "iceberg" and check.blocking,
+                    dg.AssetCheckKey(table.key(system), check.name),
+                )
+                for check in checks
+            )
+
+    def all(self) -> list[dg.AssetCheckKey]:
+        """Return every check of :attr:`topicberg.orchestration.assets.lake.Lake.checks`."""
+        return [key for checks in self._of_table.values() for _, key in checks]
+
+    def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:
+        """Return the checks that belong into each run that computes or registers these tables."""
+        return [key for name in dict.fromkeys(names) for _, key in self._of_table.get(name, ())] + [
+            dg.AssetCheckKey(self._lake.table(derived).key("iceberg"), check.__name__)
+            for derived, check in self._lake.row_checks
+            if derived.name in names
+        ]
+
+    def blocking(self, name: str) -> list[dg.AssetCheckKey]:
+        """Return the checks of a table that prevent runs from computing with it."""
+        return [key for is_blocking, key in self._of_table.get(name, ()) if is_blocking]
+
+
 def check_specs(
     table: LakeTable, system: str, checks: Iterable[TableCheck]
 ) -> list[dg.AssetCheckSpec]:
     """Return the checks of one asset as Dagster shows them."""
-    key = table.key(system)
     return [
         dg.AssetCheckSpec(
-            check.name, asset=key, description=check.description, blocking=check.blocking
+            check.name,
+            asset=table.key(system),
+            description=check.description,
+            blocking=check.blocking,
         )
         for check in checks
     ]
@@ -96,8 +124,10 @@ def evaluation(
     names = [name.name for name in context.selected_asset_check_keys if name.asset_key == key]
 
     @cache
-    def before() -> dict[dg.AssetCheckKey, Evaluation]:
-        return last_evaluations(context.instance, [dg.AssetCheckKey(key, name) for name in names])
+    def before() -> dict[dg.AssetCheckKey, evaluations.Evaluation]:
+        return evaluations.last_evaluations(
+            context.instance, [dg.AssetCheckKey(key, name) for name in names]
+        )
 
     def last(name: str) -> Finding | None:
         stored = before().get(dg.AssetCheckKey(key, name))
@@ -111,25 +141,23 @@ def evaluation(
 def result(
     key: dg.AssetKey, name: str, finding: Finding, before: Finding | None
 ) -> dg.AssetCheckResult:
-    """Return the finding as Dagster stores and shows it.
-
-    :param before: the last finding: a failure that has no time of its own began with it, if it
-        failed as well
-    """
+    """:param before: the last finding, whose time a failure has that goes on"""
     metadata: dict[str, Any] = {
         name: dg.MetadataValue.md(markdown_table(fact)) if isinstance(fact, pa.Table) else fact
         for name, fact in finding.facts.items()
     }
     if not finding.passed:
-        since = finding.since or (before.since if before and not before.passed else None)
-        since = (since or datetime.now(UTC)).astimezone(UTC)
+        began = before.since if before and not before.passed else None
+        since = (finding.since or began or datetime.now(UTC)).astimezone(UTC)
         finding = replace(finding, since=since)
-        metadata[FINDING] = dg.MetadataValue.json(finding.to_json())
-        metadata[SINCE] = dg.MetadataValue.timestamp(since)
+        metadata |= {
+            evaluations.FINDING: dg.MetadataValue.json(finding.to_json()),
+            evaluations.SINCE: dg.MetadataValue.timestamp(since),
+        }
         if finding.remediation:
-            metadata[REMEDIATION] = dg.MetadataValue.md(_shown(finding.remediation))
+            metadata[evaluations.REMEDIATION] = dg.MetadataValue.md(_shown(finding.remediation))
         if finding.cause:
-            metadata[CAUSE] = finding.cause
+            metadata[evaluations.CAUSE] = finding.cause
     warning = finding.severity == "warning"
     return dg.AssetCheckResult(
         asset_key=key,
@@ -163,10 +191,7 @@ def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetC
         context: dg.AssetCheckExecutionContext, topicberg_spark: Spark
     ) -> dg.AssetCheckResult:
         requested = requested_windows(partitions, context.run.tags)
-        return function(
-            read_window(
-                topicberg_spark.spark_session, table.identifier, derived.time_column, requested
-            )
-        )
+        session, time = topicberg_spark.spark_session, derived.time_column
+        return function(read_window(session, table.identifier, time, requested))
 
     return checked

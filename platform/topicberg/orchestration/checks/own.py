@@ -81,20 +81,13 @@ def table_check(
 
 
 def find_checks(config: Settings) -> list[OwnCheck]:
-    """Return the checks of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
-
-    :raises TopicbergError: a module cannot be imported
-    """
-    found: dict[int, OwnCheck] = {}
-    for _, check in members(config.project_root, config.project.pipelines, OwnCheck):
-        found[id(check)] = check  # another module may import it
-    return list(found.values())
+    """Return the checks of the modules that ``pipelines`` of ``[tool.topicberg]`` names."""
+    checks = members(config.project_root, config.project.pipelines, OwnCheck)
+    return list({id(check): check for _, check in checks}.values())  # another module may import it
 
 
 def validate(check: OwnCheck, others: Mapping[str, str]) -> None:
-    """:param others: the names of the asset's other checks, and where each is from
-    :raises SpecError: the check is wrong in itself, or has the name of another one
-    """
+    """:raises SpecError: the check is wrong, or has a name of others (name → where it is from)"""
     wrong = None
     if not NAME.fullmatch(check.name):
         wrong = "the name has other characters than a-z, 0-9 and _"
@@ -110,10 +103,7 @@ def validate(check: OwnCheck, others: Mapping[str, str]) -> None:
 
 
 def own_check(check: OwnCheck, identifiers: Mapping[str, TableName]) -> TableCheck:
-    """Return the check as the other checks of the table are.
-
-    :param identifiers: of its tables, by the names that it has for them
-    """
+    """Return the check as others of the table are; ``identifiers``: of its tables, by name."""
     _, *others = check.tables
 
     def evaluate(probe: Probe) -> Finding:
@@ -134,9 +124,8 @@ def own_check(check: OwnCheck, identifiers: Mapping[str, TableName]) -> TableChe
 
     text = inspect.getdoc(check.function) or ""
     if not check.always:
-        named = " or ".join(check.tables)
-        text = f"{text} Evaluated when {named} has changed, by check_tables.".strip()
-    return TableCheck(check.name, text, evaluate, check.blocking)
+        text += f" Evaluated when {' or '.join(check.tables)} has changed, by check_tables."
+    return TableCheck(check.name, text.strip(), evaluate, check.blocking)
 
 
 def _finding(check: OwnCheck, identifiers: Mapping[str, TableName]) -> tuple[Finding, bool]:
@@ -153,21 +142,15 @@ def _finding(check: OwnCheck, identifiers: Mapping[str, TableName]) -> tuple[Fin
     if not isinstance(result, dg.AssetCheckResult):
         message = f"the check returned {type(result).__name__}"
         remediation = f"let {check.name} in {check.file} return a bool or a dg.AssetCheckResult"
-        return Finding(what=message, remediation=remediation), False
-    finding = finding_of(result)
-    message = (result.description or f"the check {'passed' if result.passed else 'failed'}").rstrip(
-        "."
-    )
-    return replace(finding, what=message), True
+        return Finding(message, remediation), False
+    message = result.description or f"the check {'passed' if result.passed else 'failed'}"
+    return replace(finding_of(result), what=message.rstrip(".")), True
 
 
 def _raised(check: OwnCheck, error: Exception) -> Finding:
-    line = line_in(error, check.file)
-    place = f"{check.file}, line {line}" if line else check.file
+    line, hint = line_in(error, check.file), None
+    message = f"{type(error).__name__}: {safe(error)}"
     if isinstance(error, TopicbergError):
         message, hint = error.message, error.hint
-    else:
-        message, hint = f"{type(error).__name__}: {safe(error)}", None
-    return Finding(
-        what=f"the check ended with an error: {message}", remediation=hint or f"correct {place}"
-    )
+    remediation = hint or f"correct {check.file}" + (f", line {line}" if line else "")
+    return Finding(f"the check ended with an error: {message}", remediation)

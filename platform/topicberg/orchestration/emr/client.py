@@ -121,13 +121,8 @@ def _without_token(parsed: dict[str, Any], **_: Any) -> None:
 
 
 class _Client(PipesEMRServerlessClient):
-    """The library's client."""
-
     def _read_messages(self, context: Any, session: Any, response: Any) -> None:
-        """Do nothing: messages came while the job ran.
-
-        The library reads CloudWatch here, and warns with any other reader that none arrive.
-        """
+        """Do nothing: messages came while the job ran. The library reads CloudWatch here."""
 
 
 class _Messages(PipesS3MessageReader):
@@ -151,10 +146,7 @@ class _Messages(PipesS3MessageReader):
             yield params
 
     def report(self) -> JobReport | None:
-        """Return the report that the job run sent at its end, or None if it sent none.
-
-        :raises TopicbergError: another version of topicberg sent it
-        """
+        """Return the report that the run sent at its end, if any; another version's is an error."""
         sent = self._handler.get_custom_messages() if self._handler else ()
         try:
             return JobReport.model_validate(sent[-1]) if sent else None

@@ -26,10 +26,7 @@ from topicberg.transforms.upsert_view import refresh
 
 
 def main() -> None:
-    """Compute what Dagster requests, and report the result.
-
-    :raises Exception: any failure, so that the job run fails; it is reported to Dagster before
-    """
+    """Compute what Dagster requests, and report the result, or the failure that ends the run."""
     with open_dagster_pipes(message_writer=PipesS3MessageWriter(boto3.client("s3"))) as pipes:
         try:
             report = JobReport(written=_compute(pipes))
@@ -79,10 +76,7 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
 
 
 def _tables() -> list[DerivedTable]:
-    """Return the derived tables of the project.
-
-    :raises TopicbergError: a module cannot be imported; names it, and how it gets here
-    """
+    """Return the derived tables; an error names a module that is missing, and how it gets here."""
     try:
         return find_derived()
     except TopicbergError as error:

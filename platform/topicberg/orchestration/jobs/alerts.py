@@ -1,32 +1,33 @@
-"""The sensor of the alerts.
+"""The sensors of the alerts.
 
-It reads the state of everything (:mod:`.jobs.observation`). Which faults there are, and what is
-sent, is decided in :mod:`topicberg.alerts`.
+``alerts`` reads the state of everything (:mod:`.jobs.observation`), ``engine`` asks the engine,
+which watches all else (:mod:`topicberg.alerts.watch`). Which faults there are, and what is sent, is
+decided in :mod:`topicberg.alerts`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import ValidationError
 
-from topicberg.dagster.locations import location_of_automation, location_of_sensor
+from topicberg.alerts.alert import ActiveAlert, AlertState, active_alerts, markdown
+from topicberg.alerts.outages import DISK
+from topicberg.alerts.settings import alert_settings
+from topicberg.clients.liveness import SECONDS, Check, answers_http
+from topicberg.dagster.runs import location_of_automation, location_of_sensor
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.settings import Settings, settings
-
-if TYPE_CHECKING:
-    from topicberg.alerts.active import ActiveAlert
-    from topicberg.alerts.alert import AlertState
 
 INTERVAL_SECONDS = 15
 """With :data:`topicberg.checks.topic.PATIENCE_MS`, a failure of the engine is sent in a minute."""
@@ -36,13 +37,14 @@ later: they take a tenth of the time."""
 NUMBERS_SECONDS = 300
 """How often the list in the UI is reported again while only numbers in it change."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
+ENGINE_INTERVAL_SECONDS = 20
+CONFIRM_SECONDS = 10.0
+"""Within this time, an engine that ended is started again."""
+ENGINE = "tableflow"
 
 
 def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
-    """Return the sensor.
-
-    :param wrong: the mistakes in the topic specs when the code location was loaded
-    """
+    """:param wrong: the mistakes in the topic specs when the code location was loaded"""
 
     @dg.sensor(
         name=SENSOR,
@@ -56,15 +58,8 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         # They are read by the daemon only, and take a while to import.
-        from topicberg.alerts.active import active_alerts
-        from topicberg.alerts.alert import AlertState
-        from topicberg.alerts.channels import channels, deliver
-        from topicberg.alerts.dagster_ui import ui_url
+        from topicberg.alerts import channels, dagster_ui, evaluation, watch
         from topicberg.alerts.decisions import read_decisions
-        from topicberg.alerts.evaluation import evaluate
-        from topicberg.alerts.outages import DISK
-        from topicberg.alerts.settings import alert_settings
-        from topicberg.alerts.watch import disk_fault, reported_faults
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
@@ -74,17 +69,16 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         location = location_of_sensor(context)
         others = stored_states(context.instance, config, location)
         others.pop(SENSOR, None)
-        seen = observe(context.instance, context.repository_def, state, wrong, location)
-        elsewhere = reported_faults(others.values())
+        elsewhere = watch.reported_faults(others.values())
         is_watched = config.deployment == "local" and "watch" in others
-        if is_watched and (disk := disk_fault(config)):  # which the watch cannot write then
+        if is_watched and (disk := watch.disk_fault(config)):  # which the watch cannot write then
             outage = state.outages.get(DISK)
             elsewhere.setdefault(DISK, outage.alert if outage else disk)
-        seen = replace(seen, elsewhere=elsewhere)
-        ui = ui_url(config, chosen)
-        state, faults = evaluate(state, seen, ui, address_of(RUNBOOK, ui))
-        decisions = read_decisions(config)
-        state, problems = deliver(state, faults, channels(config, chosen), decisions)
+        seen = observe(context.instance, context.repository_def, state, wrong, location)
+        ui, seen = dagster_ui.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
+        state, faults = evaluation.evaluate(state, seen, ui, address_of(RUNBOOK, ui))
+        decisions, to = read_decisions(config), channels.channels(config, chosen)
+        state, problems = channels.deliver(state, faults, to, decisions)
         for problem in problems:
             context.log.warning(problem)
         listed = active_alerts([state, *others.values()], decisions, datetime.now(UTC))
@@ -92,8 +86,10 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
         events = [alerts_event(config, listed)] if has_list and _is_news(state.shown, shown) else []
         ended = time.time()
-        rests_until = ended + REST_SECONDS if ended - began > LONG_SECONDS else None
-        changes = {"shown": shown if events else state.shown, "rests_until": rests_until}
+        changes = {
+            "shown": shown if events else state.shown,
+            "rests_until": ended + REST_SECONDS if ended - began > LONG_SECONDS else None,
+        }
         reported = ", ".join(sorted(state.alerts)) or "no active alerts"
         return dg.SensorResult(
             skip_reason="; ".join([reported, *problems]),
@@ -106,8 +102,6 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
 
 def _digest(alerts: Sequence[ActiveAlert], now: float) -> str:
     """Return what is the same for the same alerts, for the same list, and for some minutes."""
-    from topicberg.alerts.active import markdown
-
     keys = repr([(active.alert.key, active.shown_status) for active in alerts])
     digests = (hashlib.sha256(t.encode()).hexdigest()[:8] for t in (keys, markdown(alerts)))
     return ":".join([*digests, f"{now // NUMBERS_SECONDS:.0f}"])
@@ -122,11 +116,7 @@ def _is_news(shown: str, digest: str) -> bool:
 def stored_states(
     instance: dg.DagsterInstance, config: Settings, location: str | None = None
 ) -> dict[str, AlertState]:
-    """Return what everything that sends alerts has stored: both sensors, and the engine's watch.
-
-    :param location: the code location of the sensors; None: any
-    """
-    from topicberg.alerts.alert import AlertState
+    """Return what the sensors, of a code location or any, and the engine's watch have stored."""
     from topicberg.alerts.watch import STATE_FILE, read_state
 
     is_stopped = config.deployment == "local" and not runtime_file(config).exists()
@@ -135,8 +125,7 @@ def stored_states(
         name = state.instigator_name
         if name in (SENSOR, ENGINE_SENSOR) and location in (None, location_of_automation(state)):
             with suppress(ValidationError):  # of another version
-                cursor = getattr(state.instigator_data, "cursor", None)
-                states[name] = AlertState.parse(cursor)
+                states[name] = AlertState.parse(getattr(state.instigator_data, "cursor", None))
     return states
 
 
@@ -149,3 +138,63 @@ def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
         and (ticks := instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1))
     ]
     return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+def engine_sensor() -> dg.SensorDefinition:
+    """Return the sensor that watches the engine, which watches all else.
+
+    It is one of its own: it costs one request, and an alert may not wait for what the sensor
+    ``alerts`` reads.
+    """
+
+    @dg.sensor(
+        name=ENGINE_SENSOR,
+        minimum_interval_seconds=ENGINE_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Sends an alert when the engine of the local stack does not answer. The engine "
+        "watches the other services, and Dagster.",
+    )
+    def engine(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        # They are read by the daemon only, and take a while to import.
+        from topicberg.alerts import channels, dagster_ui, watch
+        from topicberg.alerts.decisions import read_decisions
+
+        config, chosen, now = settings(), alert_settings(), datetime.now(UTC)
+        check, restarts = engine_check(config), watch.read_restarts(config)
+        restarting = watch.restart_problem(restarts, now.timestamp()) if check else None
+        why = restarting or (confirmed(check) if check else None)
+        state, faults = AlertState.parse(context.cursor), {}
+        if why is not None:
+            if restarting is not None:
+                alert = watch.restarting_fault(ENGINE, restarting, now)
+            else:
+                message = watch.with_restarts(why, restarts, now.timestamp())
+                alert = watch.fault(ENGINE, message, now, watch.how_to_restart(ENGINE))
+            link = dagster_ui.ui_url(config, chosen)
+            pages = {"link": link, "runbook": address_of(RUNBOOK, link)}
+            faults[alert.key] = alert.model_copy(update=pages)
+        decisions, to = read_decisions(config), channels.channels(config, chosen)
+        state, problems = channels.deliver(state, faults, to, decisions)
+        for problem in problems:
+            context.log.warning(problem)
+        context.update_cursor(state.model_dump_json())
+        return dg.SkipReason("; ".join([why or "the engine answers", *problems]))
+
+    return engine
+
+
+def engine_check(config: Settings) -> Check | None:
+    """Return the check of the stack's engine; None: the stack is stopped."""
+    try:
+        url = json.loads(runtime_file(config).read_text())["services"][ENGINE]["url"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return answers_http(f"{url.removesuffix('/metrics')}/health")
+
+
+def confirmed(check: Check) -> str | None:
+    """Return why the engine does not answer, twice in :data:`CONFIRM_SECONDS`."""
+    if (why := check(SECONDS)) is None:
+        return None
+    time.sleep(CONFIRM_SECONDS)
+    return check(SECONDS) and why

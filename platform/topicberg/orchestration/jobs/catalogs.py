@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pyiceberg.catalog import Catalog
 
 from topicberg.catalogs import glue
-from topicberg.dagster.locations import location_of_sensor, location_tags
+from topicberg.dagster.runs import location_of_sensor, location_tags
 from topicberg.errors import TableFormatError, safe
 from topicberg.errors.meaning import classify
 from topicberg.iceberg.tables import find_table
@@ -23,12 +23,7 @@ from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
-from topicberg.orchestration.jobs.schedules import (
-    UNFINISHED,
-    run_with_key,
-    skip_if_unavailable,
-    under_way,
-)
+from topicberg.orchestration.jobs import schedules
 from topicberg.orchestration.resources import Lakehouse
 
 INTERVAL_SECONDS = 60
@@ -72,28 +67,25 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         description="Registers derived tables in the catalogs again after maintenance or "
         "publishing has changed their metadata.",
     )
-    @skip_if_unavailable
+    @schedules.skip_if_unavailable
     def register_again(
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
         tags = _TAGS | location_tags(location_of_sensor(context))
-        unfinished = dg.RunsFilter(tags=tags, statuses=UNFINISHED)
-        if busy := under_way(context.instance, unfinished):
+        if busy := schedules.under_way(
+            context.instance, dg.RunsFilter(tags=tags, statuses=schedules.UNFINISHED)
+        ):
             return busy  # what changes meanwhile is one request afterwards
-        stored = (
-            CatalogCursor.model_validate_json(context.cursor) if context.cursor else CatalogCursor()
-        )
-        before = stored
+        before = stored = CatalogCursor.model_validate_json(context.cursor or "{}")
         if before.requested:
-            run = run_with_key(context.instance, before.run_key)
+            run = schedules.run_with_key(context.instance, before.run_key)
             before = before.run_ended(run is not None and run.status == dg.DagsterRunStatus.SUCCESS)
         after = CatalogCursor(
             life=before.life or uuid.uuid4().hex[:8],
             settled=dict(before.settled),
             requests=before.requests,
         )
-        behind: list[LakeTable] = []
-        problems: list[Exception] = []
+        behind, problems = list[LakeTable](), list[Exception]()
         catalog = topicberg_lakehouse.peek().catalog(topicberg_lakehouse.config)
         for table in tables:
             try:

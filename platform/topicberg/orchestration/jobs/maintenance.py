@@ -1,4 +1,4 @@
-"""The job that maintains every table, and its schedule."""
+"""The jobs that check and that maintain every table, and their schedules."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -6,19 +6,45 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
+from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.run_kinds import KIND
+from topicberg.orchestration.checks.adapter import CheckKeys
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 
 if TYPE_CHECKING:
     from topicberg.iceberg.maintenance import MaintenanceReport
 
-MAINTAIN = "maintain_tables"
+
+CHECK, MAINTAIN = "check_tables", "maintain_tables"
+
+
+def check_job(lake: Lake) -> "dg.UnresolvedAssetJobDefinition":
+    """Every check that costs no computation: those of metadata, and the rules of the specs."""
+    return dg.define_asset_job(
+        CHECK,
+        selection=dg.AssetSelection.checks(*CheckKeys(lake).all()),
+        executor_def=EXECUTOR,
+        description="Checks every table in every catalog: from metadata, manifests and counts. A "
+        "check that fails says what is wrong, since when, and how to fix it.",
+        tags={
+            KIND: "checks",
+            PROJECT: lake.config.prefix,
+            "dagster/priority": "1",
+            "dagster/max_runtime": "1800",
+            BACKGROUND: "true",
+        },
+    )
+
+
+def check_schedule() -> dg.ScheduleDefinition:
+    """Every five minutes, or as often as a tenth of the time allows."""
+    return schedule_unless_busy(CHECK, "*/5 * * * *", CHECKS_REST)
 
 
 def maintenance_job(lake: Lake) -> dg.JobDefinition:
@@ -68,27 +94,25 @@ def _maintain(table: Table, context: dg.OpExecutionContext, lakehouse: Lakehouse
     except NoSuchTableError:
         context.log.info("the table was not created yet")
         return
-    if report is None:
-        context.log.info("Confluent's Tableflow maintains this table")
-        return
-    context.log.info(str(report))
-    if report.changed:
-        context.log_event(
-            dg.AssetObservation(
-                asset_key=table.key("iceberg"),
-                description=f"maintained in {report.seconds:.1f} s",
-                metadata=maintenance_metadata(report),
-            )
+    context.log.info(str(report or "Confluent's Tableflow maintains this table"))
+    if report and report.changed:
+        observation = dg.AssetObservation(
+            asset_key=table.key("iceberg"),
+            description=f"maintained in {report.seconds:.1f} s",
+            metadata=maintenance_metadata(report),
         )
+        context.log_event(observation)
 
 
 def maintenance_metadata(report: "MaintenanceReport") -> dict[str, Any]:
     """Files, bytes and snapshots before and after, and what was done."""
-    metadata: dict[str, Any] = {}
-    for name in ("data_files", "delete_files", "bytes", "snapshots"):
-        metadata[f"{name}_before"] = getattr(report.before, name)
-        metadata[f"{name}_after"] = getattr(report.after, name)
-    metadata |= report.counts
-    if report.postponed:
-        metadata["postponed"] = ", ".join(report.postponed)
-    return {**metadata, "seconds": round(report.seconds, 1)}
+    return {
+        **{
+            f"{name}_{when}": getattr(state, name)
+            for name in ("data_files", "delete_files", "bytes", "snapshots")
+            for when, state in (("before", report.before), ("after", report.after))
+        },
+        **report.counts,
+        **({"postponed": ", ".join(report.postponed)} if report.postponed else {}),
+        "seconds": round(report.seconds, 1),
+    }

@@ -7,7 +7,8 @@ their own: ``everything_hourly_from_2026_01_01`` and ``everything_daily_from_202
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 
 import dagster as dg
 
@@ -44,10 +45,7 @@ def pipeline_jobs(lake: Lake) -> Iterator[dg.UnresolvedAssetJobDefinition]:
 
 
 def _selected(lake: Lake, pipeline: str | None = None) -> dg.AssetSelection:
-    """Return assets of the lake, and none of others in the code location, with their checks.
-
-    :param pipeline: only its own
-    """
+    """Return the assets of the lake, or of a pipeline, and none of others in the code location."""
     tables = [
         table.key(system)
         for table in lake.tables
@@ -66,12 +64,10 @@ def _selected(lake: Lake, pipeline: str | None = None) -> dg.AssetSelection:
 def everything(lake: Lake) -> dict[str, TopicSpec | None]:
     """The jobs that together run everything → a topic that says their partitions, if they have."""
     kinds = _by_partitions(lake, lake.derived)
-    if not kinds:
-        return {EVERYTHING: None}
     return {
         _name(EVERYTHING, partitions, kinds): lake.root(tables[0])
         for partitions, tables in kinds.items()
-    }
+    } or {EVERYTHING: None}
 
 
 def compute_job(lake: Lake, table: DerivedTable) -> str:
@@ -89,10 +85,9 @@ def _jobs(
     tables: Iterable[DerivedTable],
 ) -> Iterator[dg.UnresolvedAssetJobDefinition]:
     kinds = _by_partitions(lake, tables)
+    job = partial(dg.define_asset_job, tags=_TAGS, executor_def=EXECUTOR)
     if len(kinds) < 2:
-        yield dg.define_asset_job(
-            name, selection, description=description, tags=_TAGS, executor_def=EXECUTOR
-        )
+        yield job(name, selection, description=description)
         return
     for partitions in kinds:
         others = [
@@ -102,12 +97,10 @@ def _jobs(
             for table in of_others
             for key in keys_of(lake, table)
         ]
-        yield dg.define_asset_job(
+        yield job(
             _name(name, partitions, kinds),
             selection - dg.AssetSelection.assets(*others),
             description=f"{description} But for tables with other partitions.",
-            tags=_TAGS,
-            executor_def=EXECUTOR,
         )
 
 
@@ -127,7 +120,7 @@ def keys_of(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
     return [*(lake.table(table).key(system) for system in systems()), *published]
 
 
-def _name(name: str, partitions: DerivedPartitions, kinds: Iterable[DerivedPartitions]) -> str:
-    if len(list(kinds)) < 2:
+def _name(name: str, partitions: DerivedPartitions, kinds: Collection[DerivedPartitions]) -> str:
+    if len(kinds) < 2:
         return name
     return f"{name}_{partitions.granularity}_from_{partitions.start:%Y_%m_%d}"

@@ -16,8 +16,7 @@ import dagster as dg
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.compatibility import degradation
 from topicberg.dagster.executor import EXECUTOR
-from topicberg.dagster.locations import location_of_run
-from topicberg.dagster.run_assets import assets_of_run
+from topicberg.dagster.runs import assets_of_run, location_of_run
 from topicberg.errors import safe
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
@@ -34,10 +33,7 @@ _SOON = {KIND: ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
 
 
 def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
-    """Return the job.
-
-    :param assets: those of topicberg
-    """
+    """:param assets: those of topicberg"""
     keys = frozenset(assets)
 
     @dg.op(description="Deletes the runs and events that are old enough.")
@@ -100,11 +96,8 @@ def _own_runs(
 ) -> dict[str, frozenset[dg.AssetKey]]:
     """Return the runs of topicberg that ended before a time, with the assets that they selected.
 
-    Those of another code location of which all assets are here are of this one, when it had another
-    name.
-
-    :param own: the run that asks, which is of the code location
-    :param keys: the assets of topicberg
+    Those of another code location of which all assets are among these are of this one, when it had
+    another name.
     """
     location, runs = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
     for run in _older(instance, tags, before):
@@ -113,12 +106,11 @@ def _own_runs(
             continue
         selected = frozenset(run.asset_selection or ())
         selected |= {check.asset_key for check in run.asset_check_selection or ()}
-        if of_run == location and is_topicbergs:
-            runs[run.run_id] = selected
-            continue
-        planned = {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED}
-        selected = selected or assets_of_run(instance, run.run_id, planned)
-        if selected and selected <= keys:
+        is_own = of_run == location and is_topicbergs
+        if not (is_own or selected):
+            planned = {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED}
+            selected = assets_of_run(instance, run.run_id, planned)
+        if is_own or (selected and selected <= keys):
             runs[run.run_id] = selected
     return runs
 
@@ -140,9 +132,8 @@ def _newest_materializations(
     storage, kind = instance.event_log_storage, dg.DagsterEventType.ASSET_MATERIALIZATION
     runs: set[str] = set()
     for record in instance.get_asset_records(list(keys)):
-        if newest := record.asset_entry.last_materialization:
-            runs.add(newest.run_id)
-        key = record.asset_entry.asset_key
+        newest, key = record.asset_entry.last_materialization, record.asset_entry.asset_key
+        runs |= {newest.run_id} if newest else set()
         events = list(storage.get_latest_storage_id_by_partition(key, kind).values())
         for first in range(0, len(events), BATCH):
             chosen = dg.EventRecordsFilter(kind, key, storage_ids=events[first : first + BATCH])
@@ -152,10 +143,12 @@ def _newest_materializations(
 
 def retention_schedule(lake: Lake) -> dg.ScheduleDefinition:
     """Every night."""
-    assets = {table.key(system) for table in lake.tables for system in systems()}
-    assets |= {kafka_key(spec) for spec in lake.topics}
-    assets |= {alerts_key(lake.config)}
-    assets |= {key for added in lake.additions for key in added.resolve_all_asset_keys()}
+    assets = {
+        alerts_key(lake.config),
+        *(table.key(system) for table in lake.tables for system in systems()),
+        *map(kafka_key, lake.topics),
+        *(key for added in lake.additions for key in added.resolve_all_asset_keys()),
+    }
     return dg.ScheduleDefinition(
         job=retention_job(assets),
         cron_schedule=AT,

@@ -81,10 +81,7 @@ def _resting(instance: dg.DagsterInstance, runs: dg.RunsFilter, rest: int) -> dg
 
 
 def schedule_unless_busy(job: str, cron: str, rest: int = 0) -> dg.ScheduleDefinition:
-    """Runs of the job, if the deployment is there and the last run has ended.
-
-    :param rest: after a run, the next one waits for this many times as long as the run took
-    """
+    """:param rest: the next run waits for this many times as long as the last one took"""
 
     @dg.schedule(
         name=schedule_name(job),
@@ -100,9 +97,8 @@ def schedule_unless_busy(job: str, cron: str, rest: int = 0) -> dg.ScheduleDefin
         except TopicbergError as error:
             return dg.SkipReason(str(error))
         tags = {PROJECT: settings().prefix}
-        unfinished = dg.RunsFilter(job_name=job, tags=tags, statuses=UNFINISHED)
         return (
-            under_way(context.instance, unfinished)
+            under_way(context.instance, dg.RunsFilter(job_name=job, tags=tags, statuses=UNFINISHED))
             or _resting(context.instance, dg.RunsFilter(job_name=job, tags=tags), rest)
             or dg.RunRequest()
         )

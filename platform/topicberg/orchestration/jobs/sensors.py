@@ -1,7 +1,7 @@
 """The sensor on snapshots: what a new snapshot of a table affects is computed again downstream.
 
 It reports every snapshot of a topic's table, and registers the tables that changed in Glue and
-Snowflake (:mod:`.jobs.registration`). It requests runs: one that registers what a tick cannot, one
+Snowflake. It requests runs: one that registers what a tick cannot, one
 that checks what ticks registered, and those that compute what derived tables have not read.
 
 Each derived table records what it has read (:mod:`topicberg.transforms.unread`), so a tick only has
@@ -11,12 +11,10 @@ reports another snapshot than at the last look, and a few others in turn: no wri
 maintenance, or an operator's rollback, and hours of the future become present ones.
 
 ===============================  ==================================================
-:mod:`.jobs.watches`             what is watched
-:mod:`.jobs.snapshot_cursor`     what is remembered of each table
-:mod:`.jobs.snapshot_reports`    the reports of snapshots
+:mod:`.jobs.watches`             what is watched, and what is remembered of each table
 :mod:`.jobs.requested_runs`      how the runs are that earlier ticks requested
 :mod:`.jobs.tick_computations`   the runs that compute partitions
-:mod:`.jobs.tick_registrations`  what a tick registers, and the runs for the others
+:mod:`.jobs.registration`        what a tick registers, and the runs for the others
 ===============================  ==================================================
 """
 
@@ -29,40 +27,38 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import dagster as dg
-from dagster import AssetObservation
+from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.catalogs.glue import registered_state
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.errors.meaning import classify
+from topicberg.iceberg.snapshots import changes_rows, changes_since, report
 from topicberg.kafka import topics as kafka
-from topicberg.orchestration.assets.lake import Lake
+from topicberg.orchestration.assets import Lake, metadata, topics
+from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.tables import kafka_key
-from topicberg.orchestration.assets.topics import (
-    consumer_lag_metadata,
-    kafka_data_version,
-    kafka_metadata,
-)
 from topicberg.orchestration.jobs.pipelines import REGISTER
-from topicberg.orchestration.jobs.registration import Registrar
+from topicberg.orchestration.jobs.registration import Registrar, Registrations
 from topicberg.orchestration.jobs.requested_runs import RequestedRuns
 from topicberg.orchestration.jobs.schedules import skip_if_unavailable
-from topicberg.orchestration.jobs.snapshot_cursor import (
+from topicberg.orchestration.jobs.tick_computations import Computations
+from topicberg.orchestration.jobs.watches import (
+    MAX_LISTED,
     SENSOR,
     UNFINISHED,
     UNOBSERVED,
     UNREGISTERED,
     Cursor,
     TableCursor,
+    TableWatch,
     short_hash,
+    watches,
 )
-from topicberg.orchestration.jobs.snapshot_reports import Event, reports
-from topicberg.orchestration.jobs.tick_computations import Computations
-from topicberg.orchestration.jobs.tick_registrations import Registrations
-from topicberg.orchestration.jobs.watches import MAX_LISTED, TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import Settings
 from topicberg.tableflow.service.wait import held_offsets
@@ -82,6 +78,9 @@ SWEEP = 20
 """Tables that a tick loads in turn, whether or not anything says that they changed."""
 MAX_SILENT = 3
 """After so many tables whose services did not answer, a tick asks for no further ones."""
+MAX_REPORTED = 200
+"""Snapshots of a table that one tick reports at most; the next tick continues."""
+Event = AssetMaterialization | AssetObservation
 
 
 def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.SensorDefinition:
@@ -104,9 +103,8 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     ) -> dg.SensorResult | dg.SkipReason:
         endpoints = topicberg_lakehouse.peek()
         signals = topicberg_lakehouse.signals(lake.topics)
-        return SensorTick(
-            context, endpoints, lake.config, watched, signals, registers, _now()
-        ).run()
+        tick = SensorTick(context, endpoints, lake.config, watched, signals, registers, _now())
+        return tick.run()
 
     return snapshots
 
@@ -237,7 +235,7 @@ class SensorTick:
         snapshot, signal = head_id(iceberg), self._signal(watch)
         state = replace(before, signal=signal or "")
         if watch.origin.reported:
-            events, reported = reports(watch.origin, iceberg, before.snapshot)
+            events, reported = _reports(watch.origin, iceberg, before.snapshot)
             self.events += events
             state = state.flagged(UNOBSERVED) if events else state
             if reported != snapshot:  # the next tick continues
@@ -252,8 +250,12 @@ class SensorTick:
         """Find out what derived tables have not read; those first that others are derived from."""
         derived = [watch for watch in self.watched.values() if watch.computation]
         if not self._is_over():
-            due = [each for each in derived if self._is_due(each, swept)]
-            self._load(name for watch in due for name in self._read(watch))
+            self._load(
+                name
+                for watch in (each for each in derived if self._is_due(each, swept))
+                if not self.computations.is_active(watch)
+                for name in watch.ledger
+            )
         for watch in derived:
             if not self._is_due(watch, swept):
                 continue
@@ -266,13 +268,6 @@ class SensorTick:
         name = watch.name
         return name in self.changed or name in swept or self._state(watch).has(UNFINISHED)
 
-    def _read(self, watch: TableWatch) -> list[tuple[str, str]]:
-        """Return the tables that say what is to be computed of a derived one."""
-        if not watch.computation or self.computations.is_active(watch):
-            return []
-        sources = [each.table for each in watch.computation.plan.sources]
-        return [watch.origin.identifier, *sources]
-
     def _look_at_ledger(self, watch: TableWatch) -> None:
         computation = watch.computation
         assert computation is not None  # noqa: S101  only derived tables are asked
@@ -281,10 +276,9 @@ class SensorTick:
         snapshot = head_id(target)
         if snapshot != state.snapshot:
             self.changed |= {*watch.readers}
-        is_unfinished = bool(sources) and self.computations.look(watch, target, sources)
-        self.states[watch.name] = replace(state, snapshot=snapshot).flagged(
-            UNFINISHED, on=is_unfinished
-        )
+        unfinished = bool(sources) and self.computations.look(watch, computation, target, sources)
+        state = replace(state, snapshot=snapshot).flagged(UNFINISHED, on=unfinished)
+        self.states[watch.name] = state
 
     def _guarded(self, watch: TableWatch, look: Callable[[TableWatch], None]) -> None:
         """Look at a table; what is wrong with it stops no other."""
@@ -314,10 +308,7 @@ class SensorTick:
             self.tables.update(zip(new, pool.map(load, new), strict=True))
 
     def _table(self, identifier: tuple[str, str]) -> IcebergTable | None:
-        """Return a table as it is in this tick; None: it does not exist.
-
-        :raises Exception: it could not be loaded
-        """
+        """Return a table as it is in this tick; None: it does not exist."""
         self._load([identifier])
         table = self.tables[identifier]
         if isinstance(table, NoSuchTableError):
@@ -328,22 +319,36 @@ class SensorTick:
 
     def _observe(self, watched: Sequence[TableWatch]) -> None:
         """Observe the topics of tables in Kafka, and how far behind them the tables are."""
-
-        def observe(watch: TableWatch) -> AssetObservation | None:
-            try:
-                iceberg = self._table(watch.origin.identifier)
-                if iceberg is not None:
-                    return _kafka_observation(self.context, watch, self.endpoints, iceberg)
-            except Exception as error:
-                self.problems[watch.name] = error
-            return None
-
+        minute = int(self.now // OBSERVATION_SECONDS)
         with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
-            for watch, observation in zip(watched, pool.map(observe, watched), strict=True):
+            for watch, observation in zip(watched, pool.map(self._observed, watched), strict=True):
                 self.events += [observation] if observation else []
                 state = self._state(watch).flagged(UNOBSERVED, on=observation is None)
-                minute = int(self.now // OBSERVATION_SECONDS)
                 self.states[watch.name] = replace(state, observed=minute)
+
+    def _observed(self, watch: TableWatch) -> AssetObservation | None:
+        """Return where a topic is, and how far behind its table; None while it cannot be read."""
+        iceberg, spec = self.tables[watch.origin.identifier], watch.origin.root
+        if isinstance(iceberg, Exception):
+            return None  # there is no table yet, or the look at it has reported why
+        try:
+            begin = kafka.beginning_offsets(self.endpoints, spec.name)
+            end = kafka.end_offsets(self.endpoints, spec.name)
+            offsets = held_offsets(iceberg, spec, self.endpoints, end)
+        except TopicbergError as error:
+            self.context.log.warning(str(error))
+            return None
+        except Exception as error:
+            self.problems[watch.name] = error
+            return None
+        return AssetObservation(
+            asset_key=kafka_key(spec),
+            metadata={
+                **topics.kafka_metadata(begin, end),
+                **topics.consumer_lag_metadata(offsets, begin, end),
+            },
+            tags={"dagster/data_version": topics.kafka_data_version(end).value},
+        )
 
     def _idle_reason(self) -> str:
         """Return why a tick that did nothing did nothing."""
@@ -354,33 +359,49 @@ class SensorTick:
                 f"runs failed for {listed(sorted(failed), MAX_LISTED)}; the next attempt is after "
                 f"{due:%H:%M:%S} UTC"
             )
-        waits = any(
-            state.has(UNFINISHED) or state.has(UNREGISTERED) for state in self.states.values()
-        )
-        return "a run is under way" if waits else "no new snapshot"
+        flags = {flag for state in self.states.values() for flag in state.flags}
+        return "a run is under way" if flags & {UNFINISHED, UNREGISTERED} else "no new snapshot"
 
 
 def _now() -> float:
     return time.time()
 
 
-def _kafka_observation(
-    context: dg.SensorEvaluationContext,
-    watch: TableWatch,
-    endpoints: Endpoints,
-    iceberg: IcebergTable,
-) -> AssetObservation | None:
-    """Where the topic is, and how far behind its table; None while Kafka does not answer."""
-    topic = watch.origin.root.name
-    try:
-        begin = kafka.beginning_offsets(endpoints, topic)
-        end = kafka.end_offsets(endpoints, topic)
-        offsets = held_offsets(iceberg, watch.origin.root, endpoints, end)
-    except TopicbergError as error:
-        context.log.warning(str(error))
-        return None
-    return AssetObservation(
-        asset_key=kafka_key(watch.origin.root),
-        metadata={**kafka_metadata(begin, end), **consumer_lag_metadata(offsets, begin, end)},
-        tags={"dagster/data_version": kafka_data_version(end).value},
+def _reports(
+    origin: Table, iceberg: IcebergTable, reported: int | None
+) -> tuple[list[Event], int | None]:
+    """Return the reports of the next snapshots, and the snapshot up to which they are."""
+    changes = changes_since(iceberg, reported)
+    batch = changes.new[:MAX_REPORTED]
+    events = [
+        _event(origin, iceberg, snapshot, gap=changes.gap and snapshot is batch[0])
+        for snapshot in batch
+    ]
+    is_complete = len(batch) == len(changes.new)
+    return events, head_id(iceberg) if is_complete else batch[-1].snapshot_id
+
+
+def _event(origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool) -> Event:
+    """Return the report of a snapshot: of one that leaves the rows as they are, no materialization.
+
+    What Dagster derives from materializations would take a table for fresh after maintenance.
+    """
+    lost = "; snapshots before it were expired before they were reported" if gap else ""
+    facts = report(snapshot)
+    schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
+    report_as = AssetMaterialization if changes_rows(snapshot) else AssetObservation
+    return report_as(
+        asset_key=origin.key("iceberg"),
+        description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
+        f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",
+        metadata={
+            **metadata.snapshot_metadata(facts),
+            **metadata.commit_lag_metadata(
+                iceberg, snapshot, origin.root.metadata_column("timestamp")
+            ),
+            **metadata.skipped_metadata(iceberg),
+            "dagster/column_schema": metadata.column_schema(schema),
+            "dagster/uri": iceberg.location(),
+        },
+        tags={"dagster/data_version": str(facts.snapshot_id)},
     )

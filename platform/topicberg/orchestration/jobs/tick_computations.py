@@ -30,7 +30,6 @@ from topicberg.orchestration.assets.partitions import (
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, NOT_RETRIED
 from topicberg.orchestration.catalogs.catalog import ICEBERG
 from topicberg.orchestration.jobs.requested_runs import ATTEMPT, WANTED, RequestedRun, RequestedRuns
-from topicberg.orchestration.jobs.snapshot_cursor import short_hash
 from topicberg.orchestration.jobs.watches import (
     HOURS,
     MAX_LISTED,
@@ -38,6 +37,7 @@ from topicberg.orchestration.jobs.watches import (
     Computation,
     TableWatch,
     listed_tables,
+    short_hash,
 )
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import SourceTable, computable, unread
@@ -85,14 +85,14 @@ class Computations:
         return watch.origin.key(ICEBERG) in self._runs.active
 
     def look(
-        self, watch: TableWatch, target: IcebergTable | None, sources: Mapping[str, SourceTable]
+        self,
+        watch: TableWatch,
+        computation: Computation,
+        target: IcebergTable | None,
+        sources: Mapping[str, SourceTable],
     ) -> bool:
-        """Take note of what a table has not read; return whether that is anything.
-
-        :param target: None: it does not exist yet
-        """
-        computation, now = watch.computation, self._now
-        assert computation is not None  # noqa: S101  only derived tables have a ledger
+        """Take note of what a table, if there is one, has not read; return whether that is any."""
+        now = self._now
         first = computation.plan.first_hour(now)
         hours = unread_hours(computation.plan, target, sources, int(now.timestamp()) // 3600)
         wanted, _ = spans(computation.partitions, hours, now, len(hours) + 1, first)
@@ -134,11 +134,8 @@ class Computations:
         head, failed = _head(target), self._runs.failed(watch.origin.key(ICEBERG))
         committed = head.timestamp_ms / 1000 if head else 0.0
         last = next((run for run in failed if run.started <= committed), None)
-        if last is None:
-            return False
-        latest = self._runs.instance.get_latest_materialization_event
-        events = map(latest, computation.assets[1:])
-        if all(event is not None and event.timestamp >= last.started for event in events):
+        events = map(self._runs.instance.get_latest_materialization_event, computation.assets[1:])
+        if last is None or all(event and event.timestamp >= last.started for event in events):
             return False
         if last.due > self._now.timestamp():
             self.failed[watch.name] = last
@@ -147,11 +144,7 @@ class Computations:
         return True
 
     def requests(self) -> list[dg.RunRequest]:
-        """Return a run for the same partitions.
-
-        Dagster makes the runs before the next tick, so a tick requests a few, and the next one
-        others.
-        """
+        """Return a run for the same partitions; a few: Dagster makes them before the next tick."""
         groups: dict[tuple[str, tuple[Span, ...], str], list[_Wanted]] = {}
         taken: set[str] = set()
         for wanted in self._wanted:
@@ -173,45 +166,45 @@ class Computations:
             attempt = self._runs.attempt(COMPUTATION, wanted_id, at_least)
             if attempt is None:
                 continue
-            tables = self._tables(members)
+            computed = self._computed(members)
             partitions, tags = first.computation.partitions, dict[str, str]()
             if of_group:
-                events = len(tables) * sum(partition_count(partitions, each) for each in of_group)
+                events = len(computed) * sum(partition_count(partitions, each) for each in of_group)
                 is_planned = len(of_group) == 1 and planned + events <= MAX_PLANNED
                 planned += events if is_planned else 0
                 tags = _partition_tags(partitions, of_group, is_planned=is_planned)
             requests.append(
-                self._request(wanted_id, attempt, tables, tags, has_tables=bool(of_group))
+                self._request(wanted_id, attempt, computed, tags, has_tables=bool(of_group))
             )
         return requests
 
-    def _tables(self, members: Sequence[_Wanted]) -> list[TableWatch]:
-        """Return the tables that a run computes, with those that change where these do."""
+    def _computed(self, members: Sequence[_Wanted]) -> list[Computation]:
+        """Return what a run computes: these tables, and those that change where these do."""
         names = dict.fromkeys(each.watch.name for each in members)
         for each in members:
             if each.spans:
                 names |= dict.fromkeys(each.computation.downstream)
-        watched = [self._watched[name] for name in names]
-        return [each for each in watched if not self.is_active(each)]
+        watched = (self._watched[name] for name in names)
+        return [
+            each.computation for each in watched if each.computation and not self.is_active(each)
+        ]
 
     def _request(
         self,
         wanted_id: str,
         attempt: int,
-        tables: Sequence[TableWatch],
+        computed: Sequence[Computation],
         tags: Mapping[str, str],
         *,
         has_tables: bool,
     ) -> dg.RunRequest:
         """:param has_tables: else they are only registered"""
-        computed = [each.computation for each in tables if each.computation]
         keys = [key for each in computed for key in each.assets[0 if has_tables else 1 :]]
-        checks = [key for each in computed for key in each.checks]
         return dg.RunRequest(
             run_key=f"{wanted_id}:{attempt}",
             job_name=computed[0].job,
             asset_selection=list(dict.fromkeys(keys)),
-            asset_check_keys=list(dict.fromkeys(checks)),
+            asset_check_keys=list(dict.fromkeys([key for each in computed for key in each.checks])),
             tags={
                 **self._runs.tags(COMPUTATION),
                 WANTED: wanted_id,
@@ -240,10 +233,7 @@ class Computations:
 def unread_hours(
     plan: Derivation, target: IcebergTable | None, sources: Mapping[str, SourceTable], hour: int
 ) -> list[Hours]:
-    """Return the hours of a derived table that changed since they were computed, and may be.
-
-    :param hour: the current one, since 1970
-    """
+    """Return the hours of a table that changed since they were computed, and may be now."""
     first = plan.first_hour(datetime.fromtimestamp(hour * 3600, UTC))
     reads = computable(unread(target, plan.target_time, sources, first), first)
     return union(Hours(each.start, each.stop) for read in reads.values() for each in read.unread)
@@ -261,10 +251,7 @@ def _left(computation: Computation, run: RequestedRun, target: IcebergTable | No
 
 
 def _wanted_id(members: Sequence[_Wanted]) -> str:
-    """Return the beginning of a run key: the target's snapshot and the partitions.
-
-    It names those of the first table, and has a hash of all.
-    """
+    """Return the beginning of a run key: snapshot and partitions of the first, a hash of all."""
     snapshots = [each.head.snapshot_id if each.head else None for each in members]
     name, of_run = members[0].watch.name, members[0].spans
     every = short_hash(str([*(each.watch.name for each in members), *snapshots, *of_run]))
@@ -279,13 +266,10 @@ def _head(target: IcebergTable | None) -> Snapshot | None:
 def _partition_tags(
     partitions: TimePartitions, of_run: Sequence[Span], *, is_planned: bool
 ) -> dict[str, str]:
-    """Return the tags of a run that computes partitions.
-
-    :param is_planned: Dagster shows the partitions as in progress and, where they are, as failed
-    """
+    """:param is_planned: Dagster shows the partitions as in progress and, if they are, as failed"""
     first, last = of_run[0].first, of_run[-1].last
-    requested = {RANGE_START: first, RANGE_END: last}
-    if not is_planned:
-        requested = {RANGE_START: last, RANGE_END: last, SCATTERED: scattered(partitions, of_run)}
     hours = [described_range(span.first, span.last) for span in of_run]
-    return {HOURS: listed(hours, MAX_LISTED), **requested}
+    tags = {HOURS: listed(hours, MAX_LISTED), RANGE_START: first, RANGE_END: last}
+    if is_planned:
+        return tags
+    return {**tags, RANGE_START: last, SCATTERED: scattered(partitions, of_run)}

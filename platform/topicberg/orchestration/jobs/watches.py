@@ -1,18 +1,28 @@
-"""What is watched: the tables whose snapshots matter, and what follows from them."""
+"""What is watched: the tables whose snapshots matter, what follows from them, and what the snapshot
+sensor remembers of each: what it has reported and registered.
+
+What must be computed is in the derived tables themselves (:mod:`topicberg.transforms.unread`), and
+how often that was tried in the tags of Dagster's runs. A reset of the cursor therefore reports and
+registers again, and computes nothing again. Dagster stores the cursor with every tick, so a table
+has at most 60 bytes in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import dagster as dg
+from pydantic import BaseModel, Field, ValidationError
 
-from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import TimePartitions, time_partitions
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.catalogs.catalog import catalogs, systems
-from topicberg.orchestration.checks.catalogue import CheckKeys
+from topicberg.orchestration.checks.adapter import CheckKeys
 from topicberg.orchestration.jobs.pipelines import compute_job, keys_of
 from topicberg.transforms.derivation import Derivation
 from topicberg.wording import listed
@@ -20,6 +30,10 @@ from topicberg.wording import listed
 TABLES, HOURS = "topicberg/tables", "topicberg/hours"
 """Tags of runs that sensors request: what they compute or register, for people."""
 MAX_LISTED = 5
+SENSOR = "snapshots"
+UNREGISTERED, UNCHECKED, UNOBSERVED, UNFINISHED = "r", "c", "o", "w"
+"""Flags: the table differs from what the catalogs have; a tick has registered it, which no run has
+checked yet; its topic is to be observed in Kafka; not all of it is computed."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,12 @@ class TableWatch:
         return self.origin.name
 
     @property
+    def ledger(self) -> list[tuple[str, str]]:
+        """The tables that say what is to be computed of a derived one."""
+        sources = self.computation.plan.sources if self.computation else ()
+        return [self.origin.identifier, *(source.table for source in sources)]
+
+    @property
     def computed_registrations(self) -> tuple[dg.AssetKey, ...]:
         """The registrations of the other tables."""
         moved = {table.name for table in self.pointers}
@@ -75,7 +95,7 @@ def watches(lake: Lake) -> dict[str, TableWatch]:
     names = {table.source: table.name for table in lake.tables if table.source}
     readers: dict[str, list[str]] = {}
     for derived in lake.derived:
-        for source in {*derived.sources, *derived.lookups}:
+        for source in {*derived.reads}:
             readers.setdefault(names[source], []).append(derived.name)
     watched: dict[str, TableWatch] = {}
     for table in lake.tables:
@@ -94,8 +114,8 @@ def watches(lake: Lake) -> dict[str, TableWatch]:
             registration_checks=tuple(checks.of_runs([each.name for each in registered])),
             pointers=tuple(each for each in registered if each.requested_with_topic == "catalogs"),
         )
-    for derived in _in_order(lake.derived_by_name):
-        sources = [lake.origin(name).name for name in (*derived.sources, *derived.lookups)]
+    for derived in lake.in_order:
+        sources = [lake.origin(name).name for name in derived.reads]
         watched[derived.name] = TableWatch(
             lake.table(derived),
             tuple(sorted(readers.get(derived.name, ()))),
@@ -114,22 +134,76 @@ def watches(lake: Lake) -> dict[str, TableWatch]:
     return watched
 
 
-def _in_order(derived: Mapping[str, DerivedTable]) -> list[DerivedTable]:
-    """Return derived tables, each after those that it reads."""
-    ordered: dict[str, DerivedTable] = {}
-
-    def add(table: DerivedTable) -> None:
-        for source in (*table.sources, *table.lookups):
-            if source in derived and source not in ordered:
-                add(derived[source])
-        ordered[table.name] = table
-
-    for table in derived.values():
-        add(table)
-    return list(ordered.values())
-
-
 def listed_tables(keys: Iterable[dg.AssetKey]) -> str:
     """Return the names of the tables of some assets, as the tag of a run: the first of them."""
-    names = list(dict.fromkeys(key.path[-1] for key in keys))
-    return listed(names, MAX_LISTED)
+    return listed([*dict.fromkeys(key.path[-1] for key in keys)], MAX_LISTED)
+
+
+def short_hash(text: str, length: int = 8) -> str:
+    """Return some characters of a hash of a text, six bits each."""
+    return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()[:length]
+
+
+@dataclass(frozen=True)
+class TableCursor:
+    """A table as a tick has left it."""
+
+    snapshot: int | None = None
+    """The last one that was reported, and whose changes were looked for in derived tables."""
+    registered: str = ""
+    """Hash of the metadata that Glue and Snowflake have."""
+    signal: str = ""
+    """Hash of what the table's writer reported at the last look."""
+    flags: str = ""
+    observed: int = 0
+    """The minute since 1970 when the topic was observed."""
+
+    @staticmethod
+    def parse(text: str) -> TableCursor:
+        """:raises ValueError: no tick has written it"""
+        snapshot, registered, signal, flags, observed = text.split(".")
+        number = int.from_bytes(urlsafe_b64decode(snapshot + "="), signed=True)
+        return TableCursor(
+            number if snapshot else None, registered, signal, flags, int(observed, 16)
+        )
+
+    def __str__(self) -> str:
+        number = b"" if self.snapshot is None else self.snapshot.to_bytes(8, signed=True)
+        snapshot = urlsafe_b64encode(number).decode().rstrip("=")
+        return f"{snapshot}.{self.registered}.{self.signal}.{self.flags}.{self.observed:x}"
+
+    def has(self, flag: str) -> bool:
+        return flag in self.flags
+
+    def flagged(self, flag: str, *, on: bool = True) -> TableCursor:
+        flags = {*self.flags} - {flag} | ({flag} if on else set())
+        return replace(self, flags="".join(sorted(flags)))
+
+
+class Cursor(BaseModel):
+    """The sensor's cursor."""
+
+    tables: dict[str, str] = Field(default_factory=dict, description="hash of its name → its state")
+    checked_at: int = Field(default=0, description="when a run was requested that checks tables")
+
+    @staticmethod
+    def parse(text: str | None) -> Cursor:
+        """Return the cursor; an empty one if there is none, or one that is not of this version."""
+        with suppress(ValidationError):
+            if text:
+                return Cursor.model_validate_json(text)
+        return Cursor()
+
+    def states(self, names: Iterable[str]) -> dict[str, TableCursor]:
+        """Return the states of those of the tables that have one."""
+        states: dict[str, TableCursor] = {}
+        for name in names:
+            with suppress(ValueError):
+                if text := self.tables.get(short_hash(name)):
+                    states[name] = TableCursor.parse(text)
+        return states
+
+    @staticmethod
+    def of(states: dict[str, TableCursor], checked_at: int) -> Cursor:
+        tables = {short_hash(name): str(state) for name, state in states.items()}
+        return Cursor(tables=tables, checked_at=checked_at)

@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster import ConfigurableResource
+from pyiceberg.table import Table
 
+from topicberg.catalogs import glue
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack
-from topicberg.orchestration.resources import confluent, engine
+from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings, settings
+from topicberg.tableflow.service import control
 from topicberg.tableflow.service.confluent import read_status as read_of_confluent
-from topicberg.tableflow.service.status import read_status
+from topicberg.tableflow.service.status import read_status, reported_snapshot
+from topicberg.tableflow.service.wait import held_offsets, wait_for
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
 
     from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.tableflow.service.status import TopicStatus
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 
 RUNNING_SECONDS = 2.0
 """For so long, a stack that ran is taken to be running: a run connects a few times a table."""
+ENGINE_PATIENCE_SECONDS = 30.0
+"""How much longer than its commit interval the engine may be silent."""
+CONFLUENT_PATIENCE_SECONDS = 20 * 60.0
+"""Tableflow commits every 15 minutes or 250 MB."""
 _running_at: dict[Path, float] = {}
 
 
@@ -53,25 +61,16 @@ class Lakehouse(ConfigurableResource):
         return connect()
 
     def peek(self) -> Endpoints:
-        """The endpoints without starting anything, for sensors.
-
-        :raises TopicbergError: the deployment is not there
-        """
+        """The endpoints without starting anything, for sensors; an error if they are not there."""
         return load_endpoints(settings())
 
     def ingest(self, spec: TopicSpec, on_progress: Callable[[int], None]) -> Table:
-        """The topic's table, once Tableflow has committed what the topic holds now.
-
-        :param on_progress: called with the number of records that are still missing
-        """
-        ingest = engine.ingest if self.config.own_engine else confluent.ingest
+        """The topic's table, once Tableflow has committed what the topic holds now."""
+        ingest = ingest_by_engine if self.config.own_engine else ingest_by_confluent
         return ingest(spec, self.endpoints(), self.config, on_progress)
 
     def maintain(self, spec: TopicSpec) -> MaintenanceReport | None:
-        """Do what is due for the topic's table, as the engine may as well.
-
-        None: Confluent's Tableflow maintains the tables that it writes.
-        """
+        """Do what is due for the topic's table; None: Confluent's Tableflow maintains its own."""
         # Definitions are loaded without it: it imports pandas.
         from topicberg.iceberg import maintenance
 
@@ -80,10 +79,7 @@ class Lakehouse(ConfigurableResource):
         return maintenance.maintain(spec, self.endpoints(), self.config)
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
-        """Return what the engine on this machine, or Confluent, says of the topic.
-
-        None: it says nothing to us, or there is no key to read it with.
-        """
+        """Return what the engine, or Confluent, says of the topic; None: nothing that is read."""
         read = read_status if self.config.own_engine else read_of_confluent
         return read(self.config, spec.name)
 
@@ -94,7 +90,7 @@ class Lakehouse(ConfigurableResource):
 
         :returns: the name of the topic → an opaque text
         """
-        signals = engine.signals if self.config.own_engine else confluent.signals
+        signals = signals_of_engine if self.config.own_engine else signals_of_confluent
         return signals(specs, self.peek(), self.config)
 
     def catalog(self) -> Catalog:
@@ -110,3 +106,79 @@ class RunningLakehouse(Lakehouse):
 
     def endpoints(self) -> Endpoints:
         return self.peek()
+
+
+def ingest_by_engine(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
+) -> Table:
+    """Make the topic and its table if they are missing, and let the engine commit what there is.
+
+    If the engine is silent for too long, one in this process commits: of two engines, the second to
+    commit plans its batch again.
+    """
+    from topicberg.tableflow.service.engine import Ingestor, run_once
+
+    def missing(records: int) -> None:
+        control.commit_soon(config, spec.name)
+        on_progress(records)
+
+    kafka.ensure_topic(spec, endpoints, config)
+    table = Ingestor(spec, endpoints, config).table()
+    target = kafka.end_offsets(endpoints, spec.name)
+    patience = spec.tableflow.commit_interval_seconds + ENGINE_PATIENCE_SECONDS
+    if not wait_for(table, target, patience, missing):
+        run_once(spec, endpoints, config)
+    return table.refresh()
+
+
+def signals_of_engine(
+    specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
+) -> dict[str, str]:
+    """Return the snapshots that the engine on this machine reports, of the topics that it knows."""
+    found = {spec.name: reported_snapshot(config, spec.name) for spec in specs}
+    return {name: str(snapshot) for name, snapshot in found.items() if snapshot is not None}
+
+
+def ingest_by_confluent(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
+) -> Table:
+    """Wait for Confluent's Tableflow, whose table is its alone to make and to write.
+
+    :raises TopicbergError: it made no progress for :data:`CONFLUENT_PATIENCE_SECONDS`
+    """
+    table = endpoints.catalog(config).load_table(spec.table_identifier(config))
+    target = kafka.end_offsets(endpoints, spec.name)
+    if not wait_for(
+        table,
+        target,
+        CONFLUENT_PATIENCE_SECONDS,
+        on_progress,
+        lambda table: held_offsets(table, spec, endpoints, target),
+    ):
+        raise TopicbergError(
+            f"topic {spec.name}: Tableflow has not committed the records that were there at the "
+            "start",
+            hint="see the topic's Tableflow status in Confluent Cloud, then materialize again",
+        )
+    return table.refresh()
+
+
+def signals_of_confluent(
+    specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
+) -> dict[str, str]:
+    """Return what changes with each commit: the metadata file to which Tableflow points in Glue.
+
+    A topic that is not in Glue is left out. The tables of a database are listed 100 at a time.
+    Nothing is known of topics that Tableflow publishes to another catalog: Glue has what was
+    registered last.
+    """
+    if endpoints.topics_rest:
+        return {}
+    tables = {(spec.table_identifier(config)[0], spec.glue_name): spec.name for spec in specs}
+    client = endpoints.boto3("glue", config)
+    return {
+        tables[database, name]: location
+        for database in sorted({database for database, _ in tables})
+        for name, location in glue.pointers(client, database)
+        if (database, name) in tables
+    }

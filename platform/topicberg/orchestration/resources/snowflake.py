@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import PrivateAttr
@@ -24,25 +23,22 @@ IDLE_SECONDS = 600
 """A connection that was not used for so long is not used again: its session may have ended."""
 
 
-class _Held:
+class _Held(ExitStack):
     """An open connection."""
 
     def __init__(self, opened: AbstractContextManager[SnowflakeConnection]) -> None:
+        super().__init__()
         self.used_at = time.monotonic()
-        self._stack = ExitStack()
         with logging_in():
-            self.connection = self._stack.enter_context(opened)
-
-    def close(self) -> None:
-        self._stack.close()
+            self.connection = self.enter_context(opened)
 
 
 class _Kept:
     """The connections that nothing uses at the moment, the last used one at the end."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._free: list[_Held] = []
+        """Threads share it: Python adds to the end and takes from it at once."""
 
     def take(self) -> _Held | None:
         while pooled := self._last():
@@ -53,16 +49,16 @@ class _Kept:
 
     def give_back(self, pooled: _Held) -> None:
         pooled.used_at = time.monotonic()
-        with self._lock:
-            self._free.append(pooled)
+        self._free.append(pooled)
 
     def close(self) -> None:
         while pooled := self._last():
             pooled.close()
 
     def _last(self) -> _Held | None:
-        with self._lock:
-            return self._free.pop() if self._free else None
+        with suppress(IndexError):  # there is none
+            return self._free.pop()
+        return None
 
 
 class Snowflake(ConfigurableResource):
@@ -99,17 +95,14 @@ class Snowflake(ConfigurableResource):
 
     def _opened(self) -> AbstractContextManager[SnowflakeConnection]:
         endpoint = self._endpoints().snowflake
-        arguments: dict[str, Any] = {**TIMEOUTS}
-        for name in ("host", "port", "protocol"):
-            if (value := getattr(endpoint, name)) is not None:
-                arguments[name] = value
-        resource = snowflake_resource()(
+        address = {name: getattr(endpoint, name) for name in ("host", "port", "protocol")}
+        given = {name: value for name, value in address.items() if value is not None}
+        return snowflake_resource()(
             account=endpoint.account,
             user=endpoint.user,
             **endpoint.login(),
-            additional_snowflake_connection_args=arguments,
-        )
-        return resource.get_connection()
+            additional_snowflake_connection_args={**TIMEOUTS, **given},
+        ).get_connection()
 
     def _endpoints(self) -> Endpoints:
         return connect()
@@ -124,8 +117,5 @@ class _Lasting(Snowflake):
 
 @cache
 def lasting() -> Snowflake:
-    """Return connections that outlast a run: those of this process, for the ticks of a sensor.
-
-    They start nothing, as :meth:`topicberg.orchestration.resources.lakehouse.Lakehouse.peek`.
-    """
+    """Return connections that outlast a run, for the ticks of a sensor; they start nothing."""
     return _Lasting()

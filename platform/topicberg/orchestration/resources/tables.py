@@ -91,14 +91,16 @@ class Tables(ConfigurableResource):
 
     def names(self) -> list[str]:
         """Return the names of all tables of the deployment."""
-        if self._only is not None:
-            return sorted(self._only)
-        return sorted({table for _, table in self._listed()})
+        return sorted(self._identifiers())
 
-    def _listed(self) -> list[TableName]:
+    def _identifiers(self) -> Mapping[str, TableName]:
+        """Return name → namespace and name of the tables that can be read."""
         from topicberg.query.namespaces import own_tables
 
-        return own_tables(self.catalog, self.config)
+        if self._only is not None:
+            return self._only
+        tables = own_tables(self.catalog, self.config)
+        return {table[1]: table for table in reversed(tables)}  # the first one counts
 
     def identifier(self, table: str) -> TableName:
         """Return namespace and name of a table.
@@ -106,10 +108,7 @@ class Tables(ConfigurableResource):
         :param table: its name; of one in a namespace of others, both with a dot between them
         :raises TopicbergError: there is no such table
         """
-        identifiers = dict(self._only or {})
-        if self._only is None:
-            for namespace, name in self._listed():
-                identifiers.setdefault(name, (namespace, name))
+        identifiers = self._identifiers()
         if table in identifiers:
             return identifiers[table]
         namespace, _, name = table.partition(".")

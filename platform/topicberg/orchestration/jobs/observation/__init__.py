@@ -10,15 +10,7 @@ import dagster as dg
 
 from topicberg.alerts.alert import AlertState
 from topicberg.alerts.observation import Observation
-from topicberg.orchestration.jobs.observation.automations import automations, shared_tables
-from topicberg.orchestration.jobs.observation.checks import failed_checks, stale_assets
-from topicberg.orchestration.jobs.observation.runs import (
-    active_runs,
-    check_runs,
-    ended_runs,
-    materialized_at,
-    queued_runs,
-)
+from topicberg.orchestration.jobs.observation import checks, runs
 from topicberg.settings import settings
 from topicberg.topics.kept import specs_in_use
 
@@ -37,26 +29,26 @@ def observe(
     :param location: the code location, whose runs are read; None: those of the instance
     """
     now, config, graph = datetime.now(UTC), settings(), repository.asset_graph
-    runs, until = ended_runs(instance, repository, location, state, now)
+    ended, until = runs.ended_runs(instance, repository, location, state, now)
     specs, spec_errors = specs_in_use(config)
     return Observation(
         at=now,
-        check_runs=check_runs(instance, repository, config, location),
+        check_runs=runs.check_runs(instance, repository, config, location),
         assets=frozenset(key.to_user_string() for key in graph.get_all_asset_keys()),
         owners={
             key.to_user_string(): tuple(owners)
             for key in graph.get_all_asset_keys()
             if (owners := graph.get(key).owners)
         },
-        failed_checks=[*failed_checks(instance, repository, config, specs, now)],
-        stale_assets=[*stale_assets(instance, repository)],
-        runs=runs,
-        materialized=materialized_at(instance, state),
+        failed_checks=[*checks.failed_checks(instance, repository, config, specs, now)],
+        stale_assets=[*checks.stale_assets(instance, repository)],
+        runs=ended,
+        materialized=runs.materialized_at(instance, state),
         runs_until=until,
-        queued=queued_runs(instance, location),
-        active=[*active_runs(instance)],
-        automations=[*automations(instance, repository, location)],
-        shared=[*shared_tables(instance, repository, location, now)],
+        queued=runs.queued_runs(instance, location),
+        active=[*runs.active_runs(instance)],
+        automations=[*runs.automations(instance, repository, location)],
+        shared=[*runs.shared_tables(instance, repository, location, now)],
         spec_errors=spec_errors,
         spec_errors_at_load=wrong,
     )

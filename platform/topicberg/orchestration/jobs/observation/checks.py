@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import dagster as dg
@@ -36,20 +37,18 @@ def failed_checks(
 ) -> Iterator[FailedCheck]:
     """Yield the checks whose last evaluation failed, or that fail by the engine's statuses."""
     keys = repository.asset_graph.asset_check_keys
-    statuses = _statuses(config, specs)
+    statuses, stored = _statuses(config, specs), last_evaluations(instance, keys)
     current = _engine_findings(repository.asset_graph, statuses, now)
-    stored = last_evaluations(instance, keys)
     outdated = {
         f"{key.asset_key.to_user_string()}:{key.name}"
         for key, finding in current.items()
         if finding.passed and key in stored and not stored[key].finding.passed
     }
     early = _early_findings(keys, config, statuses, stored, now)
-    for findings in (current, early):
-        for key, finding in findings.items():
-            if not finding.passed:
-                name, is_early = key.asset_key.to_user_string(), findings is early
-                yield FailedCheck(name, key.name, finding, is_early=is_early)
+    for key, finding in chain(current.items(), early.items()):
+        if not finding.passed:
+            name = key.asset_key.to_user_string()
+            yield FailedCheck(name, key.name, finding, is_early=key in early)
     for key, evaluation in stored.items():
         finding = evaluation.finding
         if key in early and (finding.passed or early[key].passed):
@@ -74,23 +73,18 @@ def stale_assets(
         for key, record in instance.get_freshness_state_records(keys).items()
         if record.freshness_state.value in ("WARN", "FAIL")
     }
-    checks = {
-        key: [
-            check
-            for name in _EXPLAINING
-            if (check := dg.AssetCheckKey(key, name)) in graph.asset_check_keys
-        ]
-        for key in stale
-    }
-    every = {check for of_asset in checks.values() for check in of_asset}
-    evaluated = last_evaluations(instance, every)
+    explaining = {key: [dg.AssetCheckKey(key, name) for name in _EXPLAINING] for key in stale}
+    checks = {*chain.from_iterable(explaining.values())} & {*graph.asset_check_keys}
+    evaluated = last_evaluations(instance, checks)
     for key, record in stale.items():
         yield StaleAsset(
             asset=key.to_user_string(),
             severity="error" if record.freshness_state.value == "FAIL" else "warning",
             since=record.updated_at,
             checks=tuple(
-                evaluated[check].at if check in evaluated else None for check in checks[key]
+                evaluated[check].at if check in evaluated else None
+                for check in explaining[key]
+                if check in checks
             ),
         )
 
@@ -110,16 +104,13 @@ def _engine_findings(
     graph: Any, statuses: Iterable[tuple[TopicSpec, TopicStatus]], now: datetime
 ) -> dict[dg.AssetCheckKey, Finding]:
     """Return what the engine reports now, of the topics that have a check of it, and of those that
-    the code location will have when it is loaded again.
-
-    The stored results of that check are as old as the last run of the checks.
-    """
-    findings: dict[dg.AssetCheckKey, Finding] = {}
-    for spec, status in statuses:
-        key = _check_key(spec, ENGINE_CHECK)
-        if key in graph.asset_check_keys or not graph.has(key.asset_key):
-            findings[key] = check_engine(spec, status, now)
-    return findings
+    the code location will have when it is loaded again. Stored results of the check are older."""
+    keyed = ((_check_key(spec, ENGINE_CHECK), spec, status) for spec, status in statuses)
+    return {
+        key: check_engine(spec, status, now)
+        for key, spec, status in keyed
+        if key in graph.asset_check_keys or not graph.has(key.asset_key)
+    }
 
 
 def _early_findings(
@@ -129,9 +120,8 @@ def _early_findings(
     stored: Mapping[dg.AssetCheckKey, Evaluation],
     now: datetime,
 ) -> dict[dg.AssetCheckKey, Finding]:
-    """Return what the engine's statuses say of other checks, where that differs from the last
-    evaluation and is newer: the checks run every five minutes.
-    """
+    """Return what the statuses say of other checks, if it is newer than the last evaluation and
+    differs: the checks run every five minutes."""
     findings: dict[dg.AssetCheckKey, Finding] = {}
     observed = observed_at(config) or 0.0
     if abs(now.timestamp() - observed) > OBSERVED_SECONDS:
@@ -139,13 +129,10 @@ def _early_findings(
     for spec, status in statuses:
         for name, finding in status_findings(spec, status, now):
             key = _check_key(spec, name)
-            if key not in keys:
-                continue
             last = stored.get(key)
-            if last is None or last.finding.passed:
-                if not finding.passed:
-                    findings[key] = finding
-            elif finding.passed and observed > last.at.timestamp():
+            has_failed = last is not None and not last.finding.passed
+            is_newer = last is None or not has_failed or observed > last.at.timestamp()
+            if key in keys and finding.passed == has_failed and is_newer:
                 findings[key] = finding
     return findings
 

@@ -1,4 +1,4 @@
-"""The runs: those that ended, that wait and that are in progress, and those of the checks."""
+"""The runs: those that ended, that wait and that are in progress; and what requests them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from topicberg.alerts.observation import ActiveRun, CheckRuns, EndedRun, QueuedRuns, StepError
-from topicberg.dagster.locations import location_of_run, location_tags
-from topicberg.dagster.run_assets import assets_of_run, partitions_of_run, run_kind
-from topicberg.dagster.run_process import frozen_process
+from topicberg.alerts import observation
+from topicberg.dagster.runs import (
+    assets_of_run,
+    frozen_process,
+    location_of_automation,
+    location_of_run,
+    location_tags,
+    partitions_of_run,
+    run_kind,
+)
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import SCATTERED, requested_ranges
-from topicberg.orchestration.jobs.checks import CHECK
+from topicberg.orchestration.jobs.maintenance import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
+from topicberg.orchestration.jobs.watches import SENSOR as SNAPSHOTS
+from topicberg.orchestration.jobs.watches import Cursor
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,12 +31,20 @@ if TYPE_CHECKING:
 
     from topicberg.alerts.alert import AlertState
 
+
 MAX_ACTIVE = 50
 """Runs in progress that are looked at, the oldest first."""
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
 MAX_LEFT = 50
 """Partitions that a failed run has left, of which an alert remembers each."""
+UNLOADED_SECONDS = 600
+"""After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
+remembers the sensors of those that were renamed."""
+DEFAULT_INTERVAL_SECONDS = 30
+"""Dagster's, of a sensor that has none."""
+_TICKS = 10
+"""How many ticks are read to find the last one that ended: few can be in progress."""
 EVERYTHING_BEFORE = "0"
 """Begins the range of a run that computes the first partition: sorts before all keys."""
 _SCHEDULE = schedule_name(CHECK)
@@ -47,7 +63,7 @@ def ended_runs(
     location: str | None,
     state: AlertState,
     now: datetime,
-) -> tuple[list[EndedRun], float]:
+) -> tuple[list[observation.EndedRun], float]:
     """Return the runs that ended since the last evaluation, and until when they were read."""
     # Runs that end in the future are of a clock that was wrong: those of now are not to be missed.
     began = min(state.runs_until or now.timestamp(), now.timestamp())
@@ -62,7 +78,7 @@ def ended_runs(
         ascending=True,
     )
     unresolved = bool(state.pending) or any(key.startswith("run ") for key in state.alerts)
-    runs: list[EndedRun] = []
+    runs: list[observation.EndedRun] = []
     for record in records:
         if not _is_own(instance, repository, location, record.dagster_run):
             continue
@@ -90,12 +106,11 @@ def check_runs(
     repository: dg.RepositoryDefinition,
     config: Settings,
     location: str | None,
-) -> CheckRuns:
+) -> observation.CheckRuns:
     """Return when the checks were evaluated last, and whether they should be."""
-    tags = location_tags(location)
-    ended = dg.RunsFilter(job_name=CHECK, tags=tags, statuses=_ENDED_RUNS)
+    ended = dg.RunsFilter(job_name=CHECK, tags=location_tags(location), statuses=_ENDED_RUNS)
     newest = next(iter(instance.get_run_records(ended, limit=1)), None)
-    return CheckRuns(
+    return observation.CheckRuns(
         job=CHECK,
         schedule=_SCHEDULE,
         scheduled=repository.has_schedule_def(_SCHEDULE),
@@ -105,30 +120,24 @@ def check_runs(
     )
 
 
-def queued_runs(instance: dg.DagsterInstance, location: str | None) -> QueuedRuns | None:
+def queued_runs(
+    instance: dg.DagsterInstance, location: str | None
+) -> observation.QueuedRuns | None:
     """Return the runs of the code location that wait in the queue; None: there are none."""
     tags = location_tags(location)
     queued = dg.RunsFilter(tags=tags, statuses=[dg.DagsterRunStatus.QUEUED])
-    oldest = instance.get_run_records(queued, limit=1, ascending=True)
-    if not oldest:
-        return None
-    run = oldest[0].dagster_run
-    return QueuedRuns(
-        count=instance.get_runs_count(queued),
-        oldest=run.run_id,
-        oldest_kind=run_kind(run),
-        since=oldest[0].create_timestamp,
-    )
+    for oldest in instance.get_run_records(queued, limit=1, ascending=True):
+        run, count = oldest.dagster_run, instance.get_runs_count(queued)
+        return observation.QueuedRuns(count, run.run_id, run_kind(run), oldest.create_timestamp)
+    return None
 
 
-def active_runs(instance: dg.DagsterInstance) -> Iterator[ActiveRun]:
+def active_runs(instance: dg.DagsterInstance) -> Iterator[observation.ActiveRun]:
     """Yield the oldest runs in progress, of every code location: they share the slots."""
-    records = instance.get_run_records(
-        dg.RunsFilter(statuses=_ACTIVE_RUNS), limit=MAX_ACTIVE, ascending=True
-    )
-    for record in records:
+    active = dg.RunsFilter(statuses=_ACTIVE_RUNS)
+    for record in instance.get_run_records(active, limit=MAX_ACTIVE, ascending=True):
         run, began = record.dagster_run, record.start_time
-        yield ActiveRun(
+        yield observation.ActiveRun(
             id=run.run_id,
             kind=run_kind(run),
             since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
@@ -157,7 +166,7 @@ def _ended_run(
     repository: dg.RepositoryDefinition,
     record: dg.RunRecord,
     now: datetime,
-) -> EndedRun:
+) -> observation.EndedRun:
     run, kinds = record.dagster_run, dg.DagsterEventType
     succeeded = run.status == dg.DagsterRunStatus.SUCCESS
     planned = _assets_of(instance, run, {kinds.ASSET_MATERIALIZATION_PLANNED})
@@ -165,17 +174,13 @@ def _ended_run(
     left = partitions
     if not succeeded:
         events = {kinds.ASSET_MATERIALIZATION, kinds.ASSET_OBSERVATION}
-        failures = _events(instance, run.run_id, kinds.STEP_FAILURE)
+        steps = {event.step_key for event in _events(instance, run.run_id, kinds.STEP_FAILURE)}
         # A step that failed has materialized some of its partitions at most.
-        failed = {
-            asset
-            for asset in planned
-            if asset.replace("/", "__") in {event.step_key for event in failures}
-        }
+        failed = {asset for asset in planned if asset.replace("/", "__") in steps}
         materialized = planned & _assets_of(instance, run, events) - failed
         left = _left(instance, run, planned - materialized, partitions)
     ended = record.end_time
-    return EndedRun(
+    return observation.EndedRun(
         id=run.run_id,
         kind=run_kind(run),
         succeeded=succeeded,
@@ -195,11 +200,7 @@ def _left(
     assets: frozenset[str],
     partitions: tuple[tuple[str, str], ...],
 ) -> tuple[tuple[str, str], ...]:
-    """Return the partitions of a failed run that it has not materialized, if they are few.
-
-    :param assets: those that it has left
-    :param partitions: all that it has
-    """
+    """Return the partitions that a failed run has left of these assets; all of its own if many."""
     kinds, is_scattered = dg.DagsterEventType, SCATTERED in run.tags
     planned = partitions_of_run(instance, run.run_id, {kinds.ASSET_MATERIALIZATION_PLANNED})
     done = partitions_of_run(instance, run.run_id, {kinds.ASSET_MATERIALIZATION})
@@ -215,10 +216,9 @@ def _left(
 def _covered(
     repository: dg.RepositoryDefinition, run: dg.DagsterRun, assets: frozenset[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the partitions of a run: first and last of each range, as keys that sort as text.
+    """Return first and last partition of each range of a run, as keys that sort as text.
 
-    The first partition of a table has everything before it, also the partitions that the table
-    had before ``derived_partitions.start`` became later.
+    The first one has everything before it, also what was one when its spec had an earlier start.
     """
     ranges = requested_ranges(run.tags)
     graph = repository.asset_graph
@@ -232,11 +232,10 @@ def _covered(
 def _assets_of(
     instance: dg.DagsterInstance, run: dg.DagsterRun, events: set[dg.DagsterEventType]
 ) -> frozenset[str]:
-    keys = assets_of_run(instance, run.run_id, events)
-    return frozenset(key.to_user_string() for key in keys)
+    return frozenset(key.to_user_string() for key in assets_of_run(instance, run.run_id, events))
 
 
-def _errors(instance: dg.DagsterInstance, run_id: str) -> Iterator[StepError]:
+def _errors(instance: dg.DagsterInstance, run_id: str) -> Iterator[observation.StepError]:
     """Yield the errors of a run's steps; if there are none, why the run failed."""
     steps = [
         step_error(event.step_failure_data.error)
@@ -249,7 +248,7 @@ def _errors(instance: dg.DagsterInstance, run_id: str) -> Iterator[StepError]:
         if error is not None:
             yield step_error(error)
         elif event.message:
-            yield StepError((f"dagster.RunFailure: {event.message}",))
+            yield observation.StepError((f"dagster.RunFailure: {event.message}",))
 
 
 def _events(
@@ -260,10 +259,69 @@ def _events(
     return [event for event in events if event is not None]
 
 
-def step_error(error: SerializableErrorInfo) -> StepError:
+def step_error(error: SerializableErrorInfo) -> observation.StepError:
     """Return the messages of an error and of its causes."""
     chain, each = [error.message], error.cause
     while each:
         chain.append(each.message)
         each = each.cause
-    return StepError(tuple(chain), of_blocking_check=error.cls_name == _BLOCKED)
+    return observation.StepError(tuple(chain), of_blocking_check=error.cls_name == _BLOCKED)
+
+
+def automations(
+    instance: dg.DagsterInstance, repository: dg.RepositoryDefinition, location: str | None
+) -> Iterator[observation.Automation]:
+    """Yield sensors and schedules; Dagster also stores those of topics that are deleted."""
+    sensors = {each.name: each for each in repository.sensor_defs}
+    schedules = {each.name: each for each in repository.schedule_defs}
+    definition: dg.SensorDefinition | dg.ScheduleDefinition | None
+    for state in instance.all_instigator_state():
+        is_schedule, name = state.instigator_type.value == "SCHEDULE", state.instigator_name
+        definition = schedules.get(name) if is_schedule else sensors.get(name)
+        if definition is None or location not in (None, location_of_automation(state)):
+            continue
+        ticks = instance.get_ticks(
+            state.instigator_origin_id, state.selector_id, limit=_TICKS if state.is_running else 1
+        )
+        ended = (tick for tick in ticks if tick.status.value != "STARTED" and state.is_running)
+        last = next(ended, None)
+        failed = last if last and last.status.value == "FAILURE" else None
+        yield observation.Automation(
+            name=name,
+            kind="schedule" if is_schedule else "sensor",
+            running=state.is_running,
+            is_on_by_default=definition.default_status.value == "RUNNING",
+            ticked_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None,
+            interval=timedelta(
+                seconds=definition.minimum_interval_seconds or DEFAULT_INTERVAL_SECONDS
+            )
+            if isinstance(definition, dg.SensorDefinition)
+            else None,
+            in_progress=bool(ticks) and ticks[0].status.value == "STARTED",
+            failed_at=datetime.fromtimestamp(failed.timestamp, UTC) if failed else None,
+            error=step_error(last.error) if last and last.error else None,
+            skip_reason=last.skip_reason if last else None,
+        )
+
+
+def shared_tables(
+    instance: dg.DagsterInstance,
+    repository: dg.RepositoryDefinition,
+    location: str | None,
+    now: datetime,
+) -> Iterator[observation.SharedTables]:
+    """Yield what the snapshot sensors of other code locations watch as well."""
+    own = {
+        key.path[1]: key.to_user_string()
+        for key in repository.asset_graph.get_all_asset_keys()
+        if key.path[0] == "iceberg" and len(key.path) == 2
+    }
+    for state in instance.all_instigator_state():
+        other = location_of_automation(state)
+        if location in (None, other) or state.instigator_name != SNAPSHOTS:
+            continue
+        ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
+        if not ticks or now.timestamp() - ticks[0].timestamp > UNLOADED_SECONDS:
+            continue
+        if names := Cursor.parse(getattr(state.instigator_data, "cursor", None)).states(own):
+            yield observation.SharedTables(other, tuple(sorted(own[name] for name in names)))
