@@ -23,8 +23,6 @@ from stackless import age_keys
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
 from topicberg.catalogs.snowflake.statements import create_table
-from topicberg.clients.confluent import Api
-from topicberg.clients.secrets import ApiKey
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings, settings
@@ -34,7 +32,6 @@ from topicberg_deploy.aws.iam import document
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.context import DeployContext, open_context
 from topicberg_deploy.graph.assets import asset_key, deployed_assets
-from topicberg_deploy.lock import LockedError, exclusive
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Action, Resource, Step
 from topicberg_deploy.rotate import rotate
@@ -176,26 +173,6 @@ def test_create_through_faults_and_kills_leaves_no_difference(
     assert len(_ours(context)) == sum(isinstance(one, RotatingKey) for one in graph)
 
 
-def test_create_command_computes_totals_in_snowflake(deployed: Platform) -> None:
-    subprocess.run([str(TOPICBERG), "deploy", "create"], check=True, timeout=1500)
-    context, graph = deployed.open()
-    engine.plan(graph, context)
-    assert context.live["snowflake/table/stock_trades"].fields["auto_refresh"]
-    names = SnowflakeNames.of(context.config)
-    for table in ("STOCK_TRADES", "STOCK_TRADES_WITH_TOTALS"):
-        statement = f"SELECT COUNT(*) AS rows_ FROM {names.table(table)}"
-        with context.snowflake() as session:
-            assert session.run(statement, "ACCOUNTADMIN")[0]["rows_"] > 0
-
-
-def test_lock_held_by_another_command_is_refused(platform: Platform) -> None:
-    context, _ = platform.open()
-    with exclusive(context), pytest.raises(LockedError), exclusive(context):
-        pass
-    with exclusive(context):
-        pass
-
-
 def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None:
     context, graph = deployed.open()
     engine.plan(graph, context)
@@ -238,37 +215,6 @@ def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None
     with deployed.failing():
         deployed.create()
     assert deployed.plan() == {}
-
-
-def test_rotate_three_times_keeps_each_key_working(deployed: Platform) -> None:
-    context, graph = deployed.open()
-    engine.plan(graph, context)
-    before: list[ApiKey] = [context.confluent.active_key("key/kafka_app_manager")]
-    slots = [_active_slot(context)]
-    for _ in range(3):
-        context, _ = deployed.open()
-        reported: list[str] = []
-        with deployed.failing():
-            assert rotate(graph, context, reported.append, force=True) == 7
-        assert not any(key.secret.get_secret_value() in "".join(reported) for key in before)
-        engine.plan(graph, context)
-        before.append(context.confluent.active_key("key/kafka_app_manager"))
-        slots.append(_active_slot(context))
-    assert len({key.id for key in before}) == 4
-    for key in before:  # none is older than a period, so each still works
-        Api(context.confluent.cloud.url, key.id, key.secret).get("/org/v2/environments")
-    assert slots in (["1", "2", "1", "2"], ["2", "1", "2", "1"])
-    current = context.secrets.read(context.names.confluent_secret("cloud"))
-    assert current == {
-        "api.key": before[-1].id,
-        "api.key.secret": before[-1].secret.get_secret_value(),
-    }
-    assert deployed.plan() == {}
-
-
-def _active_slot(context: DeployContext) -> str:
-    """Return which of the two keys of Snowflake's user is active."""
-    return str(context.need("snowflake/user_keys").facts["values"]["active_key_number"])
 
 
 def test_secrets_are_in_no_output_log_or_readable_file(deployed: Platform) -> None:

@@ -18,10 +18,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
-from kafka_topics import ORDER, Row, Topic, avro, encode
+from kafka_topics import ORDER, Topic, avro, encode
 from prometheus_client import CollectorRegistry, generate_latest
 from pyiceberg.table import Table
-from pyspark.errors import PySparkException
 from waiting import wait_until
 
 from topicberg.checks.topic import check_lag, lag_of
@@ -45,18 +44,6 @@ pytestmark = pytest.mark.integration
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
-def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    expected: list[Row] = []
-    for start in (0, 500):
-        rows = [{"id": i, "note": f"n{i}"} for i in range(start, start + 500)]
-        topic.send(ORDER, rows, key=lambda number: str(number).encode())
-        expected += rows
-        assert topic.ingest() == 500
-    assert topic.ingest() == 0
-    assert sorted(topic.rows("id", "note"), key=lambda row: row["id"]) == expected
-
-
 def test_a_session_that_was_stopped_is_not_kept(make_topic: Callable[..., Topic]) -> None:
     """The engine makes a new session whenever Spark has ended."""
     session = new_session(make_topic().endpoints.spark_connect)
@@ -66,34 +53,6 @@ def test_a_session_that_was_stopped_is_not_kept(make_topic: Callable[..., Topic]
     del session
     gc.collect()
     assert not clients
-
-
-def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., Topic]) -> None:
-    """A backfill, or a compaction, whose tasks would keep every core for a minute and more."""
-    topic = make_topic()
-    topic.send(ORDER, [{"id": 1, "note": "first"}])
-    topic.ingest()  # Spark has compiled what a batch needs
-    session = new_session(topic.endpoints.spark_connect)
-    ended = threading.Event()
-
-    def compute() -> None:
-        with suppress(PySparkException):  # it is interrupted
-            number = "aggregate(sequence(1, 3000000), id, (sum, more) -> sum ^ more)"
-            session.sql(f"SELECT sum({number}) FROM range(0, 400, 1, 400)").collect()
-        ended.set()
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    try:
-        time.sleep(3)
-        topic.send(ORDER, [{"id": 2, "note": "second"}])
-        assert topic.ingest() == 1
-        assert not ended.is_set()
-    finally:
-        session.interruptAll()
-        thread.join()
-        session.stop()
-    assert len(topic.rows("id")) == 2
 
 
 def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topic]) -> None:
@@ -128,25 +87,6 @@ def cloud_holds(table: Table, topic: Topic) -> bool:
         return held_offsets(table, topic.spec, topic.endpoints, end)
 
     return wait_for(table, end, 0, offsets_of=held)
-
-
-def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    wider = avro(*ORDER["fields"], {"name": "amount", "type": ["null", "double"], "default": None})
-    dropped = avro(*ORDER["fields"][:1], wider["fields"][2])
-    topic.send(ORDER, [{"id": 1, "note": "a"}])
-    topic.send(wider, [{"id": 2, "note": "b", "amount": 2.5}])
-    assert topic.ingest() == 2
-    topic.send(dropped, [{"id": 3, "amount": 3.5}])
-    topic.send(ORDER, [{"id": 4, "note": "d"}])
-    assert topic.ingest() == 2
-    assert topic.rows("id", "note", "amount") == [
-        {"id": 1, "note": "a", "amount": None},
-        {"id": 2, "note": "b", "amount": 2.5},
-        {"id": 3, "note": None, "amount": 3.5},
-        # The latest schema dropped `note`; an old producer that still sends it loses nothing.
-        {"id": 4, "note": "d", "amount": None},
-    ]
 
 
 def test_topics_that_need_a_new_namespace_at_once_all_get_it(

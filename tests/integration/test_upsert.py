@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import fastavro
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from kafka_topics import ORDER, Row, Topic, avro, encode
-from pyiceberg.manifest import DataFileContent
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.tables import sync
 from topicberg.checks.topic import check_deletes
-from topicberg.errors import CommitConflictError, SpecError, TableflowError
+from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
-from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.table.reread import REREAD, Reread, reread
 
 pytestmark = pytest.mark.integration
@@ -52,37 +46,6 @@ def produce(topic: Topic, changes: list[Change], **schemas: int) -> None:
 def newest(changes: list[Change]) -> dict[bytes, Row]:
     last = dict(changes)
     return {key: row for key, row in last.items() if row is not None}
-
-
-def rows_by_key(topic: Topic) -> dict[bytes, Row]:
-    rows = topic.rows("key", "id", "note")
-    found = {row.pop("key").encode(): row for row in rows}
-    assert len(found) == len(rows), "a key has two rows"
-    return found
-
-
-def test_random_changes_in_many_batches(make_topic: Callable[..., Topic]) -> None:
-    topic = upsert_topic(make_topic)
-    rng = random.Random(7)
-    changes: list[Change] = []
-    for batch in range(5):
-        some: list[Change] = [
-            (
-                f"k{rng.randrange(40)}".encode(),
-                None if rng.random() < 0.25 else {"id": batch * 100 + i, "note": f"b{batch}"},
-            )
-            for i in range(60)
-        ]
-        produce(topic, some)
-        changes += some
-        topic.ingest()
-        assert rows_by_key(topic) == newest(changes)
-    assert topic.ingest() == 0
-    table = topic.table()
-    files = [task.file for task in table.scan().plan_files()]
-    assert all(file.content == DataFileContent.DATA for file in files)
-    deletes = table.inspect.delete_files().to_pylist()
-    assert {file["content"] for file in deletes} == {DataFileContent.POSITION_DELETES}
 
 
 def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -202,43 +165,3 @@ def test_missed_deletes_are_detected_and_applied(make_topic: Callable[..., Topic
     topic.respec(write_mode="append")
     with pytest.raises(SpecError, match="misses no deletes"):
         reread(topic.spec, topic.table(), topic.endpoints, topic.config)
-
-
-def test_a_reread_beside_an_engine_loses_nothing(make_topic: Callable[..., Topic]) -> None:
-    """Rows that another writer added are deleted; all else is as in the topic."""
-    topic = upsert_topic(make_topic)
-    rng = random.Random(3)
-    changes: list[Change] = [(b"k0", {"id": 0, "note": ""})]
-    produce(topic, changes)
-    topic.ingest()
-    extra = topic.rows()[0] | {"id": 77, "key": "ghost", "$$raw-key": b"ghost"}
-    table = topic.table()
-    table.append(pa.Table.from_pylist([extra], schema=table.schema().as_arrow()))
-    stop = threading.Event()
-
-    def engine() -> None:
-        ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-        while not stop.is_set():
-            with suppress(CommitConflictError):
-                ingestor.step()
-        ingestor.close()
-
-    thread = threading.Thread(target=engine)
-    thread.start()
-    try:
-        for batch in range(4):
-            some: list[Change] = [
-                (
-                    f"k{rng.randrange(30)}".encode(),
-                    None if rng.random() < 0.4 else {"id": batch * 100 + i, "note": ""},
-                )
-                for i in range(40)
-            ]
-            produce(topic, some)
-            changes += some
-            reread(topic.spec, topic.table(), topic.endpoints, topic.config)
-    finally:
-        stop.set()
-        thread.join()
-    topic.ingest()
-    assert rows_by_key(topic) == newest(changes)
