@@ -9,7 +9,6 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 LONGEST = (
-    "tests/integration/test_upsert_decoded_keys.py",
     "tests/e2e/test_demo.py",
     "tests/integration/test_graph.py",
     "tests/integration/test_upsert.py",

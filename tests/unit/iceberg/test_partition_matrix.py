@@ -1,6 +1,6 @@
 """Each transform of each type: a reader finds all rows, or ``readable_by`` says which it misses.
 
-Spark is in ``tests/integration/test_partition_columns.py``.
+Spark is in ``tests/integration/test_format_versions.py``.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from topicberg.tableflow.upsert.key_files import (
     is_last,
     merged,
 )
+from topicberg.tableflow.values.key_hash import hashes
 from topicberg.tableflow.values.key_lookup import pairs, passing
 
 ALL = np.uint64(2**64 - 1)
@@ -89,3 +92,15 @@ def test_keys_are_found_where_hashes_are_not_spread(size: int) -> None:
     of_few, of_many = pairs(high[::3], high[::3], high, high, ALL)
     assert np.array_equal(of_many, np.arange(0, size, 3))
     assert np.array_equal(of_few, np.arange(len(of_many)))
+
+
+@given(
+    st.lists(st.binary(max_size=40), max_size=20),
+    st.text("0123456789abcdef", min_size=16, max_size=16),
+    st.integers(0, 5),
+)
+@settings(max_examples=400, deadline=None)
+def test_hash_is_the_one_of_pandas(values: list[bytes], secret: str, first: int) -> None:
+    array = pa.array(values, pa.binary()).slice(first)  # a slice has the buffers of the whole
+    expected = pd.util.hash_array(np.array([*values[first:], None], object)[:-1], hash_key=secret)
+    assert np.array_equal(hashes(array, secret.encode()), expected)
