@@ -37,7 +37,7 @@ def partitioned_lake(catalog: SqlCatalog) -> Iterator[Lake]:
         yield Lake(catalog, instance, partitioned=True)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_any_history_ends_at_the_full_recomputation(
     seed: int, partitioned: bool, exact: bool

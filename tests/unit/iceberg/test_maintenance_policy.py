@@ -205,7 +205,7 @@ HISTORIES = st.lists(
 
 @given(HISTORIES, st.randoms(use_true_random=False))
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_expiry_deletes_what_no_other_snapshot_has(
     catalog: SqlCatalog, events: list[str], random: Random
