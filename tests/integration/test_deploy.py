@@ -7,7 +7,6 @@ whatever the test before left; a platform that is already there costs the reques
 from __future__ import annotations
 
 import base64
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,14 +20,13 @@ from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
 from stackless import age_keys
 
-from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
+from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topics
 from topicberg_deploy import engine
-from topicberg_deploy.aws.iam import document
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.context import DeployContext, open_context
 from topicberg_deploy.graph.assets import asset_key, deployed_assets
@@ -173,50 +171,6 @@ def test_create_through_faults_and_kills_leaves_no_difference(
     assert len(_ours(context)) == sum(isinstance(one, RotatingKey) for one in graph)
 
 
-def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None:
-    context, graph = deployed.open()
-    engine.plan(graph, context)
-    account = context.need("confluent/service_account/app_consumer").id
-    context.confluent.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
-    binding = "confluent/role_binding/stock_trades_connector_subject"
-    context.confluent.cloud.delete(f"/iam/v2/role-bindings/{context.need(binding).id}")
-    access = next(one for one in graph if one.key == "confluent/acl/stock_trades_app_producer")
-    access.delete(context, context.need(access.key))
-    connector = context.need("confluent/connector/stock_trades")
-    context.confluent.cloud.put(
-        f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}"
-        "/connectors/SampleSourceConnector/pause"
-    )
-    assert connector.fields["state"] == "RUNNING"
-    dead = context.confluent.active_key("key/kafka_app_consumer").id
-    context.confluent.cloud.delete(f"/iam/v2/api-keys/{dead}")
-    by_hand = {
-        "Effect": "Allow",
-        "Principal": {"Service": "glue.amazonaws.com"},
-        "Action": "sts:AssumeRole",
-    }
-    context.aws.client("iam").update_assume_role_policy(
-        RoleName=context.names.tableflow_role, PolicyDocument=json.dumps(document(by_hand))
-    )
-    warehouse = context.config.snowflake_name("warehouse")
-    with context.snowflake() as session:
-        session.run(f"ALTER WAREHOUSE {quote(warehouse)} SET WAREHOUSE_SIZE = 'LARGE'", "SYSADMIN")
-    drift = deployed.plan()
-    assert {key: step.action.value for key, step in drift.items()} == {
-        "confluent/service_account/app_consumer": "change",
-        binding: "create",
-        access.key: "create",
-        "confluent/connector/stock_trades": "change",
-        "key/kafka_app_consumer": "change",
-        "aws/role/tableflow": "change",
-        "snowflake/warehouse": "change",
-    }
-    assert drift["snowflake/warehouse"].changes == {"size": ("LARGE", "XSMALL")}
-    with deployed.failing():
-        deployed.create()
-    assert deployed.plan() == {}
-
-
 def test_secrets_are_in_no_output_log_or_readable_file(deployed: Platform) -> None:
     """Nor in Dagster's storage; also secrets of before a rotation."""
     context, graph = deployed.open()
@@ -284,16 +238,6 @@ def _run_in_dagster(config: Settings) -> None:
             keys = [asset_key(key) for key in ("key/kafka_app_manager", "snowflake/user")]
             result = dg.materialize([assets], instance=instance, selection=keys)
     assert result.success
-
-
-def test_delete_without_confirmation_deletes_nothing(deployed: Platform) -> None:
-    command = [str(TOPICBERG), "deploy", "delete"]
-    declined = subprocess.run(
-        command, input="n\n", capture_output=True, text=True, check=False, timeout=600
-    )
-    assert declined.returncode == 1
-    assert "  * topic stock_trades\n" in declined.stdout
-    assert deployed.plan() == {}
 
 
 def test_delete_after_a_lost_key_leaves_nothing(deployed: Platform) -> None:
