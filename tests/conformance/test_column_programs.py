@@ -9,21 +9,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 from pathlib import Path
 from typing import Any, cast
 
 import fastavro
 import pytest
-from avro_oracle import AvroSchema
-from avro_random import AvroSchemas, datum
 from program_runner import NUMBER, ProgramRunner
-from shapes import Malformed, Refused, difference
 
-from topicberg.errors import TableflowError
 from topicberg.formats import avro
 from topicberg.formats.columnar.memory import forget_stale
-from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.contract import Format
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -38,25 +32,6 @@ class Decoder(ProgramRunner):
             for number, one in ((NUMBER, schema), (NUMBER + 1, latest or schema))
         )
         super().__init__(cast("Format", avro), writer, newest, 256 * 1024)
-
-
-def covered(seed: int) -> tuple[AvroSchema, Decoder, Any, random.Random] | None:
-    rng = random.Random(seed)
-    schema = AvroSchemas(rng).root()
-    oracle = AvroSchema(json.dumps(schema))
-    try:
-        shape = oracle.shape
-        return (oracle, Decoder(schema), schema, rng) if shape else None
-    except (NotCoveredError, Refused, TableflowError):
-        return None
-
-
-def expected(oracle: AvroSchema, payload: bytes) -> Any:
-    """The reference's row; None: the record is malformed."""
-    try:
-        return oracle.decode(payload)
-    except Malformed:
-        return None
 
 
 @pytest.mark.parametrize(
@@ -75,57 +50,6 @@ def test_member_of_a_union_that_was_narrowed_keeps_its_values(
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(old), {"u": value})
     rows = Decoder(old, new).rows([buffer.getvalue()])
     assert rows == [{"u": {"member0": None, "member1": value}}]
-
-
-@pytest.mark.parametrize("start", range(0, 400, 50))
-def test_sound_records_of_random_schemas_equal_the_reference(start: int) -> None:
-    seen = 0
-    for seed in range(start, start + 50):
-        found = covered(seed)
-        if found is None:
-            continue
-        oracle, decoder, schema, rng = found
-        payloads = [oracle.encode(datum(rng, schema, {})) for _ in range(30)]
-        sound = [one for one in payloads if expected(oracle, one) is not None]
-        rows = decoder.rows(sound)
-        assert len(rows) == len(sound), f"seed {seed}: record {len(rows)} is refused"
-        for payload, row in zip(sound, rows, strict=True):
-            why = difference(expected(oracle, payload), row)
-            assert why is None, f"seed {seed}: {why}"
-        seen += len(sound)
-    assert seen > 300
-
-
-@pytest.mark.parametrize("start", range(1000, 1200, 50))
-def test_damaged_records_are_refused_or_equal_the_reference(start: int) -> None:
-    refused = 0
-    for seed in range(start, start + 50):
-        found = covered(seed)
-        if found is None:
-            continue
-        oracle, decoder, schema, rng = found
-        for _ in range(20):
-            payload = bytearray(oracle.encode(datum(rng, schema, {}, odd=0.1)))
-            match rng.randrange(4):
-                case 0 if payload:
-                    payload[rng.randrange(len(payload))] ^= 1 << rng.randrange(8)
-                case 1:
-                    del payload[rng.randrange(len(payload) + 1) :]
-                case 2:
-                    payload += rng.randbytes(rng.randint(1, 3))
-            try:
-                rows = decoder.rows([bytes(payload)])
-            except Exception as error:
-                assert "UTF8" in str(error), f"seed {seed}: {error}"  # noqa: PT017
-                rows = []
-            if not rows:
-                refused += 1
-                continue
-            wanted = expected(oracle, bytes(payload))
-            assert wanted is not None, f"seed {seed}: {payload.hex()} is malformed"
-            why = difference(wanted, rows[0])
-            assert why is None, f"seed {seed}: {payload.hex()}: {why}"
-    assert refused > 50
 
 
 def test_stored_code_is_deleted_if_a_source_is_newer(tmp_path: Path) -> None:

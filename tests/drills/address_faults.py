@@ -33,7 +33,6 @@ def wrong(changes: Callable[[Site], Changes], *, engine: bool = True) -> Callabl
 
     def begin(site: Site) -> End:
         addresses = site.addresses
-        assert addresses is not None
         kept = addresses.text
         document = json.loads(kept)
         for name, value in changes(site).items():

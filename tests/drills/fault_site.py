@@ -163,7 +163,6 @@ class Site:
                 os.killpg(self.ui.pid, signal.SIGKILL)
 
     def process(self, module: str) -> psutil.Process:
-        assert self.ui is not None
         children = psutil.Process(self.ui.pid).children(recursive=True)
         return next(one for one in children if module in " ".join(one.cmdline()))
 

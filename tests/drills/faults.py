@@ -103,7 +103,6 @@ def _name(component: str) -> str:
 
 def _address(component: str) -> tuple[str, int]:
     context = state.load_context(settings())
-    assert context is not None
     ports = {
         "kafka": "kafka_own",
         "schema_registry": "schema_registry_server",

@@ -93,7 +93,6 @@ def test_update_table_is_optimistic(glue: Any) -> None:
 
 
 def test_requests_are_signed_by_a_known_key(stack: Endpoints) -> None:
-    assert stack.aws_access_key is not None
     key = stack.aws_access_key.get_secret_value()
     for service, action, unknown, wrong in (
         ("glue", "get_databases", "UnrecognizedClientException", "InvalidSignatureException"),
@@ -197,7 +196,6 @@ def test_confluents_control_plane(stack: Endpoints, path: str, key: tuple[str, s
 
 def test_the_supervisor(stack: Endpoints) -> None:
     context = state.load_context(settings())
-    assert context
     call = "<methodCall><methodName>supervisor.shutdown</methodName></methodCall>"
     for auth in (None, ("topicberg", "wrong"), ("topicberg", "")):
         answer = requests.post(f"{context.url('supervisor')}/RPC2", call, auth=auth, timeout=10)

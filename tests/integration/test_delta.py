@@ -101,7 +101,6 @@ class Lake:
 
     def sync(self) -> int:
         version = delta.sync(self.table(), self.spec)
-        assert version is not None
         return version.version
 
     def delta_table(self) -> DeltaTable:

@@ -89,7 +89,6 @@ class Platform:
                 proxy.failing = False
 
     def _faults(self, method: str, fault: object = None) -> None:
-        assert self.stack.confluent_admin_token
         token = self.stack.confluent_admin_token.get_secret_value()
         requests.request(
             method,

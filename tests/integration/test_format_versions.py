@@ -287,7 +287,6 @@ def test_upgrade_command_warns_and_compacts_first(make_topic: MakeTopic) -> None
     assert "compacted 2 data files" in done.output
     assert "for Snowflake: " in done.output
     head = topic.table().current_snapshot()
-    assert head is not None
     assert head.first_row_id is not None, "Snowflake needs a snapshot of version 3"
     assert sorted(row["id"] for row in topic.rows("id")) == [0, 1]
     again = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name, "--yes"])

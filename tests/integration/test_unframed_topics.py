@@ -282,7 +282,6 @@ def test_late_records_are_computed_in_the_hours_of_their_own_time(make: Make) ->
                 window = Window(start, start + timedelta(hours=1))
                 write_window(spark, catalog, derivation, window)
             head = table.current_snapshot()
-            assert head is not None
             seen = head.snapshot_id
         found = {row["at"]: (row["n"], row["ids"]) for row in _rows(catalog, derivation)}
     assert found == {at: (len(ids), sum(ids)) for at, ids in minutes.items()}

@@ -264,7 +264,6 @@ def test_a_new_version_of_the_key_is_the_same_key(make_topic: Callable[..., Topi
     del expected[4]
     assert keyed.ingest() == expected
     state = KeyState.load(topic.table().properties)
-    assert state is not None
     assert state.columns == ["region", "user_id", "colour"]
     assert state.rows_removed == 0
 
@@ -299,7 +298,6 @@ def test_keys_that_were_compared_by_bytes_become_one(
     keyed.send(1, 9, "red", "more")
     assert keyed.ingest() == {1: "new", 2: "stays", 9: "more"}
     state = KeyState.load(topic.table().properties)
-    assert state is not None
     assert state.rows_removed == 1
     assert state.rebuilt_at_ms is not None
     assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0

@@ -209,8 +209,6 @@ def _vending(
 ) -> Callable[[BaseHTTPRequestHandler, bytes, Gateway], bytes]:
     """Return what adds the keys of the object store to the responses that have a table."""
     assert stack.s3
-    assert stack.s3_access_key
-    assert stack.s3_secret_key
     store = {
         "s3.endpoint": stack.s3,
         "s3.path-style-access": "true",

@@ -651,7 +651,6 @@ def test_engine_misses_what_it_needs() -> None:
     looks = ServiceWatch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)])
     faults = looks.look()
     missing = unavailable(faults, *NEEDED)
-    assert missing is not None
     assert missing.message == "s3 does not answer: frozen\n  → `end it`"
     assert missing.since_ms == pytest.approx(time.time() * 1000, abs=60_000)
     assert unavailable(faults, "spark") is None

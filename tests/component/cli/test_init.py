@@ -78,13 +78,6 @@ def test_new_project_has_everything_that_it_names(
     assert (project / "dagster.yaml").read_text() == (PROJECT_ROOT / "dagster.yaml").read_text()
 
 
-def listed(root: Path) -> set[str]:
-    """Return the assets that ``dg list defs`` finds."""
-    done = run(root, "dg", "list", "defs", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {one["asset_key"] for one in json.loads(done.stdout)["assets"]}
-
-
 def test_new_project_is_one_of_dagsters(project: Path) -> None:
     assets = loaded(project, "shop_data.definitions")
     assert {f"{kind}/orders" for kind in ("kafka", "iceberg", "glue", "snowflake")} <= assets
@@ -265,20 +258,6 @@ def test_code_location_in_a_package_of_a_package(tmp_path: Path) -> None:
     assert {"kafka/orders", "iceberg/large_orders"} <= loaded(
         tmp_path, "acme.sales.definitions", source=""
     )
-
-
-def test_code_location_with_a_name_of_its_own_for_components(tmp_path: Path) -> None:
-    """``dg.toml`` counts before ``pyproject.toml``, which may be missing."""
-    (tmp_path / "dg.toml").write_text(
-        'directory_type = "project"\n\n[project]\nroot_module = "sales"\n'
-        'defs_module = "sales.parts"\n'
-    )
-    files = ("__init__.py", "definitions.py", "parts/__init__.py")
-    package(tmp_path, *(f"src/sales/{file}" for file in files))
-    written = existing_project(tmp_path, "topicberg")
-    assert "src/sales/parts/topicberg/defs.yaml" in written.files
-    assert read_project(tmp_path).defs == "src/sales/parts"
-    assert {"kafka/orders", "iceberg/large_orders"} <= listed(tmp_path)
 
 
 def test_definitions_in_python_are_to_be_merged(

@@ -38,7 +38,6 @@ def test_dagster_takes_the_file(tmp_path: Path, file: str) -> None:
     ref = InstanceRef.from_dir(str(tmp_path))
     assert ref.run_coordinator_data.class_name == "QueuedRunCoordinator"
     storage = "DagsterPostgresStorage" if "production" in file else "SqliteStorage"
-    assert ref.storage_data is not None
     assert ref.storage_data.class_name == storage
     text = (ROOT / file).read_text()
     assert "password:" not in text or "{env: DAGSTER_POSTGRES_PASSWORD}" in text
@@ -125,7 +124,6 @@ def test_old_runs_are_deleted_except_newest_materializations(
         assert last in left
         assert first not in left
         event = instance.get_latest_materialization_event(dg.AssetKey("orders"))
-        assert event is not None
         assert datetime.now(UTC) - datetime.fromtimestamp(event.timestamp, UTC) < timedelta(hours=1)
     settings.cache_clear()
 

@@ -121,7 +121,6 @@ class Fleet:
             schema = table.schema().as_arrow()
             table.append(pa.Table.from_pylist([{}] * rows, schema=schema))
             head = table.current_snapshot()
-            assert head
             if reported:
                 status = TopicStatus(topic=spec.name, snapshot_id=head.snapshot_id)
                 write_status(self.config, status)
@@ -201,7 +200,6 @@ def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
     fleet.live(1)
     key = dg.AssetKey(["iceberg", "t08"])
     (observed,) = fleet.instance.fetch_observations(key, limit=9).records
-    assert observed.asset_observation
     assert "0 rows in" in (observed.asset_observation.description or "")
     assert len(fleet.instance.fetch_materializations(key, limit=9).records) == 1
 

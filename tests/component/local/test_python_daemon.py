@@ -29,7 +29,6 @@ def daemon() -> Iterator[subprocess.Popen[bytes]]:
 
 def connect(process: subprocess.Popen[bytes]) -> socket.socket:
     """As Spark does to get a worker."""
-    assert process.stdout is not None
     (port,) = struct.unpack("!i", process.stdout.read(4))
     connection = socket.create_connection(("127.0.0.1", port), 10)
     (worker,) = struct.unpack("!i", connection.recv(4))
@@ -46,7 +45,6 @@ def test_it_stays_for_its_workers_and_ends_without_one(daemon: subprocess.Popen[
 def test_workers_do_not_read_sparks_archives_again() -> None:
     """``importlib.invalidate_caches``, which a worker calls for each task, would."""
     found = importlib.util.find_spec("pyspark")
-    assert found is not None
     assert found.origin is not None
     home = Path(found.origin).parent
     archives = [*map(str, (home / "python" / "lib").glob("*.zip"))]

@@ -8,22 +8,16 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.kafka.offsets import PartitionOffset
 from topicberg.kafka.records import DamagedRecordsError
-from topicberg.tableflow.batch.batch_plan import Commit
 from topicberg.tableflow.decode import reading
 from topicberg.tableflow.decode.processes import ProcessEndedError, Processes
-from topicberg.tableflow.service.engine import Ingestor
-from topicberg.tableflow.service.record_search import ATTEMPTS
 from topicberg.tableflow.values.memory import ExhaustedError, limited
 
 MEGABYTE = 1024**2
@@ -123,106 +117,9 @@ def test_errors_are_the_same_in_the_other_process(error: Exception) -> None:
     assert vars(found) == vars(error)
 
 
-class Failing:
-    """A process that some records exhaust, or end; or that fails at everything."""
-
-    def __init__(
-        self, bad: dict[PartitionOffset, type[Exception]], *, is_broken: bool = False
-    ) -> None:
-        self.bad, self.failures, self.is_broken = bad, 0, is_broken
-
-    def check(self) -> None:
-        if self.is_broken:
-            raise TopicbergError("the processes of the engine cannot decode records")
-
-    def ingest(
-        self, plans: Any, parts: Any, check: Callable[[], None]
-    ) -> list[reading.WrittenBatch]:
-        (ranges,) = parts
-        for (partition, offset), error in sorted(self.bad.items()):
-            start, end = ranges.get(partition, (0, 0))
-            if not start <= offset < end:
-                continue
-            self.failures += 1
-            if error is DamagedRecordsError:
-                raise DamagedRecordsError("the records cannot be read", partition, offset)
-            raise error("it takes too much memory")
-        return reading.ingest(plans, ranges, check)
-
-
-def topic_of(folder: Path, patch: pytest.MonkeyPatch, mode: str, records: int) -> MemoryTopic:
-    given = {"schema": {"format": "none"}, "tableflow": {"error_handling": {"mode": mode}}}
-    topic = memory_topic(folder, patch, **given)
-    for number in range(records):
-        topic.produce(number % 2, b"k", b"%d" % number)
-    return topic
-
-
-def ingest_all(ingestor: Ingestor) -> Commit:
-    while (done := ingestor.step()).records:
-        pass
-    return done
-
-
-BAD: dict[PartitionOffset, type[Exception]] = {
-    (0, 0): ExhaustedError,
-    (0, 31): ProcessEndedError,
-    (1, 7): DamagedRecordsError,
-    (1, 49): ExhaustedError,
-}
-
-
-def test_record_that_exhausts_a_process_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = topic_of(tmp_path, monkeypatch, "SKIP", 100)
-    failing = Failing(BAD)
-    topic.processes = failing
-    ingestor = topic.ingestor()
-    done = ingest_all(ingestor)
-    ingestor.close()
-    found = sorted(int(row["value"]) for row in topic.rows())
-    left_out = {2 * offset + partition for partition, offset in BAD}
-    assert found == [number for number in range(100) if number not in left_out]
-    assert done.rows_skipped == len(BAD)
-    # Each part that fails is divided by 16: of 100 records, twice.
-    assert failing.failures <= len(BAD) * (ATTEMPTS + 2)
-
-
-@pytest.mark.parametrize("error", [ExhaustedError, ProcessEndedError])
-def test_no_record_is_blamed_for_processes_that_fail_at_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    topic = topic_of(tmp_path, monkeypatch, "SKIP", 40)
-    failing = Failing({(p, n): error for p in range(2) for n in range(20)}, is_broken=True)
-    topic.processes = failing
-    ingestor = topic.ingestor()
-    for _ in range(3):
-        with pytest.raises(TopicbergError, match="cannot decode records"):
-            ingest_all(ingestor)
-    failing.bad.clear()
-    assert ingest_all(ingestor).rows_skipped == 0
-    ingestor.close()
-    assert len(topic.rows()) == 40
-
-
 def test_process_without_memory_is_said(processes: Processes) -> None:
     processes.check()
     poor = Processes(1, 2**46)
     with pytest.raises(TopicbergError, match="cannot decode records: decoding takes more than"):
         poor.check()
     poor.close()
-
-
-def test_record_that_exhausts_a_process_suspends_its_topic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = topic_of(tmp_path, monkeypatch, "SUSPEND", 40)
-    topic.processes = Failing({(0, 9): ExhaustedError})
-    ingestor = topic.ingestor()
-    expected = "partition 0, offset 9: the record cannot be decoded: it takes too much memory"
-    with pytest.raises(TableflowError, match=expected) as suspended:
-        ingest_all(ingestor)
-    assert "tableflow skip shop.customers 0 9" in (suspended.value.hint or "")
-    ingestor.close()
-    assert len(topic.rows()) < 40

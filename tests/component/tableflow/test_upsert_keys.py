@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from clocks import Clock
 from format_versions import allow_version_3, append, duckdb_rows, overwrite, replace, upgrade
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
@@ -223,9 +223,7 @@ def _version_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(EVENTS, CHANGES), min_size=1, max_size=8), st.booleans())
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25)
 def test_upsert_table_holds_the_newest_row_of_each_key(
     catalog: SqlCatalog, tmp_path: Path, events: list[tuple[str, Changes]], partitioned: bool
 ) -> None:
@@ -240,9 +238,7 @@ BATCHES = st.lists(st.tuples(EVENTS, CHANGES), min_size=2, max_size=6)
 
 
 @given(BATCHES, st.booleans(), st.integers(0, 5))
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8)
 def test_format_versions_agree_after_each_commit(
     catalog: SqlCatalog,
     tmp_path: Path,
@@ -278,8 +274,6 @@ def test_row_is_deleted_once_although_its_key_is_repeated(
     one.check()
     assert len(one.deleted()) == 4
     head = one.table.current_snapshot()
-    assert head is not None
-    assert head.summary is not None
     totals = [head.summary[f"total-{what}"] for what in ("records", "position-deletes")]
     assert totals == ["5", "4"]
     newest = report(head)
@@ -434,7 +428,6 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
     keys = arrow({(b"%d" % n, 0): 0 for n in range(4)})
     delete_rows(table, rows_of(index, table, head, keys), {}, ())
     deleted = table.refresh().current_snapshot()
-    assert deleted is not None
     deletes = [
         entry.data_file
         for manifest in deleted.manifests(table.io)
@@ -643,7 +636,7 @@ def test_key_files_that_cannot_be_shared_are_still_used(
     st.sets(st.integers(0, 2**64 - 1), max_size=300),
     st.integers(0, 300),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_key_file_finds_the_keys_it_has(held: set[int], other: set[int], common: int) -> None:
     def keys(hashes: list[int]) -> Keys:
         high = np.array(hashes, np.uint64)

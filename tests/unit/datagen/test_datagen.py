@@ -148,7 +148,6 @@ def test_a_dead_generator_was_killed(config: Settings) -> None:
     assert read_status(config, "stock_trades") is None
     write_status(config, running(2**22 + 1, 0.0))
     status = read_status(config, "stock_trades")
-    assert status is not None
     assert status.state == "killed"
 
 
@@ -156,7 +155,6 @@ def test_reused_pid_of_another_process_is_not_ended(config: Settings) -> None:
     """After a reboot the pid of the file may be anybody's: here it is this test's."""
     write_status(config, running(os.getpid(), psutil.Process().create_time() - 1000))
     status = read_status(config, "stock_trades")
-    assert status is not None
     assert status.state == "killed"
     with pytest.raises(TopicbergError, match="no generator of stock_trades is running"):
         stop(config, "stock_trades")
@@ -165,7 +163,6 @@ def test_reused_pid_of_another_process_is_not_ended(config: Settings) -> None:
 def test_a_living_one_is_running(config: Settings) -> None:
     write_status(config, running(os.getpid(), psutil.Process().create_time()))
     status = read_status(config, "stock_trades")
-    assert status is not None
     assert status.state == "running"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cachetools import LRUCache, cached
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
@@ -204,9 +204,7 @@ HISTORIES = st.lists(
 
 
 @given(HISTORIES, st.randoms(use_true_random=False))
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10)
 def test_expiry_deletes_what_no_other_snapshot_has(
     catalog: SqlCatalog, events: list[str], random: Random
 ) -> None:

@@ -126,7 +126,7 @@ def given_to_arrow(value: Any, kind: T.IcebergType) -> Any:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nested_keys_are_equal_if_values_are(data: st.DataObject) -> None:
     kind = data.draw(ANY)
     values = data.draw(st.lists(values_of(kind), min_size=1, max_size=8))
@@ -206,7 +206,7 @@ def hashed(records: list[tuple[int, int, int]]) -> Keys:
 
 
 @given(RECORDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_newest_record_of_all_partitions_is_found(records: list[tuple[int, int, int]]) -> None:
     keys = hashed(records)
     times = np.array([time for _, _, time in records], np.int64)
@@ -220,7 +220,7 @@ def test_newest_record_of_all_partitions_is_found(records: list[tuple[int, int, 
 
 
 @given(RECORDS, RECORDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @pytest.mark.parametrize("times", [1, 40])
 def test_rows_of_a_key_are_found_in_all_partitions(
     times: int, held: list[tuple[int, int, int]], wanted: list[tuple[int, int, int]]

@@ -261,7 +261,6 @@ with turn(Settings(state_dir=Path(sys.argv[1])), sys.argv[2]):
 def test_turn_of_a_killed_process_has_ended(config: Settings) -> None:
     words = [sys.executable, "-c", CODE, str(config.state_dir), TABLE]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         assert not wait_for_turns(config, TABLE, 0)
         process.kill()

@@ -158,7 +158,6 @@ def test_erase_after_a_rollback_to_unknown_offsets_changes_nothing(make: Make) -
     table.manage_snapshots().create_tag(line[1], "good").commit()
     append(table, "carol", **{END_OFFSETS: '{"0": 2}'})
     head = table.refresh().current_snapshot()
-    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, CHECKPOINT_TAG).commit()
     table.manage_snapshots().rollback_to_snapshot(line[1]).commit()
     table.refresh().maintenance.expire_snapshots().by_ids([line[0]]).commit()
@@ -172,7 +171,6 @@ def test_erase_history_and_deleted_rows_leaves_no_file(make: Make) -> None:
     table = make()
     append(table, SECRET, "bob", **{END_OFFSETS: '{"0": 2}', "topicberg.topic-id": "t"})
     head = table.refresh().current_snapshot()
-    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, CHECKPOINT_TAG).commit()
     table.manage_snapshots().create_branch(head.snapshot_id, "audit").commit()
     append(table, "carol")
@@ -195,7 +193,6 @@ def test_erase_history_and_deleted_rows_leaves_no_file(make: Make) -> None:
     ]
     assert live_rows(table) == 3
     head = table.current_snapshot()
-    assert head is not None
     facts = summary(head)
     assert facts[END_OFFSETS] == '{"0": 2}'
     assert table.refs()[CHECKPOINT_TAG].snapshot_id == head.snapshot_id
@@ -207,7 +204,6 @@ def test_erase_keeps_snapshots_that_never_had_the_row(make: Make) -> None:
     table = make()
     append(table, "bob")
     clean = table.refresh().current_snapshot()
-    assert clean is not None
     table.manage_snapshots().create_tag(clean.snapshot_id, "month-end").commit()
     append(table, SECRET)
     Erasure(table, secret(table)).erase()
@@ -357,7 +353,6 @@ def test_erase_names_a_reader_that_does_not_end(make: Make) -> None:
     append(table, SECRET, "bob")
     begun = int((datetime.now(UTC) - timedelta(days=2)).timestamp() * 1000)
     head = table.current_snapshot()
-    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, f"{PREFIX}{begun}-killed-1").commit()
     with reading([table], "compaction"):
         done = Erasure(table, secret(table), patience=0).erase()
@@ -373,7 +368,6 @@ def test_erase_what_is_published_asks_to_publish_first(make: Make) -> None:
     table = make()
     append(table, SECRET)
     head = table.refresh().current_snapshot()
-    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, "published-orders").commit()
     with pytest.raises(PinnedError, match="orders"):
         Erasure(table, secret(table)).erase()

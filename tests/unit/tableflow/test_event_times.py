@@ -55,7 +55,7 @@ def read(event_time: EventTime, values: Any, kind: Any, kafka_ms: int = KAFKA_MS
     return [found.wrong.get(at, read[at]) for at in range(len(array))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.one_of(
@@ -88,7 +88,6 @@ def test_iso_of_an_array_is_that_of_each_text(values: list[datetime | str]) -> N
         assert event_time.micros(text, KAFKA_MS) == at
 
 
-@settings(deadline=None)
 @given(st.sampled_from(list(UNITS)), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
 def test_epochs_are_exact(unit: str, values: list[int]) -> None:
     event_time = rule(LongType(), format=unit)
@@ -106,7 +105,6 @@ def test_epochs_are_exact(unit: str, values: list[int]) -> None:
         assert event_time.micros(value, KAFKA_MS) == at
 
 
-@settings(deadline=None)
 @given(st.sampled_from(list(UNITS)), st.floats())
 def test_fractions_of_epochs_are_rounded_to_microseconds(unit: str, value: float) -> None:
     (at,) = read(rule(DoubleType(), format=unit), [value], pa.float64())

@@ -258,7 +258,6 @@ def test_chosen_columns_are_erased_and_proved_and_no_other(
         assert table_and_rows is not None
         Erasure(*table_and_rows).erase()
         proof = job.prove(target)
-        assert proof is not None
         assert proof.holders == 0
     table.refresh()
     assert [row["quantity"] for row in table.scan().to_arrow().to_pylist()] == [13, 3]
@@ -502,5 +501,4 @@ def test_dead_letters_in_deleted_files_are_skipped(
     key_rows: Any = SimpleNamespace(spec=None, of_table=lambda _: (table, rows))
     nothing: Any = None
     records = Forgetting(key_rows, [target], nothing, nothing).dead_letters()
-    assert records is not None
     assert records.newest == {(b"k", 1): False}

@@ -156,7 +156,6 @@ def test_gap_after_a_rollback_may_have_had_deletes(table: Table, noted: str) -> 
     """The property is of a state that ``main`` has left; what the snapshot says counts."""
     commit(table, 2, current({0: 2}, 0), **{noted: "0"})
     first = table.current_snapshot()
-    assert first is not None
     commit(table, 9, current({0: 9}, 5 * DAY))
     assert MISSED not in changed(table, 5 * DAY + 1, records=0)
     table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()

@@ -148,7 +148,6 @@ def test_resume_keeps_earlier_requests(config: Settings) -> None:
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
     control.resume(config, "orders")
     request = requests.read_request(config, "orders")
-    assert request is not None
     assert request.resumed_at > 0
     assert request.tableflow == {"error_handling": {"mode": "SKIP"}}
 

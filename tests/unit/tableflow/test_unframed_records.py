@@ -16,7 +16,7 @@ import fastavro
 import pytest
 from fuzz_json import schema_and_records
 from header_framing import NAMES
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import plan_of, readers_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
@@ -39,9 +39,7 @@ PROTO = """syntax = "proto3";
 message Other { string note = 1; }
 message Order { message Line { int64 id = 1; string note = 2; } Line first = 1; }
 """
-SLOW = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SLOW = settings(max_examples=30)
 
 
 class Topic:
