@@ -135,6 +135,7 @@ def flink_own(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
 
 def _flink(lab: Lab, topic: Topic, decoder: str) -> tuple[str, ...]:
+    assert lab.flink is not None
     name = new_name("flink")
     table = lab.catalog.create_table((NAMESPACE, name), table_schema(topic))
     if fields := topic.spec.table.partition_fields:
@@ -231,6 +232,7 @@ def reading_and_writing(lab: Lab, topic: Topic) -> None:
     compression and dictionaries: for the records that it reads, as many rows, which are in memory.
     """
     table, rows = lab.catalog.load_table(lab.source), lab.rows
+    assert rows is not None
     share, columns = len(rows) / topic.records, parquet_path_to_id_mapping(table.schema())
     paths = [f"{table.location()}/data/{new_name('limit')}.parquet" for _ in range(2)]
     writers: dict[int, tuple[Any, pq.ParquetWriter]] = {}

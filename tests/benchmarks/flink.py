@@ -132,6 +132,7 @@ def cluster(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
+        assert process.stdin is not None
         assert process.stdout is not None
         one = Cluster(process.stdin, process.stdout, log)
         try:

@@ -335,6 +335,7 @@ class History:
                 return
 
     def _evolve_key(self) -> None:
+        assert self.judge.key is not None
         latest = self.judge.key.latest
         assert latest is not None
         self._own(self.spec.key_subject, self.family.next_key(latest), self.judge.key)
@@ -581,6 +582,7 @@ class History:
     def _check(self) -> None:
         rows = self._table()
         columns = self.judge.columns
+        assert columns is not None
         own = {name for name in self.names if not name.startswith("$$")}
         if own != set(columns.children):
             self.problem(f"columns {sorted(own)}, expected {sorted(columns.children)}")
@@ -627,6 +629,7 @@ class History:
 
     def _check_record(self, record: Sent, row: Row | None, columns: Shape) -> None:
         outcome = record.outcome
+        assert outcome is not None
         if row is None:
             if outcome.sure and outcome.row is not None:
                 self.problem(self._about(record, MISSING))
@@ -648,6 +651,7 @@ class History:
         certain = doubtful = 0
         for record in sorted(self.read, key=self._order):
             outcome = record.outcome
+            assert outcome is not None
             certain += outcome.row is None and outcome.sure
             doubtful += not outcome.sure
             if record.key is None or (outcome.row is None and outcome.sure):
@@ -679,6 +683,7 @@ class History:
             return None if row is None else f"deleted, yet it has a row: {row}"
         if row is None:
             return self._about(option, MISSING)
+        assert option.outcome is not None
         if option.outcome.row is None or not option.outcome.exact:
             return None
         wrong = _differs(option.outcome.row, row, columns, option)

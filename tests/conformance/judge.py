@@ -49,6 +49,7 @@ class Side:
 
     @property
     def shape(self) -> Shape:
+        assert self.latest is not None
         assert self.latest.shape is not None
         return self.latest.shape
 
@@ -83,6 +84,7 @@ class Judge:
         self.columns = evolved(self.columns, columns)
 
     def outcome(self, key: bytes | None, value: bytes | None) -> Outcome:
+        assert self.columns is not None
         if self.upsert and key is None:
             return Outcome(None)
         loose = has_key = False
@@ -122,6 +124,7 @@ class Judge:
 
         :raises Malformed: it is not a key
         """
+        assert self.key is not None
         writer = self.writer(raw, self.key)
         assert writer.shape is not None
         decoded = writer.decode(raw[WIRE_BYTES:])
@@ -140,6 +143,7 @@ class Judge:
                 raise Malformed("the schema has no rows", str(number))
             return version
         other = self.foreign.get(number)
+        assert side.latest is not None
         if (
             other is None
             or other.shape is None

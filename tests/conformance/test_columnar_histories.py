@@ -119,6 +119,7 @@ class Topic:
             key = wire(number, version.encode(rng, 0.0))
         if is_good:
             return key, None if rng.random() < 0.1 else value
+        assert value is not None
         match rng.randrange(7):
             case 0:
                 value = value[: rng.randrange(len(value) + 1)]
@@ -163,6 +164,7 @@ class Topic:
         self, found: list[dict[str, Any]], rejected: Mapping[int, str], sent: Sequence[Pair]
     ) -> Iterator[str]:
         columns = self.judge.columns
+        assert columns is not None
         if len(found) + len(rejected) != len(sent):
             yield f"{len(sent)} records: {len(found)} rows, {len(rejected)} rejected"
         for offset, reason in rejected.items():

@@ -91,6 +91,7 @@ def read(
     """Return the key of the table, the rows of some records, their raw keys, and their file."""
     schema = table.schema()
     plan, key = plan_of(spec, layout, table)
+    assert key is not None
     records = [topic.record() for _ in range(RECORDS)]
     buffers = buffers_of(plan.decoded, len(records))
     parts = []

@@ -65,6 +65,7 @@ def created(resource: Resource, context: DeployContext) -> Live:
     """It is there, and not different from what is wanted."""
     resource.create(context)
     live = resource.find(context)
+    assert live is not None
     assert compare(live.fields, resource.desired(context)) == {}
     return live
 
@@ -88,6 +89,7 @@ def test_changing_the_door_replaces_the_integration(make_context: MakeContext) -
     context = make_context("glue_rest")
     integration = Integration("i", SnowflakeNames.of(context.config).integration)
     live = integration.find(context)
+    assert live is not None
     assert set(compare(live.fields, integration.desired(context))) & integration.replaced_for
 
 

@@ -518,7 +518,9 @@ def test_json_malformed_changes_go_to_dead_letters(make_topic: Callable[..., Top
         for one in captured_json("djsons.shop.customers")
         if b'"op":"r"' in (one.value or b"") and b'"d":19782' in (one.value or b"")
     ]
+    assert good.value is not None
     begin = opening(good.value)
+    assert begin is not None
     assert begin.schema is not None
     values = [
         good.value.replace(b'"d":19782', b'"d":99999999'),  # a day after the year 9999

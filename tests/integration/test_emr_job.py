@@ -28,7 +28,7 @@ from emr_service import EmrServerless, deployed, environment, in_image, serving
 from pyspark import cloudpickle
 from python_project import write_project
 from repository import PROJECT_ROOT
-from test_stock_tables import ordered
+from test_derived_tables import ordered
 
 from definitions import defs
 from topicberg.clients.catalog import ensure_namespace
@@ -105,6 +105,8 @@ class Submitted:
 
 def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted:
     """What the service does with a request: spark-submit, in the image's environment."""
+    assert stack.s3_access_key
+    assert stack.s3_secret_key
     job = request["jobDriver"]["sparkSubmit"]
     home = Path(pyspark.__file__).parent
     log = folder / "driver.log"
@@ -257,6 +259,7 @@ def test_both_ways_write_the_same(
     direct = materialized(lake)
     expected = contents(target)
     before = catalog.load_table(target).current_snapshot()
+    assert before is not None
     assert expected
     assert set(direct) == set(HOURS)
 
@@ -265,6 +268,7 @@ def test_both_ways_write_the_same(
 
     assert contents(target) == expected
     after = catalog.load_table(target).current_snapshot()
+    assert after is not None
     assert after.parent_snapshot_id == before.snapshot_id
     assert summary(after)[SOURCE_SNAPSHOTS] == summary(before)[SOURCE_SNAPSHOTS]
     assert {hour: metadata.keys() for hour, metadata in by_job.items()} == {

@@ -190,9 +190,11 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
     assert subject("BACKWARD").find(context) is None
     subject("BACKWARD").create(context)
     live = subject("BACKWARD").find(context)
+    assert live is not None
     assert differences(live.fields, subject("BACKWARD").desired(context)) == {}
     topic.write(ORDER, note={"type": "string"})
     live = subject("BACKWARD").find(context)
+    assert live is not None
     with pytest.raises(CannotChangeError, match="an open object") as refused:
         subject("BACKWARD").update(context, live, {"schema": ("a", "b")})
     assert "FORWARD" in (refused.value.hint or "")
@@ -200,6 +202,7 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
     assert changes["compatibility"] == ("BACKWARD", "FORWARD")
     subject("FORWARD").update(context, live, changes)
     live = subject("FORWARD").find(context)
+    assert live is not None
     assert differences(live.fields, subject("FORWARD").desired(context)) == {}
     answer = requests.get(
         f"{topic.stack.schema_registry}/subjects/{topic.spec.value_subject}/versions", timeout=10

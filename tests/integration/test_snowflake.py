@@ -277,6 +277,8 @@ def test_row_level_deletes_are_applied(
     spark.stop()
     table = catalog.load_table((NAMESPACE, name))
     snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
     assert int(snapshot.summary["total-position-deletes"] or 0) == 334
     register(stack, name, table.metadata_location)
     query(f"CREATE OR REPLACE ICEBERG TABLE {name} {OPTIONS} CATALOG_TABLE_NAME = '{name}'")
@@ -380,6 +382,7 @@ def test_bootstrap_creates_the_admin_user(stack: Endpoints, query: Query) -> Non
     other = CliRunner().invoke(app, [*command, "--user", "OTHER"])
     assert "admin_service_user is TOPICBERG_ADMIN, not OTHER" in str(other.exception)
     secret = Secrets(stack.boto3("secretsmanager")).read(name)
+    assert secret is not None
     assert secret["snowflake_rsa_private_key_1_pem"] not in printed.output + done.output
     assert secret["snowflake_rsa_public_key_1_pem"] in printed.stdout
     pem = base64.b64decode(secret["snowflake_rsa_private_key_1_pem"])

@@ -14,7 +14,7 @@ from faulty_proxy import FaultyProxy, glue_limits
 from pyiceberg.catalog import Catalog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from test_stock_tables import RULES, Row
+from test_derived_tables import RULES, Row
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.summaries import ancestry, summary
@@ -194,6 +194,7 @@ def test_source_whose_snapshot_expires_is_read_again(spark: SparkSession, copied
     def expire() -> None:
         read = catalog.load_table(source).current_snapshot()
         frame.writeTo(spark_name(source)).append()
+        assert read is not None
         catalog.load_table(source).maintenance.expire_snapshots().by_id(read.snapshot_id).commit()
 
     overtaken: Any = Overtaken(catalog, source, expire)

@@ -460,6 +460,7 @@ def test_schema_with_endless_references_is_not_read(size: int) -> None:
     """Each schema refers to two others, which exist whatever their number is."""
     registry: Any = Registry(versions=1, size=size, references=2)
     schema = SubjectReader(registry).by_id(1)
+    assert schema is not None
     assert schema.problem is not None
     assert schema.size == 0
     with pytest.raises(TableflowError, match="characters or"):

@@ -274,6 +274,7 @@ class Stackless(Server):
 
     def _catalogs(self, call: Call) -> HttpResponse:
         kept = self.kept_catalogs
+        assert kept is not None
         body = json.loads(call.content or b"{}")
         if call.method == "POST":
             id = f"tci-{len(kept) + 1}"

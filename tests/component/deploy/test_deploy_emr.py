@@ -306,6 +306,7 @@ def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_p
     context = created(opened, **changes)
     assert planned(opened, **changes) == {}
     found = emr.runtime_settings(context)
+    assert found is not None
     version = context.need(emr.CODE_KEY).fields["version"]
     folder = f"s3://demo-123456789012-compute/code/{version}"
     assert found["entry_point"] == f"{folder}/job.py"

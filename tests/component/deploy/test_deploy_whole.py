@@ -279,6 +279,7 @@ def test_debug_shows_requests_without_secrets(
     with caplog.at_level("DEBUG", "topicberg.requests"):
         complete.plan()
     context = complete.context
+    assert context
     lines = [one.getMessage() for one in caplog.records if one.name == "topicberg.requests"]
     for begin in ("Confluent: GET http", "AWS: IAM GetRole: 200", "Snowflake as SYSADMIN: SHOW"):
         assert any(line.startswith(begin) for line in lines), begin
@@ -392,6 +393,7 @@ def test_upgrade_adds_and_loses_nothing(complete: Deployment) -> None:
     assert complete.plan() == {}
     assert complete.vendors.objects() == before
     context = complete.context
+    assert context
     with logged_in(context) as connection:
         folder = f"s3://{context.aws.bucket}/demo_stock_trades/older"
         assert sync(connection, context.seen, "OLDER", OLD_TABLE, folder).rows == 1
@@ -449,6 +451,7 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
     assert complete.plan(**LINKED) == {}
     assert vendors.objects() == before
     context = complete.context
+    assert context
     created = SnowflakeNames.of(context.config).table("STOCK_TRADES")
     topics, folder = stock_trades(context)
     path = table_path(context.seen, "STOCK_TRADES", topics)
@@ -462,6 +465,7 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
 
 
 def test_linked_database_that_drifts_is_changed_back(linked: Deployment) -> None:
+    assert linked.context
     path = table_path(linked.context.seen, "STOCK_TRADES", stock_trades(linked.context)[0])
     linked.changed()
     for drift in ("SUSPEND DISCOVERY", "UPDATE LINKED_CATALOG SET ALLOWED_WRITE_OPERATIONS = ALL"):
@@ -512,6 +516,7 @@ def test_tables_without_the_linked_database_are_as_before(linked: Deployment) ->
 def test_delete_leaves_nothing(complete: Deployment) -> None:
     """Also a table of the service user, which the admin does not own."""
     context = complete.context
+    assert context
     folder = f"s3://{context.aws.derived_bucket}/{'/'.join(DERIVED)}"
     complete.vendors.table(DERIVED, folder)
     with logged_in(context) as connection:

@@ -81,6 +81,7 @@ def test_printed_grants_let_the_roles_work(account: Account) -> None:
     snowflake = account.session(context.names.snowflake_role)
     reader = snowflake.client("glue", endpoint_url=account.url)
     found = get_table(reader, "lkc-1", "stock_trades")
+    assert found is not None
     assert found["Name"] == "stock_trades"
 
 

@@ -274,6 +274,8 @@ def test_row_is_deleted_once_although_its_key_is_repeated(
     one.check()
     assert len(one.deleted()) == 4
     head = one.table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
     totals = [head.summary[f"total-{what}"] for what in ("records", "position-deletes")]
     assert totals == ["5", "4"]
     newest = report(head)
@@ -428,6 +430,7 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
     keys = arrow({(b"%d" % n, 0): 0 for n in range(4)})
     delete_rows(table, rows_of(index, table, head, keys), {}, ())
     deleted = table.refresh().current_snapshot()
+    assert deleted is not None
     deletes = [
         entry.data_file
         for manifest in deleted.manifests(table.io)

@@ -194,8 +194,10 @@ def test_by_statistics_good_files_pass_unopened(table: Table, shut: Callable[[],
     append(table, {"side": "SELL", "price": 9})
     shut()
     head = table.current_snapshot()
+    assert head is not None
     for name, before in first.items():
         found = shown(table, name, rules, before)
+        assert found is not None
         assert passed(found).facts[CHECKED_SNAPSHOT] == str(head.snapshot_id)
         assert found.facts[CHECKED_RULE] == before.facts[CHECKED_RULE]
         assert found.facts[COVERS] == moment(from_ms(head.timestamp_ms))
@@ -322,6 +324,7 @@ def test_rows_that_go_are_forgiven(table: Table) -> None:
 def test_rules_of_a_missing_column_name_where_to_fix() -> None:
     rules = Rules(not_null=("side", "prise"), unique=("also_missing",))
     finding = check_columns(rules, SCHEMA, "`rules=Rules(…)` of shares in assets/pipelines/shop.py")
+    assert finding is not None
     assert "no column prise; did you mean price?" in finding.what
     assert "no column also_missing; there are time, side" in finding.what
     assert finding.remediation == "correct `rules=Rules(…)` of shares in assets/pipelines/shop.py"
@@ -490,6 +493,7 @@ def test_states_that_readers_do_not_see_are_no_lag(table: Table) -> None:
     """A tag was created after the pointer moved, and much later rows were added."""
     append(table, {"side": "BUY"})
     location, head = table.metadata_location, table.current_snapshot()
+    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, "topicberg-reading-1").commit()
     tagged = table.metadata.last_updated_ms
     time.sleep(0.05)

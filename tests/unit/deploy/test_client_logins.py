@@ -98,6 +98,7 @@ def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -
     assert compare(live.fields, integration.desired(context)) == {}
     fake.set(client_secret=SecretStr("new"))
     live = integration.find(context)
+    assert live is not None
     changes = compare(live.fields, integration.desired(context))
     assert changes == {"login": (logins.EARLIER, logins.CURRENT)}
     assert not set(changes) & integration.replaced_for

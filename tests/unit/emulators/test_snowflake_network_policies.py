@@ -197,11 +197,14 @@ def test_deploy_creates_changes_and_deletes_the_policy(account: Account, run: Ru
     for resource in (policy, attached):
         resource.create(context)
         live = resource.find(context)
+        assert live is not None
         assert live.fields == resource.desired(context)
     narrow = replace(policy, allowed=("198.51.100.7",))
     live = narrow.find(context)
+    assert live is not None
     narrow.update(context, live, {"allowed": (live.fields["allowed"], "198.51.100.7")})
     live = narrow.find(context)
+    assert live is not None
     assert live.fields == narrow.desired(context)
     attached.delete(context, live)
     policy.delete(context, live)

@@ -106,6 +106,7 @@ def test_connect_types_infinite_value_names_the_field(row_id: int, reason: str) 
         for one in captured("davro.shop.customers")
         if one.envelope and (one.envelope["after"] or {}).get("id") == row_id
     )
+    assert record.value is not None
     schema = registered(CUSTOMERS)
     fields = avro.fields("s", schema, itertools.count(1))
     only_after = [field for field in fields if field.name == AFTER]

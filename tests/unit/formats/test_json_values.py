@@ -266,6 +266,7 @@ def test_odd_names() -> None:
     assert rows(schema, json.dumps(record)) == [record]
     assert rows(inner, json.dumps({"in'\"`.": record})) == [{"in'\"`.": record}]
     (row,) = rows(either, json.dumps({"u": {"in'\"`.": record}}))
+    assert row is not None
     assert row["u"]["connect_union_field_1"] == {"in'\"`.": record}
 
 
@@ -402,6 +403,7 @@ def test_date_times_are_times_at_every_depth() -> None:
         found = decoders.decoded([json.dumps({name: make(text)}).encode() for text in texts])
         for text, row in zip(texts, found, strict=True):
             if name == "union" and text not in times:  # it is the string then
+                assert row is not None
                 assert row["union"]["connect_union_field_2"] == text
             elif text in times:
                 assert row is not None, (name, text)

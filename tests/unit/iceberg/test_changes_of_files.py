@@ -86,6 +86,7 @@ def test_row_ids_are_assigned_once(catalog: SqlCatalog, table: Table) -> None:
     assert row_ids(table) == [(0, 3), (3, 2)]
     delete(table, (data(table)[0], [1]))
     head = table.current_snapshot()
+    assert head is not None
     assert (head.first_row_id, head.added_rows, next_row_id(table)) == (5, 0, 5)
     assert row_ids(table) == [(0, 3), (3, 2)]
 
@@ -176,6 +177,7 @@ def test_trim_of_upgraded_table_without_deletes_commits_one_snapshot(
     assert lacks_snapshot(table)
     assert trim_deletes(table) == 0
     head = table.refresh().current_snapshot()
+    assert head is not None
     assert (report(head).operation, head.first_row_id) == ("replace", 0)
     assert not lacks_snapshot(table)
     assert row_ids(table) == [(0, 2)]
@@ -258,6 +260,7 @@ def test_files_of_manifests_that_count_none_stay(catalog: SqlCatalog, table: Tab
         transaction.set_properties({"write.avro.compression-codec": "uncompressed"})
     add(table, 1, 2)
     head = table.current_snapshot()
+    assert head is not None
     manifests = read_manifests(table.io, head)
     for place, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[2].fields):
         if field.name.endswith("_count"):

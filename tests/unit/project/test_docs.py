@@ -148,6 +148,8 @@ def test_files_that_the_architecture_names_exist() -> None:
 
 def test_reference_is_what_the_code_says() -> None:
     spec = spec_from_file_location("reference", PROJECT_ROOT / "docs" / "reference.py")
+    assert spec
+    assert spec.loader
     spec.loader.exec_module(reference := module_from_spec(spec))
     for path, text in reference.pages():
         assert path.read_text() == text, f"{path.name}: run `make docs`"

@@ -193,6 +193,7 @@ def test_erase_history_and_deleted_rows_leaves_no_file(make: Make) -> None:
     ]
     assert live_rows(table) == 3
     head = table.current_snapshot()
+    assert head is not None
     facts = summary(head)
     assert facts[END_OFFSETS] == '{"0": 2}'
     assert table.refs()[CHECKPOINT_TAG].snapshot_id == head.snapshot_id
@@ -204,6 +205,7 @@ def test_erase_keeps_snapshots_that_never_had_the_row(make: Make) -> None:
     table = make()
     append(table, "bob")
     clean = table.refresh().current_snapshot()
+    assert clean is not None
     table.manage_snapshots().create_tag(clean.snapshot_id, "month-end").commit()
     append(table, SECRET)
     Erasure(table, secret(table)).erase()
@@ -353,6 +355,7 @@ def test_erase_names_a_reader_that_does_not_end(make: Make) -> None:
     append(table, SECRET, "bob")
     begun = int((datetime.now(UTC) - timedelta(days=2)).timestamp() * 1000)
     head = table.current_snapshot()
+    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, f"{PREFIX}{begun}-killed-1").commit()
     with reading([table], "compaction"):
         done = Erasure(table, secret(table), patience=0).erase()
@@ -368,6 +371,7 @@ def test_erase_what_is_published_asks_to_publish_first(make: Make) -> None:
     table = make()
     append(table, SECRET)
     head = table.refresh().current_snapshot()
+    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, "published-orders").commit()
     with pytest.raises(PinnedError, match="orders"):
         Erasure(table, secret(table)).erase()

@@ -81,6 +81,7 @@ class Reader:
     def batch(self) -> tuple[list[bytes], Rejections]:
         """Return the records in the wire format, and the others."""
         inline = self.framing.inline(self.half)
+        assert inline is not None
         records, found = fetched([(None, value) for value in self.values]), list[bytes]()
         rejections = Rejections("SKIP")
         for at, value in enumerate(self.values):
@@ -113,6 +114,7 @@ def test_refused_schema_is_tried_again(monkeypatch: pytest.MonkeyPatch, clock: C
         assert reader.framing.look_up(rejections.inline.values())  # more is known: the reason
         _, rejections = reader.batch()
         assert not rejections.inline
+        assert rejections.first is not None
         assert "refuses the schema" in rejections.first[1]
         assert not reader.framing.look_up(rejections.inline.values())
         clock.now += framing.REFUSED_SECONDS + 1
@@ -140,6 +142,7 @@ def test_record_without_a_change_of_a_row_is_malformed_and_registers_nothing(
     assert reader.framing.look_up(reader.batch()[1].inline.values())
     found, rejections = reader.batch()
     assert found == [wire_prefix(10) + b'{"a": 1}'] * 2
+    assert rejections.first is not None
     assert rejections.first[1].endswith("(after, source, op): its fields are ddl")
     assert not rejections.inline
     assert len(reader.registry.known) == 1

@@ -362,6 +362,7 @@ def forget_last_records(one: Site) -> None:
     """Leave the table as a batch does whose records Kafka has deleted since."""
     table = one.topic.ingestor().table()
     head = table.current_snapshot()
+    assert head is not None
     assert head.summary is not None
     properties = {k: v for k, v in summary(head).items() if k != LAST_RECORDS}
     own = {k: v for k, v in properties.items() if k.startswith("topicberg.")}

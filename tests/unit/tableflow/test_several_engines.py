@@ -181,11 +181,13 @@ def test_identity_outlives_a_restart(config: Settings) -> None:
     assert second.name == f"{first.name}-2"
     assert first.id() != second.id()
     known = first.id()
+    assert first._file is not None
     first._file.close()  # as when the process ends
     again = Identity(config)
     assert (again.name, again.id()) == (first.name, known)
     other = again.id(another=True)
     assert other != known
+    assert again._file is not None
     again._file.close()
     assert Identity(config).id() == other
 
@@ -269,6 +271,7 @@ def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
     pool.queue.topics["later"].schedule.retry_at = now + 60
     pool.queue.topics["running"].is_running = True
     taken = pool.queue.take()
+    assert taken is not None
     assert taken[0].spec.name == "old"
 
 
