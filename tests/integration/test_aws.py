@@ -1,4 +1,6 @@
-"""The AWS emulator: Glue as AWS behaves, signed requests only, nothing lost by a kill -9."""
+"""The AWS emulator: Glue as AWS behaves, signed requests only, nothing lost by a kill -9; and who has
+no key of the local stack gets nothing of its control planes.
+"""
 
 from __future__ import annotations
 

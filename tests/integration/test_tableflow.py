@@ -1,4 +1,4 @@
-"""The engine against the real stack: exactly once, whatever is killed; schemas; broken records."""
+"""The engine against the real stack, and its service: exactly once; schemas; broken records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Upsert: the newest record of each key is its row, whatever order and batch it came in."""
+"""Upsert: the newest record of each key is its row, whatever order and batch it came in, and whatever
+bytes its key has.
+"""
 
 from __future__ import annotations
 

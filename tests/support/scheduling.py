@@ -23,7 +23,7 @@ LONGEST = (
     "tests/security/test_limits.py",
     "tests/component/transforms/test_emr_serverless.py",
     "tests/component/local/test_supervisor.py",
-    "tests/component/local/test_python_daemon.py",
+    "tests/component/local/test_processes.py",
     "tests/component/transforms/test_code_version.py",
 )
 """Files that take long. They begin first, so no worker ends long after the others."""

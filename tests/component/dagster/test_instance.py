@@ -128,30 +128,6 @@ def test_old_runs_are_deleted_except_newest_materializations(
     settings.cache_clear()
 
 
-def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What computed it last is kept, what computed it before is forgotten soon."""
-
-    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["one", "two"]))
-    def totals() -> None: ...
-
-    with dg.instance_for_test() as instance, monkeypatch.context() as patch:
-        tags = {"topicberg/kind": "computation"}
-
-        def compute(partition: str) -> str:
-            ran = dg.materialize([totals], partition_key=partition, instance=instance, tags=tags)
-            return ran.run_id
-
-        before, one, two = compute("one"), compute("one"), compute("two")
-        patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
-        settings.cache_clear()
-        FORGET.execute_in_process(instance=instance)
-        left = {run.run_id for run in instance.get_runs()}
-        assert left >= {one, two}
-        assert before not in left
-        assert instance.get_materialized_partitions(dg.AssetKey("totals")) == {"one", "two"}
-    settings.cache_clear()
-
-
 def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which faults exist, from observations alone: no Dagster is needed to decide it."""
+"""Which faults exist, from observations alone; an outage is one alert, whatever it stops."""
 
 from __future__ import annotations
 

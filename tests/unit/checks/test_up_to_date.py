@@ -212,56 +212,6 @@ def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
     assert pair.check(60, remember=False).passed
 
 
-def test_unread_hours_outlive_their_snapshots(pair: Pair) -> None:
-    pair.arrive(1, 9)
-    pair.compute(0, 9)
-    pair.arrive(1)
-    assert pair.check().passed
-    for _ in range(3):
-        pair.arrive(9)
-        pair.compute(9, 9)
-        pair.check(1)
-    pair.expire(pair.source, 1)
-    assert pair.table
-    pair.expire(pair.table, 2)
-    assert not pair.check(60).passed
-    assert pair.asked == ["01"]
-    pair.compute(1, 1)
-    assert pair.check(90).passed
-
-
-def test_expired_computations_are_not_forgotten(pair: Pair) -> None:
-    """The writes of older hours expired, and no evaluation is remembered."""
-    for hour in range(6):
-        pair.arrive(hour)
-        pair.compute(hour, hour)
-    pair.arrive(1)
-    pair.compute(4, 5)
-    assert pair.table
-    pair.expire(pair.table, 1)
-    assert not pair.check(60, remember=False).passed
-    assert pair.asked == ["01"]
-    pair.compute(1, 1)
-    pair.expire(pair.table, 1)
-    assert pair.check(60, remember=False).passed
-    pair.arrive(2)
-    assert not pair.check(60, remember=False).passed
-    assert pair.asked == ["02"]
-
-
-def test_expired_between_two_evaluations(pair: Pair) -> None:
-    """Checks did not run for long: what covered the hours meanwhile may be gone."""
-    pair.arrive(1)
-    pair.check()
-    pair.compute(0, 3)
-    for hour in (4, 5, 6):
-        pair.arrive(hour)
-        pair.compute(hour, hour)
-    assert pair.table
-    pair.expire(pair.table, 2)
-    assert pair.check(60).passed
-
-
 def test_a_source_whose_snapshots_expired_before_they_were_looked_at(pair: Pair) -> None:
     for hour in range(4):
         pair.arrive(hour)

@@ -1,4 +1,6 @@
-"""Where a change is in its source's log, and sources that are not as Debezium writes them."""
+"""Where a change is in its source's log, what Debezium writes instead of values that it did not have,
+and which rows may be of newer changes than those of a batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of the engine before a topic's first record, without Kafka and Spark."""
+"""Steps of the engine before a topic's first record, its sessions of Spark, and its turns."""
 
 from __future__ import annotations
 

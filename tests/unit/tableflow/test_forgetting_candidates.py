@@ -1,4 +1,6 @@
-"""Derived tables whose lineage does not say where the key is: found by value, erased by choice."""
+"""Keys to forget: as users write them, as Kafka has them, and where derived tables have them, whose
+lineage may not say it.
+"""
 
 from __future__ import annotations
 

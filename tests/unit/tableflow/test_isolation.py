@@ -1,4 +1,4 @@
-"""The search for failing records, and what is learnt of the size of batches."""
+"""The search for failing records, what is learnt of the size of batches, and dead letters' subjects."""
 
 from __future__ import annotations
 

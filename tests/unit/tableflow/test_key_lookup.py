@@ -1,4 +1,4 @@
-"""The lookup finds what a dictionary finds, however the hashes are spread."""
+"""The lookup finds what a dictionary finds, by hashes that are those of pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reread of an upsert topic, without Kafka."""
+"""A reread of an upsert topic, and deletes that a table may have missed, without Kafka."""
 
 from __future__ import annotations
 

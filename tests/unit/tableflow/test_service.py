@@ -1,4 +1,4 @@
-"""The engine's process: when keys are replaced, and when what it needs does not answer."""
+"""The engine's process: keys that are replaced, what does not answer, and which tables it maintains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to Tableflow beside the specs; and its metrics."""
+"""Requests to Tableflow beside the specs, statuses, metrics, and the dashboard that shows them."""
 
 from __future__ import annotations
 
