@@ -1,6 +1,4 @@
-"""The AWS emulator: Glue as AWS behaves, signed requests only, nothing lost by a kill -9; and who has
-no key of the local stack gets nothing of its control planes.
-"""
+"""The AWS emulator: Glue as AWS behaves, signed requests only; nobody without a key gets anything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Upsert: the newest record of each key is its row, whatever order and batch it came in, and whatever
-bytes its key has.
-"""
+"""Upsert: the newest record of each key is its row, whatever order, batch and bytes it came in."""
 
 from __future__ import annotations
 

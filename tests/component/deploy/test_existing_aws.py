@@ -1,4 +1,4 @@
-"""Roles, buckets, environments and clusters that others manage: used, checked early, never changed."""
+"""What others manage, from roles to clusters: used, checked early, and never changed."""
 
 from __future__ import annotations
 

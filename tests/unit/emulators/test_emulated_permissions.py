@@ -1,6 +1,4 @@
-"""What a role of the local IAM may do, who may take it, and until when: denials, boundaries, policies
-of buckets, wrong trust policies of every kind, sessions that end.
-"""
+"""What a role of the local IAM may do, who may take it, and until when."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Where a change is in its source's log, what Debezium writes instead of values that it did not have,
-and which rows may be of newer changes than those of a batch.
-"""
+"""Places of changes in a source's log, placeholders, and rows that may be of newer changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for failing records, what is learnt of the size of batches, and dead letters' subjects."""
+"""The search for failing records, sizes of batches that are learnt, and subjects of dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's process: keys that are replaced, what does not answer, and which tables it maintains."""
+"""The engine's process: keys that are replaced, what does not answer, tables that it maintains."""
 
 from __future__ import annotations
 

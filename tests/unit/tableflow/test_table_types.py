@@ -1,4 +1,4 @@
-"""How the columns of an existing table follow a schema, and what becomes of a table that is dropped."""
+"""How the columns of an existing table follow a schema, and what follows when a table is dropped."""
 
 from __future__ import annotations
 
