@@ -1,4 +1,4 @@
-"""The AWS emulator: Glue as AWS behaves, signed requests only; nobody without a key gets anything."""
+"""The AWS emulator: Glue as AWS behaves, signed requests only; nothing for who has no key."""
 
 from __future__ import annotations
 

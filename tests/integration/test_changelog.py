@@ -29,7 +29,6 @@ from kafka_topics import Row, Topic
 
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.formats.json.connect import opening
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.service.engine import Ingestor, run_once
 
@@ -184,59 +183,6 @@ def test_changelog_toast_types_are_taken_from_the_row(make_topic: Callable[..., 
     assert len(after["ia"]) == len(after["ta"]) == 800
 
 
-def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., Topic]) -> None:
-    """Those of arrays of all types and of hstore, as a real connector writes them."""
-    topic = change_topic(make_topic)
-    envelope = json.loads(json.dumps(ENVELOPE))
-    numeric = {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
-    micros = {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}
-    arrays = {"amounts": numeric, "ratios": "double", "shares": "float", "counts": "long"}
-    arrays |= {"flags": "boolean", "times": micros}
-    signed, of_arrays = list(UNAVAILABLE.encode()), dict[str, Any]()
-    for name, kind in arrays.items():
-        items = {"name": name, "type": {"type": "array", "items": ["null", kind]}}
-        envelope["fields"][0]["type"][1]["fields"].append(items)
-    of_arrays = {
-        "amounts": [bytes([byte]) for byte in signed],
-        "ratios": [float(byte) for byte in signed],
-        "shares": [float(byte) for byte in signed],
-        "counts": signed,
-        "flags": [True] * len(signed),
-        "times": signed,
-    }
-    uuid_type = {"type": "string", "connect.name": "io.debezium.data.Uuid"}
-    day = {"type": "int", "connect.name": "io.debezium.time.Date"}
-    envelope["fields"][0]["type"][1]["fields"] += [
-        {"name": "uuids", "type": {"type": "array", "items": ["null", uuid_type]}},
-        {"name": "days", "type": {"type": "array", "items": ["null", day]}},
-        {"name": "pairs", "type": {"type": "map", "values": "string"}},
-        {"name": "text", "type": "string"},
-    ]
-    row = {"id": 1, "v": 1, "big": "b"}
-    row |= {"uuids": ["u", None], "days": [19_782], "pairs": {"a": "1"}, "text": '{"a": "1"}'}
-    row |= {"amounts": [b"\x04\xd2", None], "ratios": [0.5], "shares": [0.25], "counts": [7]}
-    row |= {"flags": [False, True], "times": [1_500_000]}
-    lacking = of_arrays | {
-        "uuids": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
-        "days": list(UNAVAILABLE.encode()),
-        "pairs": {UNAVAILABLE: UNAVAILABLE},
-        "text": json.dumps({UNAVAILABLE: UNAVAILABLE}, separators=(",", ":")),
-    }
-    other = {"pairs": {UNAVAILABLE: "x"}, "text": "", "uuids": [], "days": [0]}
-    writer = SourceTopic(topic, envelope)
-    writer.send([Event(0, 1, "c", 10, row), Event(1, 2, "c", 11, {**row, "id": 2, **other})])
-    topic.ingest()
-    writer.send([Event(0, 1, "u", 12, {**row, "v": 2, **lacking})])
-    topic.ingest()
-    first, second = rows_of(topic)
-    expected = {**row, "v": 2, "days": [date(2024, 2, 29)], "pairs": [("a", "1")]}
-    expected |= {"amounts": [Decimal("12.34"), None]}
-    expected |= {"times": [datetime(1970, 1, 1, 0, 0, 1, 500_000)]}
-    assert first == expected
-    assert second["pairs"] == [(UNAVAILABLE, "x")]
-    assert second["days"] == [date(1970, 1, 1)]
-
-
 @pytest.mark.parametrize(
     "order",
     [(2, 1, 0), *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2)))],
@@ -305,50 +251,6 @@ def test_changelog_mongodb_envelope_suspends_with_reason(make_topic: Callable[..
     with pytest.raises(TableflowError, match=r"field after is of the type string") as raised:
         topic.ingest()
     assert "MongoDB" in (raised.value.hint or "")
-
-
-@pytest.mark.parametrize("small", [100_000, 1], ids=["engine", "tasks of Spark"])
-def test_changelog_append_has_a_row_for_each_change(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, small: int
-) -> None:
-    """A table without a primary key, whose records have no keys."""
-    monkeypatch.setattr("topicberg.tableflow.service.engine.small", lambda _: small)
-    topic = change_topic(
-        make_topic,
-        write_mode="append",
-        key={"format": "none"},
-        changelog={"format": "debezium", "columns": ["source-transaction", "source-snapshot"]},
-    )
-    records = captured("davro.shop.nopk")
-    Replay(topic, records).send(records)
-    topic.ingest()
-    changes = [one for one in records if one.envelope]
-    expected = sorted(
-        (
-            change["op"],
-            change["source"]["lsn"],
-            change["source"]["ts_us"],
-            str(change["before"]),
-            str(change["after"]),
-            change["source"]["snapshot"],
-        )
-        for one in changes
-        if (change := one.envelope)
-    )
-    found = sorted(
-        (
-            row["$$op"],
-            row["$$source-position"],
-            int(row["$$source-timestamp"].timestamp()) * 1_000_000
-            + row["$$source-timestamp"].microsecond,
-            str(row["before"]),
-            str(row["after"]),
-            row["$$source-snapshot"],
-        )
-        for row in topic.rows()
-    )
-    assert found == expected
-    assert all(row["$$source-transaction"] for row in topic.rows())
 
 
 def test_changelog_unknown_old_value_goes_to_dead_letters(make_topic: Callable[..., Topic]) -> None:
@@ -507,53 +409,3 @@ def test_json_in_wire_format_and_without_share_a_topic(make_topic: Callable[...,
         (1, b"\xde\xad\xbe\xef", 1e300),
         (2, b"\xde\xad\xbe\xef", float("-inf")),
     ]
-
-
-def test_json_malformed_changes_go_to_dead_letters(make_topic: Callable[..., Topic]) -> None:
-    target = f"errors_{uuid.uuid4().hex[:8]}"
-    handling = {"error_handling": {"mode": "LOG", "target": target}}
-    topic = json_topic(make_topic, tableflow=handling)
-    (good,) = [
-        one
-        for one in captured_json("djsons.shop.customers")
-        if b'"op":"r"' in (one.value or b"") and b'"d":19782' in (one.value or b"")
-    ]
-    assert good.value is not None
-    begin = opening(good.value)
-    assert begin is not None
-    assert begin.schema is not None
-    values = [
-        good.value.replace(b'"d":19782', b'"d":99999999'),  # a day after the year 9999
-        good.value.replace(b'"nbig":"', b'"nbig":"#'),  # not base64
-        good.value[:-1],  # no end
-        begin.text + b"null}",  # no change
-        b'{"schema":{"type":"struct","fields":[{"type":"any","field":"a"}]},"payload":{"a":1}}',
-        b'{"schema":{"type":"struct"}}',
-        b"not json",
-        b"",
-        good.value.replace(b'"op":"r"', b'"op":"x"'),
-        good.value.replace(b'"f8":2.25', b'"f8":"nan"'),
-    ]
-    bad = [Captured("", 0, 0, 0, (), good.key, value) for value in values]
-    send_captured(topic, [*bad, good])
-    last = run_once(topic.spec, topic.endpoints, topic.config)
-    assert [row["id"] for row in rows_of(topic)] == [1]
-    assert last.rows_skipped == len(bad)
-    ranges = {0: (0, 2 * len(bad))}  # with the ends of transactions
-    read = messages(topic.endpoints, target, ranges, seconds=3, may_end_early=True)
-    letters = list(read)[: len(bad)]
-    texts = [bytes(letter.value() or b"").decode(errors="replace") for letter in letters]
-    reasons = [
-        "field after.d (date): value 99999999 is not between the years 1 and 9999",
-        "field after.nbig (string): a number, or base64 of its unscaled bytes expected",
-        "the record is not JSON: it ends at",
-        "the record",
-        "the record is not a change of a row (after, source, op): its fields are a",
-        "it begins with a schema, but does not end with its payload",
-        "the record is not JSON",
-        "the record is not JSON: it is empty",
-        'field op (string): value "x" is none of',
-        'field after.f8 (double): a number expected, "nan" found',
-    ]
-    for reason, text in zip(reasons, texts, strict=True):
-        assert reason in text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -183,44 +181,6 @@ def test_newer_format_version_is_reported(make_topic: MakeTopic, fields: dict[st
     catalog = topic.endpoints.catalog(topic.config)
     assert drop(catalog, topic.spec.table_identifier(topic.config)), "the hint works"
     assert topic.ingest() == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "2"))))
-def test_versions_agree_in_random_workloads(make_topic: MakeTopic, seed: int) -> None:
-    """Batches of any size, maintenance and deletes of Spark in between, an upgrade at any time."""
-    topics = [make_topic(**KEYED), make_topic(**version(3, **KEYED)), make_topic(**KEYED)]
-    midway = topics[2]
-    ingestors = [Ingestor(t.spec, t.endpoints, t.config) for t in topics]
-    rng, rows = random.Random(seed), Rows()
-    keys = rng.choice([5, 40, 300])
-    upgraded_at = rng.randrange(1, 6)
-    for batch in range(6):
-        if batch == upgraded_at:
-            upgrade_table(midway.table())
-        changes: dict[str, int | None] = {
-            f"k{rng.randrange(keys)}": None if rng.random() < 0.25 else 1000 * batch + n
-            for n in range(rng.choice([1, 10, 60]))
-        }
-        rows = {k: v for k, v in (rows | changes).items() if v is not None}
-        by_spark = rng.randrange(7) if batch and rng.random() < 0.5 else None
-        if by_spark is not None:
-            rows = {k: v for k, v in rows.items() if v % 7 != by_spark}
-        is_maintained = rng.random() < 0.4
-        for topic, ingestor in zip(topics, ingestors, strict=True):
-            send(topic, changes)
-            ingestor.step()
-            if by_spark is not None:
-                with spark(topic) as sql:
-                    sql(f"DELETE FROM {{}} WHERE id % 7 = {by_spark}")
-            if is_maintained:
-                maintain(topic.spec, topic.endpoints, topic.config, EAGER)
-            assert read(topic) == rows
-            assert count_rows(topic.table()) == len(rows)
-            vectors(topic)
-    for topic, ingestor in zip(topics, ingestors, strict=True):
-        assert sorted(in_snowflake(topic)) == sorted(rows.values())
-        ingestor.close()
 
 
 def test_spark_and_engine_write_vectors_in_turns(make_topic: MakeTopic) -> None:

@@ -21,7 +21,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
-from kafka_topics import ORDER, Topic, avro, encode
+from kafka_topics import ORDER, Topic, avro
 from waiting import wait_until
 
 from topicberg.errors import CommitConflictError, TableflowError
@@ -29,8 +29,6 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
-from topicberg.tableflow.decode.processes import Processes
-from topicberg.tableflow.decode.reading import EARLY, WrittenBatch
 from topicberg.tableflow.layout.foreign import MISSING_SECONDS
 from topicberg.tableflow.rejected.deadletters import DeadLetters
 from topicberg.tableflow.service.engine import Ingestor
@@ -261,45 +259,6 @@ def test_two_engines_log_each_record_once(dates: Topic) -> None:
     mine = [e for e in entries(dates) if e["source_record"]["topic"] == dates.spec.name]
     assert sorted(entry["source_record"]["value"] for entry in mine) == sorted(broken)
     assert int(dates.table().properties[summaries.ROWS_SKIPPED]) == 300
-
-
-@pytest.mark.parametrize("mode", ["SKIP", "LOG"])
-@pytest.mark.parametrize("is_registered", [True, False])
-def test_new_schemas_are_looked_up_when_the_first_records_name_them(
-    make_topic: Callable[..., Topic],
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    is_registered: bool,
-) -> None:
-    """Not after a batch that is decoded in vain."""
-    topic = make_topic(tableflow={"error_handling": {"mode": mode}})
-    other = Topic(topic.endpoints, topic.spec.model_copy(update={"name": f"{topic.spec.name}_x"}))
-    own = wire_prefix(topic.register(ORDER))
-    foreign = wire_prefix(other.register(avro(*ORDER["fields"], {"name": "more", "type": "int"})))
-    named = foreign if is_registered else wire_prefix(2_000_000_000)
-    texts, parsed = "x" * 40_000, fastavro.parse_schema(ORDER)
-    values = [own + encode(parsed, {"id": n, "note": texts}) for n in range(1_400)]
-    for n in range(0, 1_400, 100):
-        values[n] = named + encode(parsed, {"id": n, "note": "b"}) + b"\x0e"
-    topic.send_raw(values)
-    read: list[int] = []
-    ingest = Processes.ingest
-
-    def counted(*arguments: Any) -> list[WrittenBatch]:
-        written = ingest(*arguments)
-        read.append(written[0].records)
-        return written
-
-    monkeypatch.setattr(Processes, "ingest", counted)
-    topic.ingest()
-    assert len(read) == 2
-    assert read[0] <= 1_400 * EARLY
-    assert read[1] == 1_400
-    found = [row["id"] for row in topic.rows("id")]
-    assert sorted(found) == [n for n in range(1_400) if is_registered or n % 100]
-    if mode == "LOG" and not is_registered:
-        mine = [e for e in entries(topic) if e["source_record"]["topic"] == topic.spec.name]
-        assert len(mine) == 14
 
 
 FOREIGN: list[tuple[Any, bytes]] = [

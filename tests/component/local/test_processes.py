@@ -1,4 +1,4 @@
-"""Processes of the stack: JVMs with archives of classes, Python of Spark, titles without a secret."""
+"""Processes of the stack: JVMs with archives of classes, Python of Spark, their titles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for failing records, sizes of batches that are learnt, and subjects of dead letters."""
+"""The search for failing records, sizes of batches that are learnt, subjects of dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the columns of an existing table follow a schema, and what follows when a table is dropped."""
+"""How the columns of an existing table follow a schema, and what follows when it is dropped."""
 
 from __future__ import annotations
 
