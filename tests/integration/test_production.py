@@ -206,20 +206,6 @@ def test_the_example_environment_has_every_setting() -> None:
     assert not any(value for name, value in given.items() if re.search("SECRET|PASSWORD|KEY", name))
 
 
-@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose")
-def test_compose_is_understood_by_compose(tmp_path: Path) -> None:
-    folder = tmp_path / "docs" / "production"
-    shutil.copytree(FOLDER, folder)
-    (tmp_path / ".env").write_text("DAGSTER_POSTGRES_PASSWORD=not-a-secret\n")
-    done = subprocess.run(
-        ["docker-compose", "--env-file", ".env", "-f", folder / "compose.yaml", "config"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 # --- Helm ---
 
 

@@ -105,20 +105,6 @@ def test_the_pace_is_kept_without_bursts(rate: float, waits: list[float]) -> Non
     assert sent >= clock.now * rate - 1 - 1e-6 * rate
 
 
-def test_a_stall_is_not_followed_by_a_burst() -> None:
-    clock = Clock()
-    pace = Pace(1000, clock)
-    clock.now = 60.0
-    assert pace.allowed() == 100
-    assert pace.allowed() == 0
-
-
-def test_no_limit() -> None:
-    pace = Pace(0)
-    assert pace.allowed() > 0
-    assert pace.pause() == 0
-
-
 # --- status ---
 
 

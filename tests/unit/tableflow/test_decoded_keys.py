@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from decimal import Decimal
 from typing import Any
@@ -14,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg import types as T
 
-from topicberg.formats import protobuf
-from topicberg.formats.subjects import RegisteredSchema
 from topicberg.tableflow.layout.upsert_key import key_shape
 from topicberg.tableflow.upsert import key_hashing
 from topicberg.tableflow.upsert.key_files import (
@@ -146,49 +143,6 @@ def test_fields_that_the_newest_schema_lacks_do_not_count() -> None:
     found = key_text([held], [shape]).to_pylist()
     assert found[0] == found[1] == b"5:1:1,-"
     assert found[2] == b"-"
-
-
-def test_field_that_a_protobuf_writer_lacks_has_the_value_of_a_message_without_it() -> None:
-    text = """
-        syntax = "proto3";
-        message Key {
-          int64 id = 1;
-          string region = 2;
-          optional string note = 3;
-          Inner inner = 4;
-          Kind kind = 5;
-          message Inner { bool is_new = 1; }
-        }
-        enum Kind { NONE = 0; ONE = 1; }
-    """
-    schema = RegisteredSchema(7, "PROTOBUF", text)
-    values = protobuf.absent_values(schema, None)
-    assert values == {
-        "id": 0,
-        "region": "",
-        "note": None,
-        "inner": {"is_new": False},
-        "kind": "NONE",
-    }
-    fields = protobuf.fields("keys", schema, itertools.count(1))
-    shapes = [key_shape(field.field_type, values[field.name]) for field in fields]
-    inner = pa.struct([("is_new", pa.bool_())])
-
-    def texts(*rows: tuple[Any, ...]) -> list[bytes]:
-        kinds = pa.int64(), pa.string(), pa.string(), inner, pa.string()
-        columns = [pa.array(one, kind) for one, kind in zip(zip(*rows), kinds)]  # noqa: B905
-        found: list[bytes] = key_text(columns, shapes).to_pylist()
-        return found
-
-    older, newer, other, nested = texts(
-        (3, None, None, None, None),
-        (3, "", None, None, "NONE"),
-        (3, "", "", None, "NONE"),
-        (3, "", None, {"is_new": None}, "NONE"),
-    )
-    assert older == newer
-    assert len({newer, other, nested}) == 3
-    assert nested == texts((3, "", None, {"is_new": False}, "NONE"))[0]
 
 
 # --- keys of several partitions ---
