@@ -24,7 +24,7 @@ from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import tables as snowflake_tables
 from topicberg.catalogs.snowflake.names import SnowflakeNames, table_path
 from topicberg.catalogs.snowflake.statements import bootstrap_linked
-from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, link_status
+from topicberg.catalogs.snowflake.tables import link_status
 from topicberg.checks.catalogs import check_parity
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.resources import Snowflake
@@ -149,29 +149,6 @@ def test_dropped_and_recreated_tables_follow_the_catalog(
     assert query(f"SELECT count(*) FROM {name}") == [(1,)]
     stack.boto3("glue").delete_table(DatabaseName=NAMESPACE, Name="again")
     assert not discovered(query, "again")
-
-
-def test_suspended_discovery_finds_nothing_new(
-    stack: Endpoints, catalog: Catalog, query: Query, linked: str, config: Settings
-) -> None:
-    register(stack, fresh(catalog, "known"), "known")
-    assert discovered(query, "known")
-    query(f"ALTER DATABASE {linked} SUSPEND DISCOVERY")
-    try:
-        assert status(query)["executionState"] == "SUSPENDED"
-        table = fresh(catalog, "late")
-        register(stack, table, "late")
-        with Snowflake().connection() as connection:
-            with pytest.raises(NoSuchIcebergTableError, match="SUSPENDED") as caught:
-                sync(connection, config, table, "late")
-            assert "RESUME DISCOVERY" in str(caught.value.hint)
-        known = catalog.load_table((NAMESPACE, "known"))
-        append(known, 1)
-        register(stack, known, "known")
-        query(f'ALTER ICEBERG TABLE {linked}."{NAMESPACE}"."known" REFRESH')
-        assert query(f'SELECT count(*) FROM {linked}."{NAMESPACE}"."known"') == [(4,)]
-    finally:
-        assert discovered(query, "late")
 
 
 def sync(connection: SnowflakeConnection, config: Settings, table: Table, name: str) -> Any:

@@ -21,7 +21,6 @@ from topicberg.checks.topic import check_deletes
 from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
-from topicberg.iceberg.summaries import KEY_DEFINITION, summary
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
@@ -199,11 +198,11 @@ def key_schema(version: int) -> dict[str, Any]:
 class Keyed:
     """A topic whose keys have many versions of a schema."""
 
-    def __init__(self, topic: Topic, shared: bool) -> None:
+    def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        field = "user" if shared else "id"
-        self.value_schema = avro({"name": field, "type": "int"}, {"name": "note", "type": "string"})
-        self.field = field
+        self.value_schema = avro(
+            {"name": "user", "type": "int"}, {"name": "note", "type": "string"}
+        )
         self.value_prefix = wire_prefix(topic.register(self.value_schema))
         self.registry = topic.endpoints.schema_registry_client()
         self.registry.set_compatibility(topic.spec.key_subject, "NONE")
@@ -225,7 +224,7 @@ class Keyed:
         row: Row = {"user": user, "user_id": user, "colour": colour, "region": "eu"}
         key = prefix + encode(parsed, row)
         parsed_value = fastavro.parse_schema(self.value_schema)
-        body = {self.field: 1000 + user, "note": note}
+        body = {"user": 1000 + user, "note": note}
         value = None if note is None else self.value_prefix + encode(parsed_value, body)
         self.producer.produce(self.topic.spec.name, value, key)
 
@@ -233,15 +232,15 @@ class Keyed:
         """Return the notes by user."""
         assert self.producer.flush(60) == 0
         self.topic.ingest()
-        rows = self.topic.rows(self.field, "note")
-        found = {row[self.field] - 1000: row["note"] for row in rows}
+        rows = self.topic.rows("user", "note")
+        found = {row["user"] - 1000: row["note"] for row in rows}
         assert len(found) == len(rows), "a key has two rows"
         return found
 
 
 def test_a_new_version_of_the_key_is_the_same_key(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(write_mode="upsert", key={"format": "avro", "file": "key.avsc"})
-    keyed = Keyed(topic, shared=True)
+    keyed = Keyed(topic)
     expected: dict[int, str] = {}
     for version in range(7):
         for user in (3, 4, 10 + version):
@@ -266,38 +265,3 @@ def test_a_new_version_of_the_key_is_the_same_key(make_topic: Callable[..., Topi
     state = KeyState.load(topic.table().properties)
     assert state.columns == ["region", "user_id", "colour"]
     assert state.rows_removed == 0
-
-
-def test_keys_that_were_compared_by_bytes_become_one(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The summary of the newest batch does not say which keys are equal."""
-    topic = make_topic(write_mode="upsert", key={"format": "avro", "file": "key.avsc"})
-    keyed = Keyed(topic, shared=False)
-    keyed.register(0)
-    keyed.send(0, 1, "red", "old")
-    keyed.send(0, 2, "red", "stays")
-    keyed.ingest()
-    keyed.register(1)
-    row = topic.rows()[0]
-    assert row["user"] == 1
-    table = topic.table()
-    raw = keyed.keys[1][0] + bytes(row["$$raw-key"])[5:]
-    newer = row | {"note": "new", "$$raw-key": raw, "$$offset": row["$$offset"] + 1_000}
-    newer["$$timestamp"] += timedelta(seconds=1)
-    newer["$$partition"] = (row["$$partition"] + 1) % 3
-    import pyarrow as pa
-
-    head = table.current_snapshot()
-    assert head is not None
-    batch = {key: text for key, text in summary(head).items() if key.startswith("topicberg.")}
-    assert batch.pop(KEY_DEFINITION)
-    arrow = pa.Table.from_pylist([newer], schema=table.schema().as_arrow())
-    table.append(arrow, snapshot_properties=batch)
-    shutil.rmtree(key_folder(topic.config.state_dir, topic.spec.name))
-    keyed.send(1, 9, "red", "more")
-    assert keyed.ingest() == {1: "new", 2: "stays", 9: "more"}
-    state = KeyState.load(topic.table().properties)
-    assert state.rows_removed == 1
-    assert state.rebuilt_at_ms is not None
-    assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0

@@ -21,7 +21,7 @@ from topicberg.cli.ui import workspace_file
 from topicberg.dagster.home import dagster_home
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file, location_options, project_root, read_project
-from topicberg.scaffolding.project import TEMPLATES, existing_project, new_project
+from topicberg.scaffolding.project import existing_project, new_project
 from topicberg.settings import Settings, settings
 from topicberg.topics import check_topics
 
@@ -234,30 +234,6 @@ def test_project_with_a_code_location_gets_what_it_lacks(
     with pytest.raises(TopicbergError, match=r"has a table \[tool.topicberg\] already"):
         existing_project(tmp_path, "topicberg")
     assert {"kafka/orders", "iceberg/large_orders"} <= loaded(tmp_path, "sales.definitions")
-
-
-def test_code_location_in_a_package_of_a_package(tmp_path: Path) -> None:
-    """Its own modules and files are kept; what is needed has other names."""
-    code_location_of_dg(tmp_path, "acme.sales", source="")
-    package(tmp_path, "acme/__init__.py", "acme/sales/pipelines/__init__.py")
-    package(tmp_path, "acme/sales/generators.py", "schemas/orders.avsc")
-    (tmp_path / "schemas/orders.avsc").write_text('"string"')
-    written = existing_project(tmp_path, "topicberg")
-    kept = ("schemas/orders.avsc", "acme/sales/pipelines", "acme/sales/generators.py")
-    assert written.kept == kept
-    assert (tmp_path / "schemas/orders.avsc").read_text() == '"string"'
-    assert (tmp_path / "acme/sales/generators.py").read_text() == ""
-    project = read_project(tmp_path)
-    assert project.defs == "acme/sales/defs"
-    assert project.pipelines == ("acme.sales.topicberg_pipelines",)
-    assert project.generators == ("acme.sales.topicberg_generators",)
-    test = (tmp_path / "tests/test_topicberg_pipelines.py").read_text()
-    assert "from acme.sales.topicberg_pipelines import large_orders" in test
-    schema = (TEMPLATES / "orders.avsc.txt").read_text().replace("${package}", "sales")
-    (tmp_path / "schemas/orders.avsc").write_text(schema)
-    assert {"kafka/orders", "iceberg/large_orders"} <= loaded(
-        tmp_path, "acme.sales.definitions", source=""
-    )
 
 
 def test_definitions_in_python_are_to_be_merged(

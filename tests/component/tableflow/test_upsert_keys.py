@@ -282,15 +282,6 @@ def test_row_is_deleted_once_although_its_key_is_repeated(
     assert (newest.added_records, newest.deleted_records, newest.total_records) == (1, 1, 1)
 
 
-def test_many_rows_in_many_files(catalog: SqlCatalog, tmp_path: Path) -> None:
-    one = make(catalog, tmp_path)
-    for first in (0, 3000, 6000):
-        one.batch({(b"%d" % n, n % 3): n for n in range(first, first + 4000)})
-    one.batch({(b"%d" % n, n % 3): None for n in range(0, 10_000, 2)})
-    one.check()
-    assert len(one.rows) == 5000
-
-
 def test_two_keys_that_meet_in_half_of_their_hash_are_two(
     catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
