@@ -42,7 +42,7 @@ def keys_of(chunk: list[Record]) -> Keys:
 
 
 @given(st.lists(CHUNKS, max_size=3), st.randoms(use_true_random=False))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random: Random) -> None:
     """Each part writes its chunks to two files, as of two partitions of a table."""
     offset, written, rows = 0, list[BatchKeys](), dict[tuple[str, int], int]()

@@ -123,7 +123,7 @@ def given_to_arrow(value: Any, kind: T.IcebergType) -> Any:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_nested_keys_are_equal_if_values_are(data: st.DataObject) -> None:
     kind = data.draw(ANY)
     values = data.draw(st.lists(values_of(kind), min_size=1, max_size=8))
@@ -160,7 +160,7 @@ def hashed(records: list[tuple[int, int, int]]) -> Keys:
 
 
 @given(RECORDS)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_newest_record_of_all_partitions_is_found(records: list[tuple[int, int, int]]) -> None:
     keys = hashed(records)
     times = np.array([time for _, _, time in records], np.int64)

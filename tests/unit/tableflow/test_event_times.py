@@ -55,7 +55,7 @@ def read(event_time: EventTime, values: Any, kind: Any, kafka_ms: int = KAFKA_MS
     return [found.wrong.get(at, read[at]) for at in range(len(array))]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     st.lists(
         st.one_of(

@@ -35,7 +35,7 @@ def keys(hashes: Sequence[tuple[int, int]]) -> Keys:
 
 
 @given(st.lists(HASH, max_size=200))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_keys_are_sorted_and_records_of_one_key_keep_their_order(
     listed: list[tuple[int, int]],
 ) -> None:
@@ -58,7 +58,7 @@ def test_many_keys_are_sorted(size: int) -> None:
 
 
 @given(st.lists(HASH, max_size=200), st.lists(HASH, max_size=200))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_all_pairs_of_equal_keys_are_found(
     few: list[tuple[int, int]], many: list[tuple[int, int]]
 ) -> None:
@@ -99,7 +99,7 @@ def test_keys_are_found_where_hashes_are_not_spread(size: int) -> None:
     st.text("0123456789abcdef", min_size=16, max_size=16),
     st.integers(0, 5),
 )
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_hash_is_the_one_of_pandas(values: list[bytes], secret: str, first: int) -> None:
     array = pa.array(values, pa.binary()).slice(first)  # a slice has the buffers of the whole
     expected = pd.util.hash_array(np.array([*values[first:], None], object)[:-1], hash_key=secret)
