@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -314,16 +313,6 @@ def test_guarded_web_server_takes_dagsters_options() -> None:
         check=True,
     )
     assert dagster_version() in done.stdout
-
-
-def test_commands_in_comments() -> None:
-    for name in ("compose.yaml", "values.yaml", "engine.yaml", "generators.yaml", "Dockerfile"):
-        for line in (FOLDER / name).read_text().splitlines():
-            if match := re.match(r"# +((?:docker|helm|cp|kubectl) .*)", line):
-                words = shlex.split(match[1], comments=True)
-                for word in words:
-                    if word.startswith("docs/"):
-                        assert (PROJECT_ROOT / word).exists(), line
 
 
 # --- Dagster's instance ---

@@ -22,6 +22,8 @@ LONGEST = (
     "tests/component/tableflow/test_upsert_keys.py",
     "tests/security/test_limits.py",
     "tests/component/transforms/test_emr_serverless.py",
+    "tests/component/project/test_recipes.py",
+    "tests/conformance/test_damaged_memory.py",
     "tests/component/local/test_supervisor.py",
     "tests/component/local/test_processes.py",
     "tests/component/transforms/test_code_version.py",

@@ -319,20 +319,6 @@ def test_failed_run_is_resolved_by_runs_of_its_assets(desk: Desk) -> None:
     assert desk.tick() == [("resolved", "run iceberg/orders")]
 
 
-def test_failed_run_is_resolved_step_by_step(desk: Desk) -> None:
-    """Executed again from failure: a run that fails as well may have made some of it."""
-    by_hand = "run iceberg/invoices, iceberg/orders"
-    broken.update(("orders", "invoices"))
-    desk.materialize(ORDERS, INVOICES)
-    assert desk.tick() == [("firing", by_hand)]
-    broken.discard("orders")
-    desk.materialize(ORDERS, INVOICES)
-    assert desk.tick() == []
-    broken.clear()
-    desk.materialize(INVOICES)
-    assert desk.tick() == [("resolved", by_hand)]
-
-
 def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
     """Both may end between two ticks."""
     broken.add("orders")

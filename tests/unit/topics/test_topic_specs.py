@@ -39,14 +39,6 @@ def reasons(document: dict[str, Any]) -> dict[str, str]:
         return {p.field: p.reason for p in check_topics(project.config)[1]}
 
 
-def test_the_projects_own_specs() -> None:
-    specs = {spec.name: spec for spec in load_topics()}
-    trades = specs["stock_trades"]
-    assert trades.table_identifier() == ("lkc-local", "stock_trades")
-    assert list(trades.columns())[:3] == ["key", "side", "quantity"]
-    assert trades.cleanup_policy == "delete"
-
-
 @settings(max_examples=40)
 @given(documents)
 def test_right_specs_round_trip(document: dict[str, Any]) -> None:
