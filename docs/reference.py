@@ -440,7 +440,8 @@ def types_page() -> str:
     """Return the page of the types of columns, by format, and of the limits of schemas."""
     from topicberg.formats.avro.schema import LOGICAL
     from topicberg.formats.connect import LOGICAL_TYPES, with_connect_types
-    from topicberg.formats.metadata import CHANGE_TYPES, METADATA_TYPES, metadata_description
+    from topicberg.formats.metadata import CHANGE_TYPES, METADATA_TYPES
+    from topicberg.topics.spec import metadata_description
 
     avro = dict(_AVRO)
     for kind, logical in LOGICAL:
