@@ -75,7 +75,7 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
     return read
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic], version: int) -> None:
     """After an upsert, deletes, a new column and compaction."""
     topic = upsert_topic(make_topic, table={"format_version": version})
