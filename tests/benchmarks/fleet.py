@@ -239,7 +239,6 @@ def latencies(fleet: Fleet, since: float) -> list[float]:
             records = instance.fetch_materializations(wanted, limit=1000, ascending=True).records
             shown = 0
             for record in records:
-                assert record.asset_materialization is not None
                 metadata = record.asset_materialization.metadata
                 rows, refreshed = (
                     metadata["dagster/row_count"].value,

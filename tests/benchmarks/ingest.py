@@ -32,22 +32,10 @@ from kafka_java import java_config
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from workloads import (
-    WIDE,
-    WORKLOADS,
-    Topic,
-    Workload,
-    drop,
-    fill_topic,
-    make_topic,
-    produce,
-    produce_changes,
-)
+from workloads import WIDE, WORKLOADS, Topic, Workload, drop, fill_topic, make_topic, produce
 
 from topicberg.endpoints import load_endpoints
-from topicberg.kafka import topics as kafka
 from topicberg.settings import settings
-from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values.compiling import wait_ready
 
 logger = logging.getLogger("ingest")
@@ -199,7 +187,7 @@ def show(measured: dict[str, Any]) -> Table:
     return shown
 
 
-UPSERTS, CHANGES = "upserts", "small-changes"
+UPSERTS = "upserts"
 MODES = ("append", "upsert")
 
 
@@ -247,36 +235,6 @@ def _topic_of(spec: Any, rows: int) -> Topic:
     return Topic(WORKLOADS[0], spec, rows, 0, rows, 0, 0)
 
 
-SMALL_BATCHES = 10, 100, 1_000
-
-
-def changes_benchmark(lab: Lab, rows: int, rounds: int) -> Iterator[tuple[int, float]]:
-    """Yield the changes of a small batch, and the best seconds in which it is committed.
-
-    The table has the current rows of a change log. The ingestor stays open, as in the service.
-    """
-    (workload,) = (one for one in WORKLOADS if one.name == "debezium-rows")
-    topic = fill_topic(lab.endpoints, workload, 2 * rows)
-    spec, endpoints, config = topic.spec, lab.endpoints, lab.config
-    ingestor = Ingestor(spec, endpoints, config, lab.sessions, lab.registry)
-    number = 0
-
-    def follow() -> float:
-        ends, start = kafka.end_offsets(endpoints, spec.name), time.perf_counter()
-        while ingestor.step().end_offsets != ends:
-            pass
-        return time.perf_counter() - start
-
-    follow()
-    for changes in SMALL_BATCHES:
-        best = float("inf")
-        for _ in range(rounds):
-            produce_changes(endpoints, spec, range(number, number + changes), number)
-            best, number = min(best, follow()), number + changes
-        yield changes, best
-    drop(endpoints, spec, config)
-
-
 @contextmanager
 def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
     """Start what the contenders need, and stop it at the end of the block."""
@@ -298,7 +256,7 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
 
 
 def main() -> None:
-    names = [one.name for one in WORKLOADS] + [UPSERTS, CHANGES]
+    names = [one.name for one in WORKLOADS] + [UPSERTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=int, default=2_000_000, help="small ones")
     parser.add_argument("--wide-records", type=int, default=500_000)
@@ -321,13 +279,9 @@ def main() -> None:
     with laboratory(arguments) as lab:
         numbers: dict[str, Any] = {}
         wait_ready()
-        if arguments.only not in ([UPSERTS], [CHANGES]):
+        if arguments.only != [UPSERTS]:
             numbers["workloads"] = compare(lab, arguments)
             Console(width=240).print(show(numbers["workloads"]))
-        if CHANGES in arguments.only or not arguments.only:
-            for changes, best in changes_benchmark(lab, 50_000, 5 * arguments.rounds):
-                Console(width=160).print(f"{changes:,} changes: {best:.2f} s")
-                numbers[f"{changes} changes"] = best
         if rows := arguments.upsert_rows:
             changed = arguments.upserts or rows // 100
             for what, seconds in upsert_benchmark(lab, rows, changed, arguments.rounds):

@@ -36,7 +36,6 @@ from topicberg.topics import TopicSpec
 
 PARTITIONS = 6
 NAMESPACE = "benchmark"
-FORMATS = ("avro", "json", "protobuf")
 _TEMPLATES = 1_000
 """Different records, apart from the fields that do not repeat."""
 _VENUE: dict[str, str] = {
@@ -517,8 +516,6 @@ class Topic:
         return "cast(substr(cast(key as string), 2) as bigint)"
 
 
-MOVED = 10**9
-"""Ids of rows with a new id are from here on."""
 CHECKED = 2**20
 """A checksum adds up the CRC-32 of each row's text, modulo this, times its number, modulo this."""
 Produced = tuple[bytes, bytes, int]
@@ -616,32 +613,6 @@ def _change(endpoints: Endpoints, spec: TopicSpec) -> Callable[[int, int, str], 
         return key + found, value + both + source + end, text
 
     return change
-
-
-def produce_changes(endpoints: Endpoints, spec: TopicSpec, rows: Iterable[int], first: int) -> int:
-    """Produce an update of each row; every eighth gives its row a new id, as Debezium does.
-
-    :param first: the number of the first change; the ids of moved rows are new with it
-    :returns: how many records it took
-    """
-    change = _change(endpoints, spec)
-
-    def made() -> Iterator[Produced]:
-        for number, row in enumerate(rows, first):
-            if number % 8:
-                yield (*change(row, number, "u")[:2], 0)
-                continue
-            key, value, _ = change(row, number, "d")
-            yield key, value, 0
-            yield key, None, 0  # type: ignore[misc]
-            yield (*change(MOVED + number, number, "c")[:2], 0)
-
-    records = list(made())
-    producer = Producer(endpoints.kafka_config())
-    for key, data, _ in records:
-        kafka.produce(producer, spec.name, data, key)
-    producer.flush(30)
-    return len(records)
 
 
 def _zigzag(number: int) -> bytes:

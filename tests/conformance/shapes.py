@@ -456,7 +456,6 @@ def _sources(writer: Shape, columns: Shape, latest: Shape | None) -> dict[str, s
 def _sources_by_number(
     writer: Shape, columns: Shape, latest: Shape | None, found: dict[str, str | None]
 ) -> dict[str, str | None]:
-    assert writer.numbers is not None
     names = {number: name for name, number in (latest.numbers or {}).items()} if latest else {}
     rest = []
     for field_name, number in writer.numbers.items():

@@ -37,7 +37,7 @@ from topicberg.tableflow.service.topic_table import message_decoders
 from topicberg.topics import TopicSpec
 
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
-HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 40))
+HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 25))
 FAMILIES: dict[str, Any] = {"AVRO": AvroFamily, "JSON": JsonFamily, "PROTOBUF": ProtobufFamily}
 RECORDS = 40
 

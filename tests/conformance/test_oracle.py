@@ -86,8 +86,6 @@ def test_avro_row_is_what_fastavro_resolves() -> None:
     compared = 0
     for seed in range(200):
         writer, latest, rng = pair("avro", seed, wild=False)
-        assert writer.shape is not None
-        assert latest.shape is not None
         if "union" in f"{writer.shape} {latest.shape}":
             continue
         schemas: Any = [fastavro.parse_schema(json.loads(one.text)) for one in (writer, latest)]
@@ -123,7 +121,6 @@ def test_protobuf_row_is_what_the_newest_version_reads() -> None:
     compared = 0
     for seed in range(60):
         writer, latest, rng = pair("protobuf", seed, wild=False)
-        assert latest.shape is not None
         for _ in range(3):
             payload = writer.encode(rng, 0.0)
             try:

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import requests
+from faults import note
 from faulty_proxy import Answer, FaultyProxy
 from project_copy import copy_project
 from waiting import wait_until
@@ -162,7 +163,6 @@ class Site:
                 os.killpg(self.ui.pid, signal.SIGKILL)
 
     def process(self, module: str) -> psutil.Process:
-        assert self.ui is not None
         children = psutil.Process(self.ui.pid).children(recursive=True)
         return next(one for one in children if module in " ".join(one.cmdline()))
 
@@ -237,7 +237,6 @@ def kill(name: str) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    name: str
     what: str
     """For the table in docs/contributing/drills.md."""
     begin: Callable[[Site], End]
@@ -254,7 +253,7 @@ class Fault:
     """Keys of alerts that must not be sent."""
 
     def __str__(self) -> str:
-        return self.name
+        return self.what
 
 
 def refused(service: str, which: str, answer: Answer) -> Callable[[Site], End]:
@@ -318,18 +317,13 @@ def drill(site: Site, fault: Fault) -> None:
 
 
 def record(fault: Fault, sent: list[Notice], reported: float, resolved: float) -> None:
-    path = os.environ.get("TOPICBERG_TEST_DRILL_RESULTS")
-    if not path:
-        return
-    row = {
-        "other": fault.what,
-        "alert": next((n.alert.key for n in sent if re.fullmatch(fault.key, n.alert.key)), ""),
-        "seconds_reported": round(reported, 1),
-        "seconds_resolved": round(resolved, 1),
-        "sent": [
+    note(
+        other=fault.what,
+        alert=next((n.alert.key for n in sent if re.fullmatch(fault.key, n.alert.key)), ""),
+        seconds_reported=round(reported, 1),
+        seconds_resolved=round(resolved, 1),
+        sent=[
             (n.state, n.at.strftime("%H:%M:%S"), n.alert.key, n.alert.what, n.alert.remediation)
             for n in sent
         ],
-    }
-    with Path(path).open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    )

@@ -24,10 +24,10 @@ from typing import NamedTuple
 import psutil
 import pytest
 import shared_stack
+from dagster_faults import killed, next_run, run_frozen
 from fault_site import End, Site, kill
 from faults import stopped
-from test_dagster_faults import killed, next_run, run_frozen
-from test_other_faults import crash_loop, daemon_killed
+from other_faults import crash_loop, daemon_killed
 from waiting import wait_until
 
 from topicberg.alerts.alert import Notice

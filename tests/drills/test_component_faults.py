@@ -8,19 +8,16 @@ which ``tests/drills/table.py`` makes the table in docs/contributing/drills.md.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 import pytest
-from faults import FAULTS, INGESTION
+from faults import FAULTS, INGESTION, note
 from load import Load, paused_load
 
 from topicberg.clients.confluent import Api
@@ -162,17 +159,12 @@ def _complains(load: Load, topic: str) -> bool:
 
 
 def _record(faults: Faults, watch: Watch, seconds: float, lost: int, twice: int) -> None:
-    path = os.environ.get("TOPICBERG_TEST_DRILL_RESULTS")
-    if not path:
-        return
     folder = str(settings().state_dir)
-    row = {
-        "faults": faults,
-        "states": sorted(watch.states - {"running"}),
-        "messages": [re.sub(r"\s+", " ", text.replace(folder, "…")) for text in watch.messages],
-        "seconds": round(seconds, 1),
-        "lost": lost,
-        "twice": twice,
-    }
-    with Path(path).open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    note(
+        faults=faults,
+        states=sorted(watch.states - {"running"}),
+        messages=[re.sub(r"\s+", " ", text.replace(folder, "…")) for text in watch.messages],
+        seconds=round(seconds, 1),
+        lost=lost,
+        twice=twice,
+    )

@@ -11,18 +11,15 @@ With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import dagster as dg
 import pytest
-from faults import down, robbed, stopped
+from faults import down, note, robbed, stopped
 from load import Load, paused_load
 from operators import Operator
 from waiting import wait_until
@@ -237,17 +234,12 @@ def _record(
     lost: int,
     twice: int,
 ) -> None:
-    path = os.environ.get("TOPICBERG_TEST_DRILL_RESULTS")
-    if not path:
-        return
     alerts = [notice.alert for notice in reported]
-    row = {
-        "lasting": fault,
-        "reported": [(a.key, a.severity, a.what, a.remediation) for a in alerts],
-        "seconds_reported": round(seconds_reported, 1),
-        "seconds_back": round(seconds_back, 1),
-        "lost": lost,
-        "twice": twice,
-    }
-    with Path(path).open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    note(
+        lasting=fault,
+        reported=[(a.key, a.severity, a.what, a.remediation) for a in alerts],
+        seconds_reported=round(seconds_reported, 1),
+        seconds_back=round(seconds_back, 1),
+        lost=lost,
+        twice=twice,
+    )

@@ -29,7 +29,7 @@ ELSEWHERE = {
     "topicberg down": "ends this stack",
     "topicberg reset": "ends this stack",
     "dagster dev": "serves until it is ended: tests/e2e/test_demo.py",
-    "dagster-webserver": "serves until it is ended: tests/integration/test_local_access.py",
+    "dagster-webserver": "serves until it is ended: tests/integration/test_aws.py",
     "dagster instance": "a block of docs/checks.md, and tests/integration/test_production.py",
     "make": "targets: CI runs `make check` and `make test`, tests/e2e/test_demo.py the demo",
     "pytest": "is running",

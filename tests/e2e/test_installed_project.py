@@ -21,31 +21,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 UV = str(Path(sys.executable).with_name("uv"))
 INSTALL = [UV, "pip", "install", "--quiet", "--python", "venv/bin/python"]
-SECOND = """
-import dagster as dg
-
-@dg.asset
-def reports() -> None: ...
-
-defs = dg.Definitions(assets=[reports])
-"""
-MERGED = """
-from pathlib import Path
-
-import dagster as dg
-import topicberg
-
-@dg.asset(
-    deps=[dg.AssetKey(["iceberg", "large_orders"])],
-    partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    group_name="shop",
-)
-def report() -> None: ...
-
-own = dg.Definitions(assets=[report], executor=dg.multiprocess_executor)
-defs = dg.Definitions.merge(topicberg.definitions(project=Path(__file__).parent), own)
-print(len(defs.get_repository_def().asset_graph.get_all_asset_keys()), "assets")
-"""
 
 
 class Installed:
@@ -147,21 +122,6 @@ def test_project_is_loaded_without_the_repository(installed: Installed) -> None:
     outside = installed.run("topicberg topics list", installed.folder, fails=True)
     assert "is not in a project of topicberg" in outside
     assert "Traceback" not in outside
-
-
-def test_project_loads_beside_another_code_location(installed: Installed) -> None:
-    (installed.root / "second.py").write_text(SECOND)
-    (installed.root / "merged.py").write_text(MERGED)
-    (installed.root / "workspace.yaml").write_text(
-        "load_from:\n"
-        "  - python_module: {module_name: post_office.definitions, location_name: post}\n"
-        "  - python_file: {relative_path: second.py, location_name: second}\n"
-    )
-    shown = installed.run("dagster definitions validate -w workspace.yaml")
-    for name in ("post", "second"):
-        assert f"Validation successful for code location {name}" in shown
-    assert "assets" in installed.run("python merged.py")
-    (installed.root / "workspace.yaml").unlink()
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ from topicberg_deploy.snowflake.integrations import (
     Volume,
     wait_until_verified,
 )
-from topicberg_deploy.snowflake.tables import LinkedDatabase
 
 pytestmark = pytest.mark.integration
 SECRET = "it's-a-secret"
@@ -152,55 +151,3 @@ def _run(context: DeployContext, statement: str) -> None:
             session.run(statement, INTEGRATOR)
         finally:
             session.run(f"DROP DATABASE {SnowflakeNames.of(context.config).database}", INTEGRATOR)
-
-
-@pytest.mark.parametrize("vended", [False, True])
-def test_linked_database_is_created_and_changed(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, vended: bool
-) -> None:
-    """Beside the integration of tables that were created one by one, which nothing replaces."""
-    context = make_context("glue")
-    context.config.snowflake_linked_database = True
-    context.config.snowflake_vended_credentials = vended
-    names = SnowflakeNames.of(context.config)
-    old = Integration("snowflake/integration", names.integration)
-    created(old, context)
-    Volume("snowflake/volume", names.volume).create(context)
-    integration = Integration("i", names.linked_integration, linked=True)
-    delegated = created(integration, context).fields["delegation"]
-    assert delegated == ("VENDED_CREDENTIALS" if vended else "EXTERNAL_VOLUME_CREDENTIALS")
-    database = LinkedDatabase("d", names.linked_database)
-    try:
-        live = created(database, context)
-        database.settle(context, live)
-        with context.snowflake.session() as session:
-            alter = f"ALTER DATABASE {names.linked_database}"
-            session.run(f"{alter} SUSPEND DISCOVERY", INTEGRATOR)
-            add = f"{alter} UPDATE LINKED_CATALOG ADD ('other') TO ALLOWED_NAMESPACES"
-            session.run(add, INTEGRATOR)
-            remove = "REMOVE ('lkc-kinds') FROM ALLOWED_NAMESPACES"
-            session.run(f"{alter} UPDATE LINKED_CATALOG {remove}", INTEGRATOR)
-        live = database.find(context) or live
-        changes = compare(live.fields, database.desired(context))
-        assert set(changes) == {"namespaces", "suspended"}
-        assert not set(changes) & database.replaced_for
-        database.update(context, live, changes)
-        assert (found := database.find(context))
-        assert compare(found.fields, database.desired(context)) == {}
-        used = pytest.raises(ProgrammingError, match="KINDS_LINKED_DATABASE")
-        with context.snowflake.session() as session, used:
-            session.run(f'DROP CATALOG INTEGRATION "{names.linked_integration}"', INTEGRATOR)
-    finally:
-        integration.delete(context, Live("i"))
-    assert database.find(context) is None
-    assert old.find(context) is not None
-
-
-def test_linked_database_needs_a_rest_catalog(make_context: MakeContext) -> None:
-    context = make_context("glue")
-    name = SnowflakeNames.of(context.config).integration
-    created(Integration("snowflake/integration", name), context)
-    link = f"CREATE DATABASE KINDS_LINKED LINKED_CATALOG = (CATALOG = '{name}')"
-    refused = pytest.raises(ProgrammingError, match="CATALOG_SOURCE = GLUE")
-    with context.snowflake.session() as session, refused:
-        session.run(link, INTEGRATOR)

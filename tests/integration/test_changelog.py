@@ -12,11 +12,23 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from debezium import ENVELOPE, UNAVAILABLE, Event, Replay, SourceTopic, captured
+from confluent_kafka.schema_registry import Schema
+from debezium import (
+    ENVELOPE,
+    UNAVAILABLE,
+    Captured,
+    Event,
+    Replay,
+    SourceTopic,
+    captured,
+    captured_json,
+    send_captured,
+)
 from hostile import zigzag
 from kafka_topics import Row, Topic
 
 from topicberg.errors import TableflowError
+from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.service.engine import Ingestor, run_once
 
@@ -171,59 +183,6 @@ def test_changelog_toast_types_are_taken_from_the_row(make_topic: Callable[..., 
     assert len(after["ia"]) == len(after["ta"]) == 800
 
 
-def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., Topic]) -> None:
-    """Those of arrays of all types and of hstore, as a real connector writes them."""
-    topic = change_topic(make_topic)
-    envelope = json.loads(json.dumps(ENVELOPE))
-    numeric = {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
-    micros = {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}
-    arrays = {"amounts": numeric, "ratios": "double", "shares": "float", "counts": "long"}
-    arrays |= {"flags": "boolean", "times": micros}
-    signed, of_arrays = list(UNAVAILABLE.encode()), dict[str, Any]()
-    for name, kind in arrays.items():
-        items = {"name": name, "type": {"type": "array", "items": ["null", kind]}}
-        envelope["fields"][0]["type"][1]["fields"].append(items)
-    of_arrays = {
-        "amounts": [bytes([byte]) for byte in signed],
-        "ratios": [float(byte) for byte in signed],
-        "shares": [float(byte) for byte in signed],
-        "counts": signed,
-        "flags": [True] * len(signed),
-        "times": signed,
-    }
-    uuid_type = {"type": "string", "connect.name": "io.debezium.data.Uuid"}
-    day = {"type": "int", "connect.name": "io.debezium.time.Date"}
-    envelope["fields"][0]["type"][1]["fields"] += [
-        {"name": "uuids", "type": {"type": "array", "items": ["null", uuid_type]}},
-        {"name": "days", "type": {"type": "array", "items": ["null", day]}},
-        {"name": "pairs", "type": {"type": "map", "values": "string"}},
-        {"name": "text", "type": "string"},
-    ]
-    row = {"id": 1, "v": 1, "big": "b"}
-    row |= {"uuids": ["u", None], "days": [19_782], "pairs": {"a": "1"}, "text": '{"a": "1"}'}
-    row |= {"amounts": [b"\x04\xd2", None], "ratios": [0.5], "shares": [0.25], "counts": [7]}
-    row |= {"flags": [False, True], "times": [1_500_000]}
-    lacking = of_arrays | {
-        "uuids": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
-        "days": list(UNAVAILABLE.encode()),
-        "pairs": {UNAVAILABLE: UNAVAILABLE},
-        "text": json.dumps({UNAVAILABLE: UNAVAILABLE}, separators=(",", ":")),
-    }
-    other = {"pairs": {UNAVAILABLE: "x"}, "text": "", "uuids": [], "days": [0]}
-    writer = SourceTopic(topic, envelope)
-    writer.send([Event(0, 1, "c", 10, row), Event(1, 2, "c", 11, {**row, "id": 2, **other})])
-    topic.ingest()
-    writer.send([Event(0, 1, "u", 12, {**row, "v": 2, **lacking})])
-    topic.ingest()
-    first, second = rows_of(topic)
-    expected = {**row, "v": 2, "days": [date(2024, 2, 29)], "pairs": [("a", "1")]}
-    expected |= {"amounts": [Decimal("12.34"), None]}
-    expected |= {"times": [datetime(1970, 1, 1, 0, 0, 1, 500_000)]}
-    assert first == expected
-    assert second["pairs"] == [(UNAVAILABLE, "x")]
-    assert second["days"] == [date(1970, 1, 1)]
-
-
 @pytest.mark.parametrize(
     "order",
     [(2, 1, 0), *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2)))],
@@ -294,50 +253,6 @@ def test_changelog_mongodb_envelope_suspends_with_reason(make_topic: Callable[..
     assert "MongoDB" in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("small", [100_000, 1], ids=["engine", "tasks of Spark"])
-def test_changelog_append_has_a_row_for_each_change(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, small: int
-) -> None:
-    """A table without a primary key, whose records have no keys."""
-    monkeypatch.setattr("topicberg.tableflow.service.engine.small", lambda _: small)
-    topic = change_topic(
-        make_topic,
-        write_mode="append",
-        key={"format": "none"},
-        changelog={"format": "debezium", "columns": ["source-transaction", "source-snapshot"]},
-    )
-    records = captured("davro.shop.nopk")
-    Replay(topic, records).send(records)
-    topic.ingest()
-    changes = [one for one in records if one.envelope]
-    expected = sorted(
-        (
-            change["op"],
-            change["source"]["lsn"],
-            change["source"]["ts_us"],
-            str(change["before"]),
-            str(change["after"]),
-            change["source"]["snapshot"],
-        )
-        for one in changes
-        if (change := one.envelope)
-    )
-    found = sorted(
-        (
-            row["$$op"],
-            row["$$source-position"],
-            int(row["$$source-timestamp"].timestamp()) * 1_000_000
-            + row["$$source-timestamp"].microsecond,
-            str(row["before"]),
-            str(row["after"]),
-            row["$$source-snapshot"],
-        )
-        for row in topic.rows()
-    )
-    assert found == expected
-    assert all(row["$$source-transaction"] for row in topic.rows())
-
-
 def test_changelog_unknown_old_value_goes_to_dead_letters(make_topic: Callable[..., Topic]) -> None:
     target = f"errors_{uuid.uuid4().hex[:8]}"
     handling = {"error_handling": {"mode": "LOG", "target": target}}
@@ -353,3 +268,144 @@ def test_changelog_unknown_old_value_goes_to_dead_letters(make_topic: Callable[.
     assert b"field after.big (string): the connector did not have the value" in (
         letter.value() or b""
     )
+
+
+def json_topic(make_topic: Callable[..., Topic], **fields: Any) -> Topic:
+    topic = make_topic(
+        write_mode="upsert",
+        schema={"format": "json", "file": "none.json"},
+        key={"format": "json", "file": "none.json"},
+        changelog={"format": "debezium"},
+        **fields,
+    )
+    registry = topic.endpoints.schema_registry_client()
+    for subject in (topic.spec.value_subject, topic.spec.key_subject):
+        registry.set_compatibility(subject, "NONE")
+    return topic
+
+
+def register(topic: Topic, value: dict[str, Any], key: dict[str, Any]) -> tuple[int, int]:
+    registry = topic.endpoints.schema_registry_client()
+    found = [
+        registry.register_schema(subject, Schema(json.dumps(schema), "JSON"))
+        for subject, schema in ((topic.spec.value_subject, value), (topic.spec.key_subject, key))
+    ]
+    return found[0], found[1]
+
+
+def in_order(records: tuple[Captured, ...]) -> list[Captured]:
+    return sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset))
+
+
+@pytest.mark.parametrize(
+    "size", [7, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 4))]
+)
+def test_json_orders_with_schemas_in_any_batches_give_rows(
+    make_topic: Callable[..., Topic], size: int
+) -> None:
+    """Columns are added, dropped and retyped; a truncate deletes rows of other partitions."""
+    topic = json_topic(make_topic)
+    records = in_order(captured_json("djsons.shop.orders"))
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    for first in range(0, len(records), size):
+        send_captured(topic, records[first : first + size])
+        ingestor.step()
+    while ingestor.step().records:
+        pass
+    ingestor.close()
+    assert rows_of(topic) == ORDERS
+
+
+@pytest.mark.parametrize("size", [7, pytest.param(3, marks=pytest.mark.slow)])
+def test_json_customers_with_schemas_give_the_rows_of_avro(
+    make_topic: Callable[..., Topic], size: int
+) -> None:
+    topic = json_topic(make_topic, tableflow=SKIP)
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    records = in_order(captured_json("djsons.shop.customers"))
+    for first in range(0, len(records), size):
+        send_captured(topic, records[first : first + size])
+        last = ingestor.step()
+    ingestor.close()
+    rows = {row["id"]: row for row in rows_of(topic)}
+    assert set(rows) == {10, 11}
+    assert {name: rows[11][name] for name in CUSTOMER} == CUSTOMER
+    assert last.rows_skipped == 2
+
+
+def test_json_toast_types_are_taken_from_the_row(make_topic: Callable[..., Topic]) -> None:
+    topic = json_topic(make_topic)
+    first, second = captured_json("djsons.shop.toast")
+    send_captured(topic, [first])
+    topic.ingest()
+    (before,) = rows_of(topic)
+    send_captured(topic, [second])
+    topic.ingest()
+    (after,) = rows_of(topic)
+    assert after == {**before, "n": 2, "nu": None}
+    assert len(after["ia"]) == len(after["ta"]) == 800
+
+
+LONG = {"type": "integer"}
+TEXT = {"type": ["string", "null"]}
+ROW = {
+    "type": "object",
+    "properties": {
+        "id": LONG,
+        "name": TEXT,
+        "bio": TEXT,
+        "n": TEXT,
+        "ts": {"type": ["integer", "null"], "title": "io.debezium.time.Timestamp"},
+        "tstz": {"type": ["string", "null"], "title": "io.debezium.time.ZonedTimestamp"},
+        "d": {"type": ["integer", "null"], "title": "io.debezium.time.Date"},
+        "arr": {"type": ["array", "null"], "items": LONG},
+        "b": {"type": ["string", "null"], "connect.type": "bytes"},
+        "x": {"type": ["number", "null"]},
+    },
+}
+SOURCE = {"type": "object", "properties": {"ts_us": LONG, "lsn": LONG, "snapshot": TEXT}}
+JSON_ENVELOPE = {
+    "title": "Envelope",
+    "type": "object",
+    "properties": {"before": ROW, "after": ROW, "source": SOURCE, "op": {"type": "string"}},
+}
+KEY = {"type": "object", "properties": {"id": LONG}}
+
+
+def test_json_without_schemas_is_read_by_the_schema_file(make_topic: Callable[..., Topic]) -> None:
+    topic = json_topic(make_topic, tableflow=SKIP)
+    register(topic, JSON_ENVELOPE, KEY)
+    records = in_order(captured_json("djson.shop.customers"))
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    for first in range(0, len(records), 5):
+        send_captured(topic, records[first : first + 5])
+        last = ingestor.step()
+    ingestor.close()
+    rows = {row["id"]: row for row in rows_of(topic)}
+    assert set(rows) == {10, 11}
+    same = {"bio", "tstz", "d", "arr", "b"}
+    assert {name: rows[11][name] for name in same} == {name: CUSTOMER[name] for name in same}
+    assert rows[11]["ts"].isoformat() == "2024-02-29T12:34:56.123000"
+    assert last.rows_skipped == 2
+
+
+def test_json_in_wire_format_and_without_share_a_topic(make_topic: Callable[..., Topic]) -> None:
+    topic = json_topic(make_topic)
+    value_id, key_id = register(topic, JSON_ENVELOPE, KEY)
+    source = {"ts_us": 1, "lsn": 1, "snapshot": "false"}
+
+    def change(number: int, *, framed: bool) -> Captured:
+        row = {"id": number, "name": "a", "b": "3q2+7w==", "x": [1e300, "-Infinity"][number - 1]}
+        value = {"before": None, "after": row, "source": source, "op": "c"}
+        parts = [json.dumps(one).encode() for one in ({"id": number}, value)]
+        if framed:
+            prefixes = wire_prefix(key_id), wire_prefix(value_id)
+            parts = [prefix + part for prefix, part in zip(prefixes, parts, strict=True)]
+        return Captured("", 0, 0, 0, (), *parts)
+
+    send_captured(topic, [change(1, framed=True), change(2, framed=False), change(2, framed=True)])
+    topic.ingest()
+    assert [(row["id"], row["b"], row["x"]) for row in rows_of(topic)] == [
+        (1, b"\xde\xad\xbe\xef", 1e300),
+        (2, b"\xde\xad\xbe\xef", float("-inf")),
+    ]

@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,22 +25,27 @@ import pyspark
 import pytest
 from emr_requests import LOCAL_ONLY, NEEDS, recorded
 from emr_service import EmrServerless, deployed, environment, in_image, serving
+from pyspark import cloudpickle
+from python_project import write_project
 from repository import PROJECT_ROOT
-from test_stock_tables import ordered
+from test_derived_tables import ordered
 
 from definitions import defs
+from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
+from topicberg.errors import TopicbergError
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
+from topicberg.orchestration.loading import definitions
 from topicberg.orchestration.resources import lakehouse
 from topicberg.settings import Settings, settings
-from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.topics import load_topics
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.spark_tables import spark_name
 from topicberg_deploy.aws import archive
-from topicberg_deploy.aws.bucket import JOBS
+from topicberg_deploy.aws.bucket import CODE, JOBS
 from topicberg_deploy.aws.emr import PYTHON
 from topicberg_local import jars, spark
 
@@ -101,7 +107,6 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
     """What the service does with a request: spark-submit, in the image's environment."""
     assert stack.s3_access_key
     assert stack.s3_secret_key
-    assert stack.iceberg_rest_token
     job = request["jobDriver"]["sparkSubmit"]
     home = Path(pyspark.__file__).parent
     log = folder / "driver.log"
@@ -309,3 +314,97 @@ def test_job_run_merges_an_upsert_view(
         }
     assert routes == {("ATL", "SKY1"), ("BOS", "SKY0"), ("DEN", "SKY1")}
     assert service.operations().count("StartJobRun") == 2
+
+
+HOUR = f"{START:%Y-%m-%d-%H:00}"
+PARCELS = [
+    {"$$timestamp": START, "number": 1, "country": "de"},
+    {"$$timestamp": START, "number": 2, "country": "nz"},
+]
+
+
+@pytest.fixture
+def project_service(
+    stack: Endpoints, own_project: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EmrServerless]:
+    """The service of a project, which finds the packed code in the folder of a job."""
+    write_project(own_project.project_root)
+    settings.cache_clear()
+    place, path, jobs = tmp_path / "packed", list(sys.path), list[Submitted]()
+    with archive.built(own_project.project_root) as packed, tarfile.open(packed) as tar:
+        tar.extractall(place, filter="data")
+
+    entry = tmp_path / archive.ENTRY_POINT
+    entry.write_text(archive.entry_point())
+    uploaded = f"s3://{own_project.bucket}/{CODE}1a2b"
+    archives = f"--conf spark.archives={uploaded}/{archive.ARCHIVE}#{archive.UNPACKED}"
+    places = {
+        f"{uploaded}/{archive.ENTRY_POINT}": str(entry),
+        PYTHON: f"{sys.base_prefix}/bin/python3",
+        archives: "",  # the service unpacks it into the folder of a job
+    }
+
+    def execute(request: dict[str, Any]) -> Submitted:
+        folder = tmp_path / f"job{len(jobs)}"
+        folder.mkdir()
+        (folder / archive.UNPACKED).symlink_to(place)
+        jobs.append(submit(in_image(request, places), stack, folder))
+        return jobs[-1]
+
+    with serving(execute) as opened:
+        for name, text in deployed(own_project, "1a2b").items():
+            monkeypatch.setenv(name, text)
+        elsewhere = WithEmr(**dict(stack), emr=opened.url)
+        monkeypatch.setattr(lakehouse, "connect", lambda: elsewhere)
+        try:
+            yield opened
+        finally:
+            for job in jobs:
+                job.process.kill()
+                job.process.wait()
+    sys.path[:] = path
+    forget()
+
+
+def forget() -> None:
+    """Let the next run import the modules of the project again."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("parcels", "rates")]:
+        del sys.modules[name]
+    cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.clear()
+
+
+def computed_rows(root: Path) -> list[dict[str, Any]]:
+    """Compute the table in a run of Dagster, and return its rows."""
+    forget()
+    defs = definitions(project=root)
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    table = lake.table(lake.derived_by_name["labels"])
+    asset = defs.resolve_assets_def(table.key("iceberg"))
+    with dg.instance_for_test() as instance:
+        tags = {RANGE_START: HOUR, RANGE_END: HOUR}
+        dg.materialize([asset], instance=instance, tags=tags)
+    held = lakehouse.connect().catalog(settings()).load_table(table.identifier).scan()
+    return sorted(held.to_arrow().to_pylist(), key=lambda row: int(row["number"]))
+
+
+def test_job_run_of_a_project_has_its_packages_and_libraries(
+    stack: Endpoints, own_project: Settings, project_service: EmrServerless
+) -> None:
+    catalog, root = stack.catalog(settings()), own_project.project_root
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    source = lake.origin("parcels").identifier
+    with spark_session() as spark:
+        ensure_namespace(catalog, source[0])
+        create_table(spark, topic_frame(spark, "parcels", PARCELS), source, "$$timestamp")
+    try:
+        found = [(row["label"], row["price"]) for row in computed_rows(root)]
+        assert found == [("1 to de for 2", 2), ("2 to nz for 36", 36)]
+        assert project_service.operations().count("StartJobRun") == 1
+        # The code of the application is that of before.
+        (root / "src/rates.py").write_text("FACTOR = 3\n")
+        with pytest.raises(TopicbergError, match="the code of the EMR Serverless application is"):
+            computed_rows(root)
+    finally:
+        for name in (source, (source[0], "labels")):
+            if catalog.table_exists(name):
+                catalog.purge_table(name)

@@ -127,41 +127,6 @@ def test_a_tombstone_of_any_time_deletes(make_topic: Callable[..., Topic]) -> No
     assert skipped(topic) == 0
 
 
-def test_headers_and_bytes_of_every_kind(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(ANY_TIME, schema={"format": "none"}, tableflow=handling("SKIP"))
-    headers: list[Any] = [
-        None,
-        [],
-        [("a", None)],
-        [("a", b"1"), ("a", b"2")],
-        [("", b"")],
-        [("ä", b"\xff")],
-    ]
-    bodies = [(None, None), (b"", b""), (b"k" * 1000, b"\x00"), (b"\xff", b"v" * 2_000_000)]
-    config = {"message.max.bytes": 8_000_000, "enable.idempotence": True}
-    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
-        producer = Producer({**topic.endpoints.kafka_config(), **config, "compression.type": codec})
-        for key, value in bodies:
-            for some in headers:
-                producer.produce(topic.spec.name, value, key, 0, headers=some)
-        assert producer.flush(60) == 0
-    topic.ingest()
-    columns = ("key", "value", "$$headers")
-
-    def read() -> list[tuple[Any, ...]]:
-        rows = topic.table().scan(selected_fields=(*columns, "$$offset")).to_arrow().to_pylist()
-        rows.sort(key=lambda row: row["$$offset"])
-        return [tuple(row[column] for column in columns) for row in rows]
-
-    expected = [
-        (key, value, list(dict(some).items()) if some else None)
-        for _ in range(5)
-        for key, value in bodies
-        for some in headers
-    ]
-    assert read() == expected
-
-
 def test_records_of_ten_megabytes_are_rows(make_topic: Callable[..., Topic]) -> None:
     """And what they weigh is known before they are read, also after a restart."""
     limit = 16 * 1024 * 1024

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.iceberg.tables import find_table
@@ -40,7 +40,6 @@ from topicberg.tableflow.erasure.records import write_tombstones
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.history import history_table, ingest_history
-from topicberg.tableflow.service.wait import wait_for
 from topicberg.tableflow.values import commit
 from topicberg.testing import spark_session
 from topicberg.topics.deadletters import dead_letter_spec
@@ -238,34 +237,6 @@ PERSON = {
     "fields": [{"name": "person", "type": "string"}, {"name": "amount", "type": "long"}],
 }
 PERSON_KEY = {**PERSON, "name": "PersonKey", "fields": PERSON["fields"][:1]}
-
-
-def test_forget_value_deletes_only_keys_whose_newest_row_has_it(make_topic: Make) -> None:
-    """A person who is not the key: the row of another person, who has the key now, stays."""
-    topic = make_topic(
-        {"cleanup.policy": "compact"},
-        schema={"format": "avro"},
-        external=True,
-        write_mode="upsert",
-        key={"format": "string"},
-        history=True,
-    )
-    for people in ({"k1": SECRET, "k2": SECRET, "k3": "bob"}, {"k2": "carol", "k4": SECRET}):
-        keys, rows = [*people], [{"person": one, "amount": 1} for one in people.values()]
-        topic.send(PERSON, rows, key=lambda n, keys=keys: keys[n].encode())
-        topic.ingest()
-    ingest_history(topic.spec, topic.endpoints, topic.config)
-    job = forget(topic, SECRET, "person")
-    assert len(tables(job)) == 2
-    for table in tables(job):
-        assert files_with(table, SECRET, topic.endpoints) == []
-    held = {row["key"]: row["person"] for row in topic.rows("key", "person")}
-    assert held == {"k2": "carol", "k3": "bob"}
-    deleted = {key for key, value in newest(topic).items() if value is None}
-    assert deleted == {b"k1", b"k4"}
-    assert job.records().pending == []
-    with pytest.raises(SpecError, match="has no column persn"):
-        KeyRows.parse(topic.spec, SECRET, topic.endpoints, topic.config, "persn")
 
 
 PIPELINE = """
@@ -495,28 +466,3 @@ def test_forget_waits_for_a_batch_that_began_before(
     second.join()
     assert files_with(topic.table(), SECRET, topic.endpoints) == []
     assert [row["key"] for row in topic.rows("key")] == [b"bob"]
-
-
-def test_forget_command_beside_the_running_engine(running: Topic) -> None:
-    """Records keep coming; the command says what Kafka keeps, and what is not there."""
-    topic, name = running, running.spec.name
-    for batch in range(3):
-        orders(topic, SECRET, f"bob{batch}")
-    code, output = run("forget", name, SECRET, "--dry-run")
-    assert (code, "nothing was changed" in output) in ((0, True), (1, False)), output
-    code, output = run("forget", name, SECRET, "--yes", "--reason", "a letter")
-    assert code == 0, output
-    assert SECRET not in output
-    assert "3 rows erased" in output
-    assert "none of" in output
-    assert "stay in Kafka until" in output
-    assert files_with(topic.table(), SECRET, topic.endpoints) == []
-    (note,) = (v for k, v in topic.table().properties.items() if k.startswith(FORGOTTEN))
-    assert (json.loads(note)["rows"], json.loads(note)["reason"]) == (3, "a letter")
-    orders(topic, "carol")
-    assert wait_for(topic.table(), _ends(topic), 60)
-    assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2", b"carol"}
-    code, output = run("forget", name, SECRET, "--yes")
-    assert code == 1, output
-    code, output = run("forget", name, "nobody", "--dry-run")
-    assert (code, "no table holds the key" in output) == (1, True)

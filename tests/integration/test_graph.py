@@ -135,62 +135,6 @@ def test_daemon_down_for_some_snapshots_registers_each(
         assert count(TOTALS, engine, stack) == produced
 
 
-@pytest.mark.parametrize(
-    ("fault", "system", "check", "expected"),
-    [
-        ("glue moved by hand", "glue", "pointer", "moved the pointer"),
-        pytest.param(
-            *("snowflake stale", "snowflake", "parity", "the Snowflake table is stale"),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_checks_report_what_is_wrong(
-    stack: Endpoints,
-    daemon: Daemon,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str,
-    system: str,
-    check: str,
-    expected: str,
-) -> None:
-    commit_some(stack, 10)
-    while not daemon.tick().skip_message:
-        pass
-    config, client = settings(), stack.boto3("glue", settings())
-    table = stack.catalog(config).load_table(load_topic(TOPIC).table_identifier(config))
-    if fault == "snowflake stale":
-        commit_some(stack, 10)
-        glue.register(client, table.refresh(), config.cluster_id, TOPIC)
-    else:
-        body = glue.table_input(table, TOPIC, None)
-        elsewhere = {glue.METADATA_LOCATION: table.metadata_location + ".elsewhere"}
-        body["Parameters"] = {**body["Parameters"], **elsewhere}
-        client.update_table(DatabaseName=config.cluster_id, TableInput=body)
-    job = defs.resolve_job_def(f"{TOPIC}_pipeline")
-    key = dg.AssetCheckKey(dg.AssetKey([system, TOPIC]), check)
-    selected = job.get_subset(asset_selection=set(), asset_check_selection={key})
-
-    def evaluate() -> dg.AssetCheckEvaluation:
-        """Without the patience that a run has with what it has just changed."""
-        with monkeypatch.context() as patch:
-            patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
-            settings.cache_clear()
-            ran = selected.execute_in_process(instance=daemon.instance, raise_on_error=False)
-        settings.cache_clear()
-        (found,) = ran.get_asset_check_evaluations()
-        return found
-
-    found = evaluate()
-    assert not found.passed
-    assert expected in (found.description or "")
-    assert f"`topicberg sync {TOPIC}`" in str(found.metadata["remediation"].value)
-    commit_some(stack, 10)
-    while not daemon.tick().skip_message:
-        pass
-    assert evaluate().passed
-
-
 def test_expired_snapshots_reach_glue_once(stack: Endpoints, daemon: Daemon) -> None:
     """Metadata that changes without a snapshot is registered once."""
     config, client = settings(), stack.boto3("glue", settings())

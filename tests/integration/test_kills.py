@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from test_airline_tables import reference_flights, reference_stats
-from test_airline_tables import reference_totals as reference_flyer_totals
-from test_stock_tables import (
+from test_derived_tables import (
     Row,
     ordered,
     reference_flagged,
+    reference_flights,
+    reference_flyer_totals,
+    reference_stats,
     reference_totals,
     reference_with_totals,
 )
-from test_user_tables import reference as reference_by_region
+from test_derived_tables import reference as reference_by_region
 
 from assets.pipelines.airline import Consolidation
 from assets.pipelines.stock_trades import AnomalyRules

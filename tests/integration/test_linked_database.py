@@ -24,7 +24,7 @@ from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import tables as snowflake_tables
 from topicberg.catalogs.snowflake.names import SnowflakeNames, table_path
 from topicberg.catalogs.snowflake.statements import bootstrap_linked
-from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, link_status
+from topicberg.catalogs.snowflake.tables import link_status
 from topicberg.checks.catalogs import check_parity
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.resources import Snowflake
@@ -135,17 +135,6 @@ def test_tables_are_discovered_and_followed(
     assert query(f"SELECT count(*) FROM {name}") == [(5,)]
 
 
-def test_other_namespaces_are_not_discovered(stack: Endpoints, query: Query, linked: str) -> None:
-    schemas = {row[1] for row in query(f"SHOW SCHEMAS IN DATABASE {linked}")}
-    assert schemas <= {NAMESPACE, "INFORMATION_SCHEMA"}
-    config = json.loads(
-        query(f"SELECT SYSTEM$GET_CATALOG_LINKED_DATABASE_CONFIG('{linked}')")[0][0]
-    )
-    assert config["allowed_namespaces"] == [f"'{NAMESPACE}'"]
-    assert config["sync_interval_seconds"] == 30
-    assert config["catalog_case_sensitivity"] == "CASE_INSENSITIVE"
-
-
 def test_dropped_and_recreated_tables_follow_the_catalog(
     stack: Endpoints, catalog: Catalog, query: Query, linked: str
 ) -> None:
@@ -160,29 +149,6 @@ def test_dropped_and_recreated_tables_follow_the_catalog(
     assert query(f"SELECT count(*) FROM {name}") == [(1,)]
     stack.boto3("glue").delete_table(DatabaseName=NAMESPACE, Name="again")
     assert not discovered(query, "again")
-
-
-def test_suspended_discovery_finds_nothing_new(
-    stack: Endpoints, catalog: Catalog, query: Query, linked: str, config: Settings
-) -> None:
-    register(stack, fresh(catalog, "known"), "known")
-    assert discovered(query, "known")
-    query(f"ALTER DATABASE {linked} SUSPEND DISCOVERY")
-    try:
-        assert status(query)["executionState"] == "SUSPENDED"
-        table = fresh(catalog, "late")
-        register(stack, table, "late")
-        with Snowflake().connection() as connection:
-            with pytest.raises(NoSuchIcebergTableError, match="SUSPENDED") as caught:
-                sync(connection, config, table, "late")
-            assert "RESUME DISCOVERY" in str(caught.value.hint)
-        known = catalog.load_table((NAMESPACE, "known"))
-        append(known, 1)
-        register(stack, known, "known")
-        query(f'ALTER ICEBERG TABLE {linked}."{NAMESPACE}"."known" REFRESH')
-        assert query(f'SELECT count(*) FROM {linked}."{NAMESPACE}"."known"') == [(4,)]
-    finally:
-        assert discovered(query, "late")
 
 
 def sync(connection: SnowflakeConnection, config: Settings, table: Table, name: str) -> Any:
@@ -233,27 +199,6 @@ def test_tables_that_cannot_be_read_are_named(
         assert "not within the storage base URL" in found.reason(path)
     finally:
         client.delete_table(DatabaseName=NAMESPACE, Name="broken")
-
-
-def test_case_sensitive_database_matches_exactly(
-    stack: Endpoints, catalog: Catalog, query: Query, linked: str, config: Settings
-) -> None:
-    register(stack, fresh(catalog, "exact"), "exact")
-    names = SnowflakeNames.of(config)
-    query(
-        "CREATE OR REPLACE DATABASE LINKS_EXACT LINKED_CATALOG = (CATALOG = "
-        f"'{names.linked_integration}' BLOCKED_NAMESPACES = ('other')), "
-        f"EXTERNAL_VOLUME = '{names.volume}' CATALOG_CASE_SENSITIVITY = CASE_SENSITIVE"
-    )
-    try:
-        assert discovered(query, "exact", "LINKS_EXACT")
-        assert query(f'SELECT count(*) FROM LINKS_EXACT."{NAMESPACE}"."exact"') == [(3,)]
-        wrong = refused(query, f'SELECT count(*) FROM LINKS_EXACT."{NAMESPACE}".exact')
-        assert "does not exist" in wrong
-        drop = f'DROP ICEBERG TABLE LINKS_EXACT."{NAMESPACE}"."exact"'
-        assert "not supported by the local Snowflake emulator" in refused(query, drop)
-    finally:
-        query("DROP DATABASE LINKS_EXACT")
 
 
 def test_vended_credentials_need_lake_formation(

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -21,18 +22,17 @@ import psutil
 import pyarrow as pa
 import pytest
 import requests
-from company import REALM, Site
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from found_topics import AVRO_TOPIC
-from gateways import catalog_gateway, registry_gateway
+from gateways import Gateway, catalog_gateway, registry_gateway
 from httpx2 import HTTPError
 from kafka_topics import ORDER, Topic
 from moto.server import ThreadedMotoServer
 from pydantic import SecretStr
 from pyiceberg.exceptions import NoSuchTableError
-from real_servers import OAuthServer, kafka_broker, nessie, oauth_server
+from real_servers import PASSWORD, USER, Broker, OAuthServer, kafka_broker, nessie, oauth_server
 
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
@@ -53,6 +53,75 @@ from topicberg.testing import spark_session
 from topicberg_local import stack as local_stack
 
 pytestmark = pytest.mark.integration
+
+
+REALM = {"Polaris-Realm": "topicberg"}
+
+
+@dataclass
+class Site:
+    """A company's servers, all with logins."""
+
+    stack: Endpoints
+    oauth: OAuthServer
+    broker: Broker
+    catalog: Gateway
+    registry: Gateway
+    spark: str | None = None
+    """Another Spark than the stack's."""
+    s3: str | None = None
+    """The same for the object store."""
+
+    @property
+    def base(self) -> dict[str, str]:
+        """Settings without the login to Kafka."""
+        client = {"client_id": "engine", "client_secret": "engine-client-secret"}
+        client["token_uri"] = self.oauth.token_uri
+        return {
+            "DEPLOYMENT": "cloud",
+            "TABLEFLOW": "topicberg",
+            "CLUSTER_ID": "company",
+            "SCHEMA_REGISTRY_URL": self.registry.url,
+            **{f"SCHEMA_REGISTRY_OAUTH__{n.upper()}": value for n, value in client.items()},
+            "ICEBERG_REST_URI": self.catalog.url,
+            **{f"ICEBERG_REST_OAUTH__{n.upper()}": value for n, value in client.items()},
+            "ICEBERG_REST_HEADERS": '{"Polaris-Realm": "topicberg"}',
+            "ICEBERG_REST_DELEGATION": "vended-credentials",
+            "SPARK_REMOTE": self.spark or self.stack.spark_connect,
+            "S3_ENDPOINT": self.s3 or self.stack.s3 or "",
+            "SNOWFLAKE_ACCOUNT": "a",
+            "SNOWFLAKE_USER": "u",
+            "SNOWFLAKE_PASSWORD": "p",
+        }
+
+    def kafka(self, kind: str) -> dict[str, str]:
+        """Settings of one of the broker's logins."""
+        signed = self.broker.certificates
+        return {
+            "oidc": {
+                "KAFKA_BOOTSTRAP": self.broker.oidc,
+                "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+                "KAFKA_OAUTH__CLIENT_ID": "engine",
+                "KAFKA_OAUTH__CLIENT_SECRET": "engine-client-secret",
+                "KAFKA_OAUTH__TOKEN_URI": self.oauth.token_uri,
+                "KAFKA_OAUTH__SCOPE": "kafka",
+            },
+            "scram": {
+                "KAFKA_BOOTSTRAP": self.broker.scram,
+                "KAFKA_AUTH": "scram",
+                "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+                "KAFKA_API_KEY": USER,
+                "KAFKA_API_SECRET": PASSWORD,
+            },
+            "mtls": {
+                "KAFKA_BOOTSTRAP": self.broker.mtls,
+                "KAFKA_AUTH": "mtls",
+                "KAFKA_CA_FILE": str(signed.authority),
+                "KAFKA_CERTIFICATE_FILE": str(signed.client),
+                "KAFKA_KEY_FILE": str(signed.client_key),
+            },
+        }[kind]
+
 
 SECONDS = 8
 """How long tokens and keys are valid."""

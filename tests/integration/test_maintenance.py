@@ -27,7 +27,6 @@ from topicberg.iceberg.maintenance import (
     maintain_table,
 )
 from topicberg.iceberg.maintenance.orphans import remove_orphans
-from topicberg.iceberg.snapshots import report as snapshot_report
 from topicberg.query import run_query
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.service.engine import Ingestor
@@ -181,7 +180,6 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
         append(table, number * 5)
     offsets = commit.committed(table)
     checkpoint = table.refresh().current_snapshot()
-    assert checkpoint is not None
     table.manage_snapshots().create_tag(checkpoint.snapshot_id, summaries.CHECKPOINT_TAG).commit()
     for number in range(4):  # commits without offsets, as of maintenance
         table.delete(f"id = {number}")
@@ -268,28 +266,6 @@ def test_compaction_beside_ingestion(make_topic: MakeTopic) -> None:
     assert compactions == 3
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(-1, sent))
     assert counts(topic) == sent + 1
-
-
-def test_upserts_stay_what_they_are(make_topic: MakeTopic) -> None:
-    topic = make_topic(write_mode="upsert", key={"format": "string"})
-    for number in range(4):
-        rows = [{"id": i, "note": f"{number}"} for i in range(number, 10)]
-        topic.send(ORDER, rows, key=lambda place, n=number: str(place + n).encode())
-        topic.ingest()
-    before = topic.rows("id", "note")
-    assert [row["note"] for row in before] == ["0", "1", "2", *["3"] * 7]
-    report = run(topic, EAGER)
-    assert (report.before.data_files, report.after.data_files) == (4, 1)
-    assert report.before.delete_files == 3
-    assert report.after.delete_files == 0
-    head = topic.table().current_snapshot()
-    assert head is not None
-    assert (snapshot_report(head).total_records, report.after.rows) == (10, 10)
-    assert topic.rows("id", "note") == before
-    assert counts(topic) == 10
-    topic.send(ORDER, [{"id": 3, "note": "new"}], key=lambda _: b"3")
-    topic.ingest()
-    assert counts(topic) == 10
 
 
 @pytest.mark.slow

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +22,6 @@ from topicberg.topics import TopicSpec
 
 pytestmark = pytest.mark.integration
 
-TOPICBERG = Path(sys.executable).with_name("topicberg")
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
@@ -102,21 +98,3 @@ def test_peek_refuses_unknown_topics_and_numbers(topic: Topic) -> None:
     with pytest.raises(SpecError, match="from 1 to 1,000"):
         peek(topic, 0)
     assert peek(topic) == []
-
-
-def test_peek_command_escapes_control_characters(topic: Topic) -> None:
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-    prefix = registered(topic, schema, "JSON")
-    topic.send_raw([prefix + b'{"name": "\\u001b]0;x\\u0007\xe2\x80\xae"}'], partition=0)
-
-    def run(*options: str) -> str:
-        command = [str(TOPICBERG), "peek", topic.spec.name, *options]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    shown = run("-n", "1")
-    assert "partition 0, offset 0" in shown
-    assert not any(ord(letter) < 32 and letter != "\n" for letter in shown)
-    assert "\u202e" not in shown
-    (document,) = json.loads(run("--json"))
-    assert document["value"] == {"name": "\x1b]0;x\x07\u202e"}
-    assert document["problem"] is None

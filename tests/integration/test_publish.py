@@ -165,7 +165,6 @@ class Published_:
         found, ended = [], 0
         while ended < len(partitions):
             message = consumer.poll(10)
-            assert message is not None
             if message.error():
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 ended += 1
@@ -348,7 +347,6 @@ def test_what_the_topic_holds_never_expires(topic: Published_, spark: SparkSessi
     topic.write([stats(1)])
     topic.publish(spark)
     first = topic.table().current_snapshot()
-    assert first
     topic.write([stats(2)])
     topic.publish(spark)
     tag = f"published-{topic.spec.name}"

@@ -7,7 +7,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from datetime import time as clock
 from decimal import Decimal
@@ -16,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import snowflake.connector
-from conftest import KillService
 from cryptography.hazmat.primitives import serialization
 from equality_deletes import with_equality_deletes
 from pyiceberg.catalog import Catalog
@@ -44,7 +42,6 @@ from pyiceberg.types import (
     UUIDType,
 )
 from snowflake.connector import SnowflakeConnection
-from snowflake.connector.cursor import SnowflakeCursor
 from snowflake.connector.errors import ProgrammingError
 from typer.testing import CliRunner
 
@@ -419,51 +416,3 @@ def test_errors_have_snowflakes_shape(query: Query) -> None:
     ):
         error = refused(query, sql)
         assert (error.errno, error.sqlstate) == (number, state), sql
-
-
-def test_slow_query_does_not_block_others(stack: Endpoints, query: Query) -> None:
-    sql = (
-        "SELECT COUNT(*) FROM TABLE(GENERATOR(ROWCOUNT => 100000)) a, "
-        "TABLE(GENERATOR(ROWCOUNT => 100000)) b WHERE RANDOM() < 0.5"
-    )
-
-    def slow(cursor: SnowflakeCursor) -> None:
-        with pytest.raises(ProgrammingError, match="cancel"):
-            cursor.execute(sql)
-
-    def quick(number: int) -> list[Any]:
-        with connect(stack) as made:
-            made.cursor().execute(f"CREATE OR REPLACE TABLE quick_{number} AS SELECT {number} AS n")
-            return ask(made, f"SELECT n FROM quick_{number}")
-
-    with connect(stack) as busy, busy.cursor() as cursor, ThreadPoolExecutor(8) as pool:
-        running = pool.submit(slow, cursor)
-        time.sleep(0.5)
-        answers = list(pool.map(quick, range(6)))
-        assert not running.done()
-        assert cursor._request_id is not None
-        # What the connector calls after a timeout, which a busy machine may reach too early.
-        busy._cancel_query(sql, cursor._request_id)
-        running.result()
-    assert answers == [[(number,)] for number in range(6)]
-
-
-def test_kill_9_loses_nothing(
-    stack: Endpoints, catalog: Catalog, query: Query, kill_service: KillService
-) -> None:
-    table = numbers(stack, catalog, query, "kept")
-    table.append(ids(4))
-    register(stack, "kept", table.metadata_location)
-    query("CREATE OR REPLACE TABLE plain (a INT, b VARCHAR)")
-    query("INSERT INTO plain VALUES (1, 'x')")
-    query("CREATE OR REPLACE ROLE kept_role COMMENT = 'still here'")
-    kill_service("snowflake")
-    with connect(stack) as made:
-        assert ask(made, "SELECT COUNT(*) FROM kept") == [(3,)], "stale, as it was"
-        assert ask(made, "SELECT * FROM plain") == [(1, "x")]
-        assert ask(made, "SHOW ROLES LIKE 'kept_role'")[0][-1] == "still here"
-        ask(made, "ALTER ICEBERG TABLE kept REFRESH")
-        assert ask(made, "SELECT COUNT(*) FROM kept") == [(4,)]
-        ask(made, f"DROP DATABASE {DATABASE}")
-        ask(made, "DROP CATALOG INTEGRATION STANDIN_CATALOG")
-        ask(made, "DROP EXTERNAL VOLUME STANDIN_VOLUME")

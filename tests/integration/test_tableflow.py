@@ -1,4 +1,4 @@
-"""The engine against the real stack: exactly once, whatever is killed; schemas; broken records."""
+"""The engine against the real stack, and its service: exactly once; schemas; broken records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -18,43 +18,35 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
-from kafka_topics import ORDER, Row, Topic, avro, encode
+from found_topics import AVRO_TOPIC
+from kafka_topics import ORDER, Topic, avro, encode
 from prometheus_client import CollectorRegistry, generate_latest
 from pyiceberg.table import Table
-from pyspark.errors import PySparkException
+from typer.testing import CliRunner, Result
 from waiting import wait_until
 
 from topicberg.checks.topic import check_lag, lag_of
+from topicberg.cli import app
 from topicberg.clients.catalog import CheckedCatalog, ensure_namespace
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError
+from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.transactions import transaction_errors, transactional_producer
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow.service import turn_schedule
+from topicberg.tableflow.service import control, turn_schedule
 from topicberg.tableflow.service.metrics import StatusCollector
 from topicberg.tableflow.service.pool import Pool
-from topicberg.tableflow.service.status import remove_status
+from topicberg.tableflow.service.status import read_status, remove_status
 from topicberg.tableflow.service.wait import held_offsets, wait_for
 from topicberg.tableflow.values import commit
+from topicberg.topics import requests
 
 pytestmark = pytest.mark.integration
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
-
-
-def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    expected: list[Row] = []
-    for start in (0, 500):
-        rows = [{"id": i, "note": f"n{i}"} for i in range(start, start + 500)]
-        topic.send(ORDER, rows, key=lambda number: str(number).encode())
-        expected += rows
-        assert topic.ingest() == 500
-    assert topic.ingest() == 0
-    assert sorted(topic.rows("id", "note"), key=lambda row: row["id"]) == expected
 
 
 def test_a_session_that_was_stopped_is_not_kept(make_topic: Callable[..., Topic]) -> None:
@@ -66,34 +58,6 @@ def test_a_session_that_was_stopped_is_not_kept(make_topic: Callable[..., Topic]
     del session
     gc.collect()
     assert not clients
-
-
-def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., Topic]) -> None:
-    """A backfill, or a compaction, whose tasks would keep every core for a minute and more."""
-    topic = make_topic()
-    topic.send(ORDER, [{"id": 1, "note": "first"}])
-    topic.ingest()  # Spark has compiled what a batch needs
-    session = new_session(topic.endpoints.spark_connect)
-    ended = threading.Event()
-
-    def compute() -> None:
-        with suppress(PySparkException):  # it is interrupted
-            number = "aggregate(sequence(1, 3000000), id, (sum, more) -> sum ^ more)"
-            session.sql(f"SELECT sum({number}) FROM range(0, 400, 1, 400)").collect()
-        ended.set()
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    try:
-        time.sleep(3)
-        topic.send(ORDER, [{"id": 2, "note": "second"}])
-        assert topic.ingest() == 1
-        assert not ended.is_set()
-    finally:
-        session.interruptAll()
-        thread.join()
-        session.stop()
-    assert len(topic.rows("id")) == 2
 
 
 def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topic]) -> None:
@@ -128,25 +92,6 @@ def cloud_holds(table: Table, topic: Topic) -> bool:
         return held_offsets(table, topic.spec, topic.endpoints, end)
 
     return wait_for(table, end, 0, offsets_of=held)
-
-
-def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    wider = avro(*ORDER["fields"], {"name": "amount", "type": ["null", "double"], "default": None})
-    dropped = avro(*ORDER["fields"][:1], wider["fields"][2])
-    topic.send(ORDER, [{"id": 1, "note": "a"}])
-    topic.send(wider, [{"id": 2, "note": "b", "amount": 2.5}])
-    assert topic.ingest() == 2
-    topic.send(dropped, [{"id": 3, "amount": 3.5}])
-    topic.send(ORDER, [{"id": 4, "note": "d"}])
-    assert topic.ingest() == 2
-    assert topic.rows("id", "note", "amount") == [
-        {"id": 1, "note": "a", "amount": None},
-        {"id": 2, "note": "b", "amount": 2.5},
-        {"id": 3, "note": None, "amount": 3.5},
-        # The latest schema dropped `note`; an old producer that still sends it loses nothing.
-        {"id": 4, "note": "d", "amount": None},
-    ]
 
 
 def test_topics_that_need_a_new_namespace_at_once_all_get_it(
@@ -184,7 +129,6 @@ def test_a_rollback_while_a_batch_is_written_stays(
         topic.ingest()
     table = topic.table()
     good = table.current_snapshot()
-    assert good is not None
     table.delete("id = 0")
     add_files = commit.add_files
     seen: list[None] = []
@@ -297,7 +241,6 @@ def test_batch_without_committed_records_is_passed(
         topic.ingest()
     assert [row["id"] for row in topic.rows("id")] == [1, 3, 5]
     held = commit.committed(topic.table(), topic.table().current_snapshot())
-    assert held.offsets is not None
     assert held.offsets[0] >= 11
 
 
@@ -367,3 +310,127 @@ def test_illegal_change_suspends_and_its_fix_loses_nothing(
     registry.delete_version(topic.spec.value_subject, 2)
     topic.ingest()
     assert [row["id"] for row in topic.rows("id") if row["id"]] == [1, 2]
+
+
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture
+def enabled() -> Iterator[Callable[[str], None]]:
+    names: list[str] = []
+
+    def enable(topic: str) -> None:
+        result = CliRunner().invoke(app, ["tableflow", "enable", topic])
+        assert result.exit_code == 0, result.output
+        names.append(topic)
+
+    yield enable
+    for topic in names:
+        assert CliRunner().invoke(app, ["tableflow", "disable", topic]).exit_code == 0
+
+
+def test_a_topic_without_a_spec_is_taken_as_it_is(
+    stack: Endpoints, enabled: Callable[[str], None]
+) -> None:
+    """Its table comes, and the topic keeps the partitions that its owner gave it."""
+    topic, admin = f"clicks-{uuid.uuid4().hex[:6]}", stack.kafka_admin()
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(30)
+    registry = stack.schema_registry_client()
+    click = '{"type": "record", "name": "Click", "fields": [{"name": "number", "type": "int"}]}'
+    prefix = wire_prefix(registry.register_schema(f"{topic}-value", Schema(click, "AVRO")))
+    producer = Producer(stack.kafka_config())
+    for number in range(10):
+        producer.produce(topic, prefix + b"%c" % (2 * number), partition=number % 2)
+    assert producer.flush(30) == 0
+    enabled(topic)
+    catalog = stack.catalog(settings())
+    identifier = (settings().cluster_id, topic)
+    wait_until(lambda: catalog.table_exists(identifier), PATIENCE_SECONDS)
+    assert wait_for(catalog.load_table(identifier), {0: 5, 1: 5}, PATIENCE_SECONDS)
+    assert kafka.end_offsets(stack, topic) == {0: 5, 1: 5}
+
+
+def test_a_topic_that_is_not_there_is_refused(stack: Endpoints) -> None:
+    topic = f"never-created-{uuid.uuid4().hex[:6]}"
+    refused = CliRunner().invoke(app, ["tableflow", "enable", topic])
+    assert refused.exit_code != 0
+    assert f"topic {topic} does not exist" in str(refused.exception)
+    assert requests.read_request(settings(), topic) is None
+
+
+def test_a_topic_that_is_deleted_is_waited_for(stack: Endpoints) -> None:
+    topic = f"never-created-{uuid.uuid4().hex[:6]}"
+    control.enable(settings(), topic, discovered=AVRO_TOPIC)
+    try:
+        wait_until(
+            lambda: topic in (read_status(settings(), topic).error_message or ""), PATIENCE_SECONDS
+        )
+    finally:
+        control.disable(settings(), topic)
+    status = read_status(settings(), topic)
+    assert "Traceback" not in (status.error_message or "")
+    assert topic not in stack.kafka_admin().list_topics(timeout=10).topics
+
+
+def test_a_record_is_skipped_while_the_engine_runs(
+    make_topic: Callable[..., Topic], enabled: Callable[[str], None]
+) -> None:
+    """In mode SUSPEND, which stops before it; who did it and why is shown later."""
+    topic = make_topic()
+    topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
+    topic.send_raw([b"\x01 broken"], partition=0)
+    topic.send(ORDER, [{"id": 2, "note": "b"}], partition=0)
+    name = topic.spec.name
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["tableflow", *arguments])
+
+    enabled(name)
+    wait_until(lambda: read_status(settings(), name).suspended, PATIENCE_SECONDS)
+    for partition, offset, reason in (("0", "3", "ends at offset 3"), ("7", "0", "no such part")):
+        refused = run("skip", name, partition, offset)
+        assert refused.exit_code != 0
+        assert reason in str(refused.exception)
+    done = run("skip", name, "0", "1", "--reason", "half a record")
+    assert done.exit_code == 0, done.output
+    wait_until(lambda: read_status(settings(), name).rows_skipped == 1, PATIENCE_SECONDS)
+    assert topic.rows("id") == [{"id": 1}, {"id": 2}]
+    status = read_status(settings(), name)
+    assert (status.records_read, status.rows_committed, status.records_skipped) == (2, 2, 1)
+    shown = run("status", name).output
+    assert "partition 0, offset 1: skipped by" in shown
+    assert "reason: half a record" in shown
+    again = run("skip", name, "0", "1")
+    assert "skipped already" in again.output
+    late = run("skip", name, "0", "2")
+    assert "the table is already past this record" in str(late.exception)
+
+
+@pytest.fixture
+def topic(stack: Endpoints) -> str:
+    name = f"fenced_{uuid.uuid4().hex[:8]}"
+    admin = kafka.admin_client(stack)  # which has to live until it has answered
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+    return name
+
+
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_fenced_producer_reports_another_one(stack: Endpoints, topic: str, seconds: float) -> None:
+    """It may notice while it still produces: librdkafka then says only that an error is fatal."""
+    first, second = (transactional_producer(topic, stack, 60) for _ in range(2))
+
+    def send() -> None:
+        with transaction_errors("topic", hint="none"):
+            first.begin_transaction()
+            for number in range(3):
+                kafka.produce(first, topic, b"%d" % number, None)
+                time.sleep(seconds)
+            first.commit_transaction(30)
+
+    with pytest.raises(CommitConflictError, match="another producer took over"):
+        send()
+    second.begin_transaction()
+    kafka.produce(second, topic, b"new", None)
+    second.commit_transaction(30)
+    # A record, and the marker of its transaction, which the broker writes a moment later.
+    wait_until(lambda: kafka.end_offsets(stack, topic) == {0: 2}, 20)

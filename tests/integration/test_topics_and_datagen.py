@@ -167,7 +167,6 @@ def test_a_schema_that_is_not_compatible_is_refused(
 ) -> None:
     kafka.ensure_topic(spec, stack, config)
     path = spec.schema_path("value", config)
-    assert path is not None
     schema = json.loads(path.read_text())
     schema["fields"].append({"name": "venue", "type": "string"})
     path.write_text(json.dumps(schema))
@@ -269,7 +268,6 @@ def test_background_generator(stack: Endpoints, spec: TopicSpec, config: Setting
     while (status := read_status(config, spec.name)) and status.state == "running":
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert status is not None
     assert (third.generation, status.state, status.sent) == (2, "finished", 2000)
     log = runner.log_file(config, spec.name)
     while "finished after 2000 records" not in log.read_text():  # its last words follow its status
@@ -292,7 +290,6 @@ def test_failed_start_reports_the_reason(
     with pytest.raises(runner.DatagenError, match="has 7 partitions, its spec has 6"):
         runner.start(config, spec.name)
     status = read_status(config, spec.name)
-    assert status is not None
     assert status.state == "failed"
 
 

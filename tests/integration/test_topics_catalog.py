@@ -69,8 +69,6 @@ def deployment(
 ) -> Iterator[Endpoints]:
     """Confluent's Tableflow publishes to Open Catalog; no client has a setting of another one."""
     local = settings()
-    assert stack.s3_access_key
-    assert stack.s3_secret_key
     given = {
         "DEPLOYMENT": "cloud",
         "STATE_DIR": str(tmp_path),

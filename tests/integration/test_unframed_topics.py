@@ -30,12 +30,8 @@ from topicberg.iceberg.summaries import ancestry
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
-from topicberg.tableflow.erasure.key import Key
-from topicberg.tableflow.erasure.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout.drift import compare
-from topicberg.tableflow.layout.layout import read_layout
 from topicberg.tableflow.rejected.deadletters import DeadLetters
-from topicberg.tableflow.table.reread import reread
 from topicberg.testing import spark_session
 from topicberg.topics import load_topic
 from topicberg.transforms.derivation import Derivation, Source
@@ -114,61 +110,6 @@ def test_json_without_a_schema_id_says_what_to_set(make: Make) -> None:
     with pytest.raises(TableflowError) as found:
         topic.ingest()
     assert "the value is JSON without a schema id: set `schema.framing: none`" in str(found.value)
-
-
-def test_plain_keys_are_upserted_deleted_and_forgotten(make: Make) -> None:
-    topic = make(
-        key={"format": "json", "file": "key.json", "framing": "none"},
-        write_mode="upsert",
-        topic_config={"cleanup.policy": "compact"},
-    )
-    spellings = zip((1, 1, 2, 3, 3), ("", " ", "", "\t", "  "), strict=True)
-    keys = [f'{{"device":{gap}{number}}}'.encode() for number, gap in spellings]
-    values = [text({"note": note}) for note in "abcd"]
-    topic.send_raw([*values, None], key=lambda number: keys[number], partition=0)
-    topic.ingest()
-    assert rows_by_key(topic) == {1: "b", 2: "c"}
-    topic.send_raw([text({"note": "e"})], key=lambda _: b'{"device" : 2}', partition=0)
-    topic.ingest()
-    assert rows_by_key(topic) == {1: "b", 2: "e"}
-    assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0
-
-    layout = read_layout(topic.spec, None, topic.config)  # type: ignore[arg-type]
-    key = Key.parse(topic.spec.name, layout.key.fields(), "1")
-    matching = matching_keys(topic.spec, layout, key, topic.endpoints)
-    records = records_of(topic.endpoints, topic.spec.name, matching)
-    assert {raw for raw, _ in records.newest} == {keys[0], keys[1]}
-    assert write_tombstones(topic.endpoints, records) == 2
-    topic.ingest()
-    assert rows_by_key(topic) == {2: "e"}
-
-
-def rows_by_key(topic: Topic) -> dict[int, str]:
-    rows = topic.rows("device", "note")
-    assert len({row["device"] for row in rows}) == len(rows)
-    return {row["device"]: row["note"] for row in rows}
-
-
-def test_plain_records_of_a_subjects_version(make: Make) -> None:
-    subject = f"readings-{uuid.uuid4().hex[:8]}"
-    topic = make(schema={"format": "json", "framing": "none", "subject": subject, "version": 1})
-    registry = topic.endpoints.schema_registry_client()
-    first = {"type": "object", "properties": {"id": {"type": "integer"}}}
-    registry.set_compatibility(subject, "NONE")
-    for schema in (first, READING):
-        registry.register_schema(subject, Schema(json.dumps(schema), "JSON"))
-    topic.send_raw([text({"id": 5, "note": "a"})])
-    topic.ingest()
-    assert "note" not in topic.table().schema().column_names
-    assert topic.rows("id") == [{"id": 5}]
-    topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": "newest"})
-    topic.send_raw([text({"id": 6, "note": "b"})])
-    topic.ingest()
-    assert topic.rows("id", "note") == [{"id": 5, "note": None}, {"id": 6, "note": "b"}]
-    topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": 9})
-    with pytest.raises(TableflowError, match="has no version 9"):
-        topic.ingest()
-    registry.delete_subject(subject)
 
 
 def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Settings) -> None:
@@ -282,7 +223,6 @@ def test_late_records_are_computed_in_the_hours_of_their_own_time(make: Make) ->
                 window = Window(start, start + timedelta(hours=1))
                 write_window(spark, catalog, derivation, window)
             head = table.current_snapshot()
-            assert head is not None
             seen = head.snapshot_id
         found = {row["at"]: (row["n"], row["ids"]) for row in _rows(catalog, derivation)}
     assert found == {at: (len(ids), sum(ids)) for at, ids in minutes.items()}

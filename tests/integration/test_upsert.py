@@ -1,34 +1,33 @@
-"""Upsert: the newest record of each key is its row, whatever order and batch it came in."""
+"""Upsert: the newest record of each key is its row, whatever order, batch and bytes it came in."""
 
 from __future__ import annotations
 
-import random
-import threading
+import json
+import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import fastavro
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema
 from kafka_topics import ORDER, Row, Topic, avro, encode
-from pyiceberg.manifest import DataFileContent
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.tables import sync
 from topicberg.checks.topic import check_deletes
-from topicberg.errors import CommitConflictError, SpecError, TableflowError
+from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
-from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.table.reread import REREAD, Reread, reread
+from topicberg.tableflow.upsert.key_hashing import KeyState
+from topicberg.tableflow.upsert.keys import key_folder
 
 pytestmark = pytest.mark.integration
 
@@ -54,37 +53,6 @@ def newest(changes: list[Change]) -> dict[bytes, Row]:
     return {key: row for key, row in last.items() if row is not None}
 
 
-def rows_by_key(topic: Topic) -> dict[bytes, Row]:
-    rows = topic.rows("key", "id", "note")
-    found = {row.pop("key").encode(): row for row in rows}
-    assert len(found) == len(rows), "a key has two rows"
-    return found
-
-
-def test_random_changes_in_many_batches(make_topic: Callable[..., Topic]) -> None:
-    topic = upsert_topic(make_topic)
-    rng = random.Random(7)
-    changes: list[Change] = []
-    for batch in range(5):
-        some: list[Change] = [
-            (
-                f"k{rng.randrange(40)}".encode(),
-                None if rng.random() < 0.25 else {"id": batch * 100 + i, "note": f"b{batch}"},
-            )
-            for i in range(60)
-        ]
-        produce(topic, some)
-        changes += some
-        topic.ingest()
-        assert rows_by_key(topic) == newest(changes)
-    assert topic.ingest() == 0
-    table = topic.table()
-    files = [task.file for task in table.scan().plan_files()]
-    assert all(file.content == DataFileContent.DATA for file in files)
-    deletes = table.inspect.delete_files().to_pylist()
-    assert {file["content"] for file in deletes} == {DataFileContent.POSITION_DELETES}
-
-
 def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]:
     """What each engine reads from the topic's table, in the order of ``id``."""
     spec, config, endpoints = topic.spec, topic.config, topic.endpoints
@@ -107,7 +75,7 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
     return read
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic], version: int) -> None:
     """After an upsert, deletes, a new column and compaction."""
     topic = upsert_topic(make_topic, table={"format_version": version})
@@ -204,41 +172,96 @@ def test_missed_deletes_are_detected_and_applied(make_topic: Callable[..., Topic
         reread(topic.spec, topic.table(), topic.endpoints, topic.config)
 
 
-def test_a_reread_beside_an_engine_loses_nothing(make_topic: Callable[..., Topic]) -> None:
-    """Rows that another writer added are deleted; all else is as in the topic."""
-    topic = upsert_topic(make_topic)
-    rng = random.Random(3)
-    changes: list[Change] = [(b"k0", {"id": 0, "note": ""})]
-    produce(topic, changes)
-    topic.ingest()
-    extra = topic.rows()[0] | {"id": 77, "key": "ghost", "$$raw-key": b"ghost"}
-    table = topic.table()
-    table.append(pa.Table.from_pylist([extra], schema=table.schema().as_arrow()))
-    stop = threading.Event()
+COLOURS = ["red", "green"]
 
-    def engine() -> None:
-        ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-        while not stop.is_set():
-            with suppress(CommitConflictError):
-                ingestor.step()
-        ingestor.close()
 
-    thread = threading.Thread(target=engine)
-    thread.start()
-    try:
-        for batch in range(4):
-            some: list[Change] = [
-                (
-                    f"k{rng.randrange(30)}".encode(),
-                    None if rng.random() < 0.4 else {"id": batch * 100 + i, "note": ""},
-                )
-                for i in range(40)
-            ]
-            produce(topic, some)
-            changes += some
-            reread(topic.spec, topic.table(), topic.endpoints, topic.config)
-    finally:
-        stop.set()
-        thread.join()
-    topic.ingest()
-    assert rows_by_key(topic) == newest(changes)
+def key_schema(version: int) -> dict[str, Any]:
+    """Versions by which equal keys have equal values, and other bytes."""
+    id_: dict[str, Any] = {"name": "user", "type": "int"}
+    colour = {"type": "enum", "name": "Colour", "symbols": [*COLOURS]}
+    fields: list[dict[str, Any]] = [id_, {"name": "colour", "type": colour}]
+    if version >= 1:
+        id_["default"] = 0
+    if version >= 2:
+        id_["doc"] = "the user"
+    if version >= 3:
+        colour["symbols"] = [*COLOURS, "blue"]
+    if version >= 4:
+        id_["type"] = "long"
+    if version >= 5:
+        fields.insert(0, {"name": "region", "type": "string", "default": "eu"})
+    if version >= 6:
+        id_ |= {"name": "user_id", "aliases": ["user"]}
+    return {"type": "record", "name": "Key", "fields": fields}
+
+
+class Keyed:
+    """A topic whose keys have many versions of a schema."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.value_schema = avro(
+            {"name": "user", "type": "int"}, {"name": "note", "type": "string"}
+        )
+        self.value_prefix = wire_prefix(topic.register(self.value_schema))
+        self.registry = topic.endpoints.schema_registry_client()
+        self.registry.set_compatibility(topic.spec.key_subject, "NONE")
+        self.keys: dict[int, tuple[bytes, Any]] = {}
+        self.producer = Producer({**topic.endpoints.kafka_config(), "linger.ms": 20})
+
+    def register(self, version: int) -> None:
+        schema = key_schema(version)
+        number = self.registry.register_schema(
+            self.topic.spec.key_subject, Schema(json.dumps(schema), "AVRO")
+        )
+        self.keys[version] = wire_prefix(number), fastavro.parse_schema(schema)
+
+    def send(self, version: int, user: int, colour: str, note: str | None) -> None:
+        """To the partition that the bytes of the key are in."""
+        if version not in self.keys:
+            self.register(version)
+        prefix, parsed = self.keys[version]
+        row: Row = {"user": user, "user_id": user, "colour": colour, "region": "eu"}
+        key = prefix + encode(parsed, row)
+        parsed_value = fastavro.parse_schema(self.value_schema)
+        body = {"user": 1000 + user, "note": note}
+        value = None if note is None else self.value_prefix + encode(parsed_value, body)
+        self.producer.produce(self.topic.spec.name, value, key)
+
+    def ingest(self) -> dict[int, str]:
+        """Return the notes by user."""
+        assert self.producer.flush(60) == 0
+        self.topic.ingest()
+        rows = self.topic.rows("user", "note")
+        found = {row["user"] - 1000: row["note"] for row in rows}
+        assert len(found) == len(rows), "a key has two rows"
+        return found
+
+
+def test_a_new_version_of_the_key_is_the_same_key(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(write_mode="upsert", key={"format": "avro", "file": "key.avsc"})
+    keyed = Keyed(topic)
+    expected: dict[int, str] = {}
+    for version in range(7):
+        for user in (3, 4, 10 + version):
+            keyed.send(version, user, "green", f"v{version}")
+            expected[user] = f"v{version}"
+        assert keyed.ingest() == expected, version
+    folder = key_folder(topic.config.state_dir, topic.spec.name)
+    keyed.send(0, 3, "green", None)  # by the oldest version
+    del expected[3]
+    shutil.rmtree(folder)
+    assert keyed.ingest() == expected
+    maintain(
+        topic.spec, topic.endpoints, topic.config, MaintenancePolicy(compact_after=timedelta(0))
+    )
+    shutil.rmtree(folder)
+    for version, user in ((2, 4), (6, 10), (0, 15)):
+        keyed.send(version, user, "green", "late")
+        expected[user] = "late"
+    keyed.send(6, 4, "green", None)  # of one millisecond perhaps, and of another partition
+    del expected[4]
+    assert keyed.ingest() == expected
+    state = KeyState.load(topic.table().properties)
+    assert state.columns == ["region", "user_id", "colour"]
+    assert state.rows_removed == 0

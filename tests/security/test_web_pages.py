@@ -174,7 +174,6 @@ READS = {"confluent": "/health", "snowflake": "/health", "aws": "/health", "tabl
 
 def addresses() -> dict[str, str]:
     context = state.load_context(settings())
-    assert context
     return {name: f"127.0.0.1:{port}" for name, port in context.ports.items()}
 
 

@@ -30,7 +30,6 @@ def with_equality_deletes(table: Table, summary: dict[str, str]) -> str:
     """
     folder = f"{table.location()}/metadata"
     snapshot = table.current_snapshot()
-    assert snapshot is not None
     output = table.io.new_output(f"{folder}/deletes.avro")
     with _DeleteManifest(
         table.spec(), table.schema(), output, snapshot.snapshot_id, "deflate"

@@ -1,7 +1,7 @@
 """Decodes damaged records in a process of its own, which a byte too far ends; see :mod:`guards`.
 
-``TOPICBERG_TEST_FUZZ=10000000`` decodes ten million records, ``python FILE SEED RECORDS``, with
-this folder in ``PYTHONPATH``, repeats the run of a module.
+``TOPICBERG_TEST_FUZZ=10000000`` decodes ten million records, ``python FILE FORMAT SEED RECORDS``,
+with this folder in ``PYTHONPATH``, repeats the run of a module.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def millions(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.timeout(0)(skip(test)))
 
 
-def fuzz_some(file: str) -> None:
+def fuzz_some(file: str, format_: str) -> None:
     """Let the module of a file decode some records in another process."""
-    _fuzz(file, 0, min(RECORDS, 8_000))
+    _fuzz(file, format_, 0, min(RECORDS, 4_000))
 
 
-def fuzz_all(file: str) -> None:
+def fuzz_all(file: str, format_: str) -> None:
     """Let the module of a file decode all records that are asked for, a million a process."""
     for number, _ in enumerate(range(0, RECORDS, _A_PROCESS)):
-        _fuzz(file, 10_000 * (number + 1), _A_PROCESS)
+        _fuzz(file, format_, 10_000 * (number + 1), _A_PROCESS)
 
 
-def _fuzz(file: str, seed: int, records: int) -> None:
+def _fuzz(file: str, format_: str, seed: int, records: int) -> None:
     done = subprocess.run(
-        [sys.executable, file, str(seed), str(records)],
+        [sys.executable, file, format_, str(seed), str(records)],
         capture_output=True,
         text=True,
         check=False,
@@ -51,13 +51,14 @@ def _fuzz(file: str, seed: int, records: int) -> None:
     assert done.returncode == 0, f"seed {seed}: {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
-def main(programs: int, decode: Callable[[int, random.Random, int], int]) -> None:
+def main(decoders: dict[str, tuple[int, Callable[[int, random.Random, int], int]]]) -> None:
     """Do what the command says.
 
-    :param programs: how many different ones the records are divided among, at most
-    :param decode: decodes some records of the program of a number; returns how many it accepted
+    :param decoders: by format, how many different programs the records are divided among, at most,
+        and what decodes some records of the program of a number, and returns how many it accepted
     """
-    seed, records = int(sys.argv[1]), int(sys.argv[2])
+    seed, records = int(sys.argv[2]), int(sys.argv[3])
+    programs, decode = decoders[sys.argv[1]]
     accepted, count = 0, max(500, records // programs)
     for number in range(seed, seed + records // count):
         print(f"seed {number}", flush=True)  # noqa: T201  the last one of a process that ended

@@ -47,7 +47,6 @@ IMPORTS = (
 )
 UNKNOWN = b"\xf8\xff\x03\x01\xfa\xff\x03\x02hi\xfb\xff\x03\x08\x01\xfc\xff\x03"
 """Fields that no schema has: a varint, a string and a group."""
-FLOATS = (0.0, -0.0, 1.5, -2.25, float("inf"), float("nan"))
 TEXTS = ("", "a", "naïve", "日本", "🦀 crab", "\x00\n\"'", "x" * 300)
 
 

@@ -21,9 +21,6 @@ from urllib.parse import parse_qs, unquote
 
 import jwt
 import requests
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 from real_servers import OAuthServer
 
 from topicberg.endpoints import Endpoints
@@ -175,107 +172,6 @@ class Store:
         return "ExpiredToken" if until < time.time() else None
 
 
-class _Signer(S3SigV4Auth):
-    """Signs a request again, whose body stays as it is."""
-
-    def payload(self, request: Any) -> str:
-        return str(request.headers.get("X-Amz-Content-SHA256") or "UNSIGNED-PAYLOAD")
-
-
-def _unchunked(body: bytes) -> bytes:
-    """The content of chunks with signatures.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
-    """
-    parts: list[bytes] = []
-    while True:
-        head, _, body = body.partition(b"\r\n")
-        size = int(head.partition(b";")[0], 16)
-        if not size:
-            return b"".join(parts)
-        parts.append(body[:size])
-        body = body[size + 2 :]
-
-
-@contextmanager
-def store_gateway(stack: Endpoints) -> Iterator[Store]:
-    """The stack's object store, for temporary keys; it signs their requests with its own key.
-
-    The secrets of the temporary keys are not checked.
-    """
-    assert stack.s3
-    assert stack.s3_access_key
-    assert stack.s3_secret_key
-    target = stack.s3
-    own = Credentials(
-        stack.s3_access_key.get_secret_value(), stack.s3_secret_key.get_secret_value()
-    )
-    session = requests.Session()
-    session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=32))
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do(self) -> None:
-            body = self.body()
-            if reason := found.refusal(self.headers):
-                found.refused[reason] += 1
-                text = f"<Error><Code>{reason}</Code><Message>{reason}</Message></Error>"
-                self.reply(403, text.encode(), {"Content-Type": "application/xml"})
-                return
-            hidden = _HOP - {"content-encoding"} | _HIDDEN | {"x-amz-security-token", "x-amz-date"}
-            if "aws-chunked" in self.headers.get("Content-Encoding", ""):
-                body = _unchunked(body)
-                hidden |= {"content-encoding", "x-amz-decoded-content-length", "x-amz-trailer"}
-            kept = {k: v for k, v in self.headers.items() if k.lower() not in hidden}
-            request = AWSRequest(self.command, target + self.path, kept, body)
-            _Signer(own, "s3", "us-east-1").add_auth(request)
-            try:
-                response = session.request(
-                    self.command,
-                    target + self.path,
-                    data=body,
-                    headers=dict(request.headers),
-                    stream=True,
-                )
-                content = response.raw.read()
-            except requests.RequestException:  # as a load balancer whose target does not answer
-                self.reply(503, b"<Error><Code>ServiceUnavailable</Code></Error>", {})
-                return
-            self.reply(response.status_code, content, response.headers)
-
-        def body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            parts: list[bytes] = []
-            while size := int(self.rfile.readline().partition(b";")[0], 16):
-                parts.append(self.rfile.read(size))
-                self.rfile.readline()
-            while self.rfile.readline().strip():  # trailers
-                pass
-            return b"".join(parts)
-
-        def reply(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-            self.send_response_only(status)
-            for name, value in headers.items():
-                if name.lower() not in _HOP:
-                    self.send_header(name, value)
-            length = headers.get("Content-Length") if self.command == "HEAD" else None
-            self.send_header("Content-Length", length or str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do
-
-    with serving(Handler) as url:
-        found = Store(url)
-        yield found
-
-
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Yield the address of a server."""
@@ -313,8 +209,6 @@ def _vending(
 ) -> Callable[[BaseHTTPRequestHandler, bytes, Gateway], bytes]:
     """Return what adds the keys of the object store to the responses that have a table."""
     assert stack.s3
-    assert stack.s3_access_key
-    assert stack.s3_secret_key
     store = {
         "s3.endpoint": stack.s3,
         "s3.path-style-access": "true",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from datetime import date
 from pathlib import Path
 
 from repository import PROJECT_ROOT
@@ -24,13 +22,6 @@ def copy_project(folder: Path) -> Path:
         else:
             shutil.copy(source, folder / name)
     return folder
-
-
-def begin_partitions(project: Path, start: date) -> None:
-    """Let the partitions of the derived tables of a copy begin on another day."""
-    begin = re.compile(r"^(derived_partitions: .*start: )[-\d]+", re.MULTILINE)
-    for path in (project / "platform" / "topics").glob("*.yaml"):
-        path.write_text(begin.sub(rf"\g<1>{start}", path.read_text()))
 
 
 def add_code(folder: Path) -> None:

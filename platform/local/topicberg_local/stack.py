@@ -308,8 +308,7 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
 
     import dagster as dg
 
-    from topicberg.dagster.run_assets import run_kind
-    from topicberg.dagster.run_process import process_of
+    from topicberg.dagster.runs import process_of, run_kind
 
     status = dg.DagsterRunStatus
     unfinished = [status.QUEUED, status.STARTING, status.STARTED, status.CANCELING]

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -39,13 +38,11 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 from waiting import wait_until
 
-from topicberg.alerts.alert import ActiveAlert, Alert, AlertState, Notice, changes
+from topicberg.alerts.alert import Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
 from topicberg.alerts.decisions import Decisions, silence
 from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
-from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
-from topicberg.alerts.watch import fault
 from topicberg.checks.finding import Finding
 from topicberg.dagster.runs import PROCESS
 from topicberg.endpoints import runtime_file
@@ -54,13 +51,7 @@ from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
-from topicberg.orchestration.jobs.alerts import (
-    NUMBERS_SECONDS,
-    REST_SECONDS,
-    _digest,
-    _is_news,
-    alert_sensor,
-)
+from topicberg.orchestration.jobs.alerts import REST_SECONDS, alert_sensor
 from topicberg.orchestration.jobs.maintenance import CHECK, check_schedule
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.resources import RESOURCES
@@ -68,7 +59,6 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.status import TopicStatus, note_observation, write_status
 from topicberg.topics import TopicSpec, load_topic
 
-NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 HOURS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 SECRET = "never-in-an-alert"  # part of the address of a channel
@@ -251,16 +241,6 @@ def test_consequence_is_sent_when_its_cause_is_resolved(desk: Desk) -> None:
     ]
 
 
-def test_warning_that_becomes_an_error_is_sent_again(desk: Desk) -> None:
-    verdicts["tableflow"] = bad("it is slow", severity="warning")
-    desk.run()
-    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
-    verdicts["tableflow"] = bad("it stands still")
-    desk.run()
-    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
-    assert desk.tick() == []
-
-
 def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     broken.add("orders")
     desk.run()
@@ -339,29 +319,6 @@ def test_failed_run_is_resolved_by_runs_of_its_assets(desk: Desk) -> None:
     assert desk.tick() == [("resolved", "run iceberg/orders")]
 
 
-def test_failed_run_keeps_what_it_materialized(desk: Desk) -> None:
-    broken.add("orders")
-    desk.run()
-    assert desk.tick() == [("firing", "run shop")]
-    broken.clear()
-    desk.materialize(ORDERS)
-    assert desk.tick() == [("resolved", "run shop")]
-
-
-def test_failed_run_is_resolved_step_by_step(desk: Desk) -> None:
-    """Executed again from failure: a run that fails as well may have made some of it."""
-    by_hand = "run iceberg/invoices, iceberg/orders"
-    broken.update(("orders", "invoices"))
-    desk.materialize(ORDERS, INVOICES)
-    assert desk.tick() == [("firing", by_hand)]
-    broken.discard("orders")
-    desk.materialize(ORDERS, INVOICES)
-    assert desk.tick() == []
-    broken.clear()
-    desk.materialize(INVOICES)
-    assert desk.tick() == [("resolved", by_hand)]
-
-
 def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
     """Both may end between two ticks."""
     broken.add("orders")
@@ -376,18 +333,6 @@ def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
     after = desk.notices()[-1].alert
     assert after.link != before.link
     assert after.since > before.since
-
-
-def test_failed_run_of_an_older_cursor_resolved_by_its_kind(desk: Desk) -> None:
-    broken.add("orders")
-    desk.run()
-    assert desk.tick() == [("firing", "run shop")]
-    older = AlertState.parse(desk.cursor).model_dump(mode="json", exclude={"pending"})
-    desk.cursor = json.dumps(older)
-    assert desk.tick() == []
-    broken.clear()
-    desk.run()
-    assert desk.tick() == [("resolved", "run shop")]
 
 
 def test_run_stopped_by_a_blocking_check_is_its_alert(desk: Desk) -> None:
@@ -657,35 +602,6 @@ def test_topic_that_suspends_before_the_code_location_is_reloaded_has_an_alert(
     assert desk.tick() == [("resolved", "check iceberg/returns:tableflow")]
 
 
-def test_outage_that_the_watch_has_sent_is_sent_by_no_topic(
-    desk: Desk, engine: Callable[..., None]
-) -> None:
-    text, path = "Iceberg's catalog does not answer: refused", settings().state_dir / "watch.json"
-    alert = fault("iceberg_rest", "frozen", datetime.now(UTC), "end it")
-    runtime_file(settings()).write_text("{}")
-    path.write_text(AlertState(alerts={alert.key: alert}).model_dump_json())
-    for topic in ("orders", "returns"):
-        engine(text, seconds=25, topic=topic)
-    assert desk.tick() == []
-    path.unlink()
-    assert desk.tick() == [], "the engine tries again in seconds"
-    for topic in ("orders", "returns"):
-        engine(topic=topic)
-    assert desk.tick() == []
-
-
-def test_full_disk_that_the_watch_cannot_write_is_the_cause_of_what_follows(
-    desk: Desk, engine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime_file(settings()).write_text("{}")
-    engine("database or disk is full", seconds=25)
-    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=9, f_favail=9)
-    monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    assert desk.tick() == []
-    disk.f_bavail = 10**6
-    assert desk.tick() == [], "the engine tries again in seconds"
-
-
 def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(
     desk: Desk, engine: Callable[..., None]
 ) -> None:
@@ -723,14 +639,6 @@ def test_lag_is_sent_before_the_checks_run_and_resolved_by_the_status(
     assert desk.tick() == [("firing", key)], "as the checks have stored it"
     os.utime(observed, (time.time() + 5, time.time() + 5))
     assert desk.tick() == [("resolved", key)]
-
-
-def test_topic_of_which_no_engine_here_reports_has_its_stored_result(
-    desk: Desk, engine: Callable[..., None]
-) -> None:
-    verdicts["tableflow"] = Finding("suspended", "`resume it`")
-    desk.run()
-    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
 
 
 def test_sensor_that_is_turned_off_is_sent_and_resolved(desk: Desk) -> None:
@@ -790,18 +698,6 @@ def test_list_of_alerts_is_reported_when_it_changes(
     silence(settings(), "orders", "a deploy", timedelta(hours=1))
     (silenced,) = tick()
     assert "silenced by" in silenced["alerts"].value
-
-
-def test_list_of_alerts_has_current_numbers_after_minutes() -> None:
-    def digest(what: str, seconds: float, key: str = "specs") -> str:
-        alert = fault(key, what, NOON, "fix it")
-        return _digest([ActiveAlert(alert, "active")], NOON.timestamp() + seconds)
-
-    first = digest("5 records", 0)
-    assert not _is_news(first, digest("6 records", 15))
-    assert _is_news(first, digest("6 records", NUMBERS_SECONDS))
-    assert not _is_news(first, digest("5 records", NUMBERS_SECONDS))
-    assert _is_news(first, digest("5 records", 15, key="queue"))
 
 
 # --- channels ---
@@ -883,20 +779,6 @@ def test_slack_message_of_any_fault_only_links_to_the_ui(
         assert re.findall("<.*?>", text) == ["<http://ui/>"]
 
 
-@pytest.mark.parametrize("what", TEXTS)
-def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
-    fault = Alert(**{**FAULT.model_dump(), "title": what, "what": what})
-    notice = Notice(state="firing", alert=fault, at=datetime.now(UTC))
-    message = mail(AlertSettings(), "team@example.org", notice)
-    assert message.get_content_type() == "text/plain"
-    assert message["To"] == "team@example.org"
-    assert set(message.keys()) == {
-        *("Subject", "From", "To", "MIME-Version"),
-        *("Content-Type", "Content-Transfer-Encoding"),
-    }
-    assert message.as_bytes()
-
-
 def test_notice_that_is_refused_holds_back_no_other(tmp_path: Path, hook: Hook) -> None:
     config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
     hook.most = 1000
@@ -945,19 +827,6 @@ def test_warnings_stay_in_the_file_if_least_is_error(tmp_path: Path, hook: Hook)
     deliver(AlertState(), {"k": warning}, channels(config, chosen))
     assert not hook.got
     assert (tmp_path / ALERTS_FILE).exists()
-
-
-def test_channel_error_has_no_address(tmp_path: Path) -> None:
-    chosen = AlertSettings(
-        webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com",
-        smtp={"host": "127.0.0.1", "port": 9, "user": "u", "password": SECRET},
-    )  # fmt: skip
-    _, problems = deliver(
-        AlertState(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen)
-    )
-    assert len(problems) == 2
-    assert SECRET not in "".join(problems)
-    assert SECRET not in repr(chosen)
 
 
 def test_alerts_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from topicberg.cli.ui import workspace_file
 from topicberg.dagster.home import dagster_home
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file, location_options, project_root, read_project
-from topicberg.scaffolding.project import TEMPLATES, existing_project, new_project
+from topicberg.scaffolding.project import existing_project, new_project
 from topicberg.settings import Settings, settings
 from topicberg.topics import check_topics
 
@@ -76,13 +76,6 @@ def test_new_project_has_everything_that_it_names(
     assert env_file() == Path(os.environ["TOPICBERG_ENV_FILE"])
     assert "$" not in (project / "pyproject.toml").read_text()
     assert (project / "dagster.yaml").read_text() == (PROJECT_ROOT / "dagster.yaml").read_text()
-
-
-def listed(root: Path) -> set[str]:
-    """Return the assets that ``dg list defs`` finds."""
-    done = run(root, "dg", "list", "defs", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {one["asset_key"] for one in json.loads(done.stdout)["assets"]}
 
 
 def test_new_project_is_one_of_dagsters(project: Path) -> None:
@@ -241,44 +234,6 @@ def test_project_with_a_code_location_gets_what_it_lacks(
     with pytest.raises(TopicbergError, match=r"has a table \[tool.topicberg\] already"):
         existing_project(tmp_path, "topicberg")
     assert {"kafka/orders", "iceberg/large_orders"} <= loaded(tmp_path, "sales.definitions")
-
-
-def test_code_location_in_a_package_of_a_package(tmp_path: Path) -> None:
-    """Its own modules and files are kept; what is needed has other names."""
-    code_location_of_dg(tmp_path, "acme.sales", source="")
-    package(tmp_path, "acme/__init__.py", "acme/sales/pipelines/__init__.py")
-    package(tmp_path, "acme/sales/generators.py", "schemas/orders.avsc")
-    (tmp_path / "schemas/orders.avsc").write_text('"string"')
-    written = existing_project(tmp_path, "topicberg")
-    kept = ("schemas/orders.avsc", "acme/sales/pipelines", "acme/sales/generators.py")
-    assert written.kept == kept
-    assert (tmp_path / "schemas/orders.avsc").read_text() == '"string"'
-    assert (tmp_path / "acme/sales/generators.py").read_text() == ""
-    project = read_project(tmp_path)
-    assert project.defs == "acme/sales/defs"
-    assert project.pipelines == ("acme.sales.topicberg_pipelines",)
-    assert project.generators == ("acme.sales.topicberg_generators",)
-    test = (tmp_path / "tests/test_topicberg_pipelines.py").read_text()
-    assert "from acme.sales.topicberg_pipelines import large_orders" in test
-    schema = (TEMPLATES / "orders.avsc.txt").read_text().replace("${package}", "sales")
-    (tmp_path / "schemas/orders.avsc").write_text(schema)
-    assert {"kafka/orders", "iceberg/large_orders"} <= loaded(
-        tmp_path, "acme.sales.definitions", source=""
-    )
-
-
-def test_code_location_with_a_name_of_its_own_for_components(tmp_path: Path) -> None:
-    """``dg.toml`` counts before ``pyproject.toml``, which may be missing."""
-    (tmp_path / "dg.toml").write_text(
-        'directory_type = "project"\n\n[project]\nroot_module = "sales"\n'
-        'defs_module = "sales.parts"\n'
-    )
-    files = ("__init__.py", "definitions.py", "parts/__init__.py")
-    package(tmp_path, *(f"src/sales/{file}" for file in files))
-    written = existing_project(tmp_path, "topicberg")
-    assert "src/sales/parts/topicberg/defs.yaml" in written.files
-    assert read_project(tmp_path).defs == "src/sales/parts"
-    assert {"kafka/orders", "iceberg/large_orders"} <= listed(tmp_path)
 
 
 def test_definitions_in_python_are_to_be_merged(

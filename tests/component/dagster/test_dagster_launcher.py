@@ -28,8 +28,8 @@ from waiting import wait_until
 from topicberg.dagster.home import dagster_home
 from topicberg.dagster.runs import PROCESS
 from topicberg.settings import Settings
-from topicberg_local.stack import end_runs
 from topicberg_local.dagster.forking import LIBRARIES, ForkingRunLauncher
+from topicberg_local.stack import end_runs
 
 STORAGE = {"module": "topicberg_local.dagster.storage", "class": "SqliteStorage"}
 LAUNCHER = {"module": "topicberg_local.dagster.launcher", "class": "ForkingRunLauncher"}
@@ -54,13 +54,11 @@ def launch(instance: dg.DagsterInstance, job: dg.JobDefinition) -> str:
 
 def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
     run = instance.get_run_by_id(run_id)
-    assert run is not None
     return run.status
 
 
 def process(instance: dg.DagsterInstance, run_id: str) -> psutil.Process:
     run = instance.get_run_by_id(run_id)
-    assert run is not None
     return psutil.Process(int(run.tags[PROCESS].partition(":")[0]))
 
 
@@ -74,7 +72,6 @@ def test_a_run_succeeds_and_leaves_no_database_open(instance: dg.DagsterInstance
     run_id = launch(instance, short)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
     run = instance.get_run_by_id(run_id)
-    assert run is not None
     number = run.tags[PROCESS].partition(":")[0]
     messages = [entry.message for entry in instance.all_logs(run_id)]
     assert f"Started process for run (pid: {number})." in messages
@@ -193,7 +190,6 @@ def test_a_run_outlives_the_server_that_forked_it(instance: dg.DagsterInstance) 
     wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
     at_work = process(instance, run_id)
     server = at_work.parent()
-    assert server is not None
     server.kill()
     time.sleep(3)  # its other threads have ended as well
     after = launch(instance, short)
@@ -285,7 +281,6 @@ def test_run_of_another_folder_is_forked(
     run_id = locations.launch("same", "tell")
     wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
     run = instance.get_run_by_id(run_id)
-    assert run
     assert PROCESS in run.tags
     messages = [entry.user_message for entry in instance.all_logs(run_id)]
     assert f"a module of the folder of {sys.prefix}" in messages
@@ -297,7 +292,6 @@ def test_run_of_another_environment_is_launched_there(
     run_id = locations.launch("other", "tell")
     wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
     run = instance.get_run_by_id(run_id)
-    assert run
     assert PROCESS not in run.tags
     messages = [entry.user_message for entry in instance.all_logs(run_id)]
     assert f"a module of the folder of {locations.folder / 'venv'}" in messages

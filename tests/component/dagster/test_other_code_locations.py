@@ -215,7 +215,6 @@ def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) ->
     _sensor_state(instance, HERE, "alerts")
     seen = observe(instance, repository, state, location=label(HERE))
     assert [run.id for run in seen.runs] == [own[0], own[2], by_command]
-    assert seen.queued
     assert (seen.queued.count, seen.queued.oldest) == (1, own[1])
     assert seen.check_runs.ended_at
     assert [one.name for one in seen.automations] == ["alerts"]

@@ -86,6 +86,7 @@ def terraform(vendors: Vendors) -> None:
         vendors.sql(statement, owner)
 
 
+@pytest.mark.slow  # test_existing_aws and test_existing_confluent adopt parts
 def test_what_terraform_made_is_adopted(vendors: Vendors) -> None:
     """What else a deployment has, Terraform did not create."""
     check_plan(vendors)

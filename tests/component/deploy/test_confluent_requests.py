@@ -24,7 +24,6 @@ from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
-from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
 from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
@@ -366,54 +365,6 @@ def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> 
     assert step.lines() == ["login: one that fails → that of the settings"]
     (integration,) = server.account.store.all(CATALOG)
     assert "quiet" not in str(integration.properties)
-
-
-WRONG_CATALOGS: list[tuple[dict[str, str], str]] = [
-    ({"kind": "Unity", "catalog_name": "c", "client_id": "i"}, "workspace_endpoint"),
-    (
-        {
-            "kind": "Unity",
-            "workspace_endpoint": WORKSPACE,
-            "catalog_name": "c",
-            "client_id": "i",
-            "client_secret": "s",
-            "warehouse": "w",
-        },
-        "warehouse",
-    ),
-    ({"kind": "Horizon"}, "config"),
-]
-
-
-def test_catalog_integration_that_the_api_does_not_have_is_refused(server: Stackless) -> None:
-    context, _ = with_tableflow(server, "unity")
-    for config, pointer in WRONG_CATALOGS:
-        spec = {"display_name": "x", **context.place, "config": config}
-        with pytest.raises(ApiError, match=pointer):
-            context.confluent.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
-
-
-def test_second_integration_of_a_kind_and_another_kind_are_refused(server: Stackless) -> None:
-    context, _ = with_tableflow(server, "unity")
-    path = "/tableflow/v1/catalog-integrations"
-    secret = {"client_id": "i", "client_secret": "s"}
-    unity = {"kind": "Unity", "workspace_endpoint": WORKSPACE, "catalog_name": "c", **secret}
-    spec = {"display_name": "x", **context.place, "config": unity}
-    created = context.confluent.tableflow.post(path, {"spec": spec})
-    assert "client_secret" not in created["spec"]["config"]
-    with pytest.raises(ApiError, match="of kind Unity already"):
-        context.confluent.tableflow.post(path, {"spec": spec})
-    change = {**context.place, "config": {"kind": "AwsGlue"}}
-    with pytest.raises(ApiError, match="of kind Unity, which cannot change"):
-        context.confluent.tableflow.patch(f"{path}/{created['id']}", {"spec": change})
-
-
-def test_delta_table_in_confluents_storage_is_refused(server: Stackless) -> None:
-    context, _ = with_tableflow(server, "unity")
-    storage = {"storage": {"kind": "Managed"}, "table_formats": ["DELTA"]}
-    spec = {"display_name": "stock_trades", **context.place, **storage}
-    with pytest.raises(ApiError, match="Managed Storage"):
-        context.confluent.tableflow.post("/tableflow/v1/tableflow-topics", {"spec": spec})
 
 
 CATALOG_INTEGRATION = "/tableflow/v1/catalog-integrations/{id}"

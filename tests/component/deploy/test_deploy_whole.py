@@ -496,17 +496,6 @@ def test_names_of_snowflakes_documents_change_nothing(linked: Deployment) -> Non
         assert linked.plan(**LINKED) == {}
 
 
-def test_other_names_of_the_principal_of_an_integration_by_sigv4(linked: Deployment) -> None:
-    """Snowflake's documents have ``API_AWS_…`` as well as ``GLUE_AWS_…``, as in all other tests.
-    The role trusts whom they name.
-    """
-    integration = SnowflakeNames.of(linked.vendors.open()[0].config).linked_integration
-    with linked.vendors.describing(sigv4_properties="API"):
-        shown = {row[0] for row in linked.vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
-        assert "API_AWS_IAM_USER_ARN" in shown
-        assert linked.plan(**LINKED) == {}
-
-
 def test_tables_without_the_linked_database_are_as_before(linked: Deployment) -> None:
     assert linked.plan().keys() >= {"snowflake/linked_integration", "snowflake/linked_database"}
     linked.create()

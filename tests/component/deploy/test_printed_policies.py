@@ -98,7 +98,6 @@ class Cloud:
     def let_in(self) -> None:
         """Create the roles of CI as an administrator does: by what is printed."""
         iam, account = boto3.client("iam"), self.vendors.governed
-        assert account
         for purpose in ("plan", "deploy", "rotate"):
             name = ci_role(self.deployed, purpose)
             account.session(name)
@@ -114,7 +113,6 @@ class Cloud:
     def run(self, purpose: Purpose, *command: str, code: int | None = 0) -> str:
         """Run `topicberg deploy` as the role of a purpose."""
         account = self.vendors.governed
-        assert account
         keys = account.session(ci_role(self.deployed, purpose)).get_credentials()
         environment = {
             **os.environ,
@@ -206,7 +204,6 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
                 if not glue.table_exists(LABELS):
                     glue.create_table(LABELS, rows.schema, folder).append(rows)
                 head = glue.load_table(LABELS).current_snapshot()
-                assert head
                 first = asked.windows[0].hours.start
                 written = WrittenWindow(asked.windows, 1, {first: 1}, head.snapshot_id)
                 report = JobReport(written=written)
@@ -224,7 +221,6 @@ def cloud(folder: Path, **changes: str) -> Iterator[Cloud]:
     METADATA_COLUMNS["$$timestamp"] = [datetime.now(UTC) - timedelta(hours=2)]
     with ExitStack() as stack:
         vendors = stack.enter_context(in_this_process(folder / "vendors", governed=True))
-        assert vendors.governed
         jobs = stack.enter_context(emr_service.serving(job(vendors, failures), application=None))
         own = os.environ["AWS_ENDPOINT_URL_EMR_SERVERLESS"]
         targets = {"": vendors.governed.url, "s3": vendors.aws, "jobs": jobs.url}
@@ -377,7 +373,6 @@ def test_account_that_lake_formation_governs(tmp_path: Path) -> None:
     """The data lake administrator runs what is printed, and nothing else."""
     with cloud(tmp_path) as aws:
         account = aws.vendors.governed
-        assert account
         account.govern()
 
         def grant(output: str) -> str:

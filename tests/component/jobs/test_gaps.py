@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import hypothesis.strategies as st
 import pytest
-from dagster._core.events import RunFailureReason
 from hypothesis import given, settings
 from lake_model import HOURS, Lake, step
 from memory_instance import memory_instance
@@ -31,13 +30,7 @@ def lake(catalog: SqlCatalog) -> Iterator[Lake]:
         yield Lake(catalog, instance, partitioned=False)
 
 
-@pytest.fixture
-def partitioned_lake(catalog: SqlCatalog) -> Iterator[Lake]:
-    with memory_instance() as instance:
-        yield Lake(catalog, instance, partitioned=True)
-
-
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_any_history_ends_at_the_full_recomputation(
     seed: int, partitioned: bool, exact: bool
@@ -173,23 +166,3 @@ def test_tags_of_killed_readers_go_after_a_day(lake: Lake) -> None:
     lake.maintain("a")
     assert [*lake.table("a").refs()] == ["main"]
     assert len(list(lake.table("a").metadata.snapshots)) == 1
-
-
-def test_failed_run_is_requested_again_for_what_it_left(partitioned_lake: Lake) -> None:
-    lake = partitioned_lake
-    lake.append("b", 0)
-    lake.append("l", 0)
-    lake.settle()
-    lake.append("a", *range(0, HOURS + 1, 2))
-    lake.tick()
-    run = next(each for each in lake.runs if "even" in each.tables)
-    lake.compute("even", *run.windows[1:])
-    lake.end_run(run, len(run.tables), RunFailureReason.STEP_FAILURE)
-    lake.tick()
-    assert not any("even" in each.tables for each in lake.runs), "it waits for the next attempt"
-    lake.now += 60
-    lake.tick()
-    (again,) = (each for each in lake.runs if "even" in each.tables)
-    assert again.windows == run.windows[:1]
-    lake.settle()
-    lake.verify()

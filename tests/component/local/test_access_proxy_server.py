@@ -96,21 +96,6 @@ def test_broker_that_refuses_the_login_ends_the_connection(
 
 
 @needs_users
-def test_other_users_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "is_own_socket", lambda _: False)
-
-    async def test(address: int, broker: Broker) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", address)
-        with suppress(ConnectionError):
-            writer.write(b"anything")
-            assert await asyncio.wait_for(reader.read(), 20) == b""
-        writer.close()
-        assert not broker.requests
-
-    through_kafka(test, Broker())
-
-
-@needs_users
 def test_broker_of_another_user_gets_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "is_own", lambda *_: False)
     monkeypatch.setattr(peers, "is_own_socket", lambda _: True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from clocks import Clock
 from format_versions import allow_version_3, append, duckdb_rows, overwrite, replace, upgrade
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
@@ -224,9 +224,7 @@ def _version_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(EVENTS, CHANGES), min_size=1, max_size=8), st.booleans())
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25)
 def test_upsert_table_holds_the_newest_row_of_each_key(
     catalog: SqlCatalog, tmp_path: Path, events: list[tuple[str, Changes]], partitioned: bool
 ) -> None:
@@ -241,9 +239,7 @@ BATCHES = st.lists(st.tuples(EVENTS, CHANGES), min_size=2, max_size=6)
 
 
 @given(BATCHES, st.booleans(), st.integers(0, 5))
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8)
 def test_format_versions_agree_after_each_commit(
     catalog: SqlCatalog,
     tmp_path: Path,
@@ -285,15 +281,6 @@ def test_row_is_deleted_once_although_its_key_is_repeated(
     assert totals == ["5", "4"]
     newest = report(head)
     assert (newest.added_records, newest.deleted_records, newest.total_records) == (1, 1, 1)
-
-
-def test_many_rows_in_many_files(catalog: SqlCatalog, tmp_path: Path) -> None:
-    one = make(catalog, tmp_path)
-    for first in (0, 3000, 6000):
-        one.batch({(b"%d" % n, n % 3): n for n in range(first, first + 4000)})
-    one.batch({(b"%d" % n, n % 3): None for n in range(0, 10_000, 2)})
-    one.check()
-    assert len(one.rows) == 5000
 
 
 def test_two_keys_that_meet_in_half_of_their_hash_are_two(
@@ -644,7 +631,7 @@ def test_key_files_that_cannot_be_shared_are_still_used(
     st.sets(st.integers(0, 2**64 - 1), max_size=300),
     st.integers(0, 300),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_key_file_finds_the_keys_it_has(held: set[int], other: set[int], common: int) -> None:
     def keys(hashes: list[int]) -> Keys:
         high = np.array(hashes, np.uint64)

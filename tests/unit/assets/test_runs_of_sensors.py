@@ -219,7 +219,6 @@ def test_partition_that_cannot_be_computed_fails_alone(monkeypatch: pytest.Monke
         assert ended.left == ((keys[100], keys[100]),), "what its alert waits for"
         assert not ended.materialized
         (error,) = (each.step_failure_data.error for each in result.get_step_failure_events())
-        assert error
         cause = error.cause or error
         assert f"1 partition cannot be computed ({bad:%F %H:%M} to" in cause.message
         assert "ValueError: division by zero; all others are computed" in cause.message
@@ -242,7 +241,6 @@ def test_function_that_fails_for_every_partition_is_not_tried_for_each(
     result = deployment.run(assets[:1], {RANGE_START: keys[0], RANGE_END: keys[-1]})
     assert not result.success
     (error,) = (each.step_failure_data.error for each in result.get_step_failure_events())
-    assert error
     assert "no further one was tried" in (error.cause or error).message
     assert len(jobs) < 20
     assert not deployment.readers

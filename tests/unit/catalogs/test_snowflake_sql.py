@@ -6,12 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import SecretStr
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
+from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath
 from topicberg.catalogs.snowflake.statements import (
     RestLogin,
     bootstrap,
@@ -27,20 +25,6 @@ from topicberg.settings import Settings
 
 CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
 LOGIN = RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
-
-
-@given(st.text(min_size=1))
-def test_a_name_cannot_leave_its_quotes(name: str) -> None:
-    quoted = quote(name)
-    assert quoted[1:-1].replace('""', "").count('"') == 0
-    assert quoted[1:-1].replace('""', '"') == name
-
-
-@given(st.text())
-def test_a_value_cannot_leave_its_quotes(value: str) -> None:
-    inside = text(value)[1:-1]
-    assert inside.replace("\\\\", "").replace("''", "").count("'") == 0
-    assert inside.replace("''", "'").replace("\\\\", "\\") == value
 
 
 @pytest.mark.parametrize(

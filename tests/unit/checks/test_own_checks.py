@@ -106,7 +106,6 @@ def test_failure_is_repeated_with_its_time_and_text(tables: dict[str, Table]) ->
     since = checked.last and checked.last.since
     again = checked.evaluate()
     assert (again.passed, again.what, again.facts["rows"]) == (False, "2 orders are wrong", 2)
-    assert checked.last
     assert checked.last.since == since
     assert since is not None
     tables["orders"].append(ROWS)

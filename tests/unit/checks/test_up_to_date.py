@@ -85,7 +85,6 @@ class Pair:
     ) -> None:
         """The window of some hours, by a run that begins now or that began before."""
         head, read = begun or self.begin(reach)
-        assert self.table
         self.table.refresh().append(
             schema_to_pyarrow(SCHEMA).empty_table(),
             snapshot_properties={
@@ -196,7 +195,6 @@ def test_the_open_hour_that_lags_a_little_is_never_late(pair: Pair) -> None:
         pair.compute(9, 9)
         pair.arrive(9)
         head = pair.source.current_snapshot()
-        assert head
         (hours,) = pair.begin()[1][NAME].unread
         assert hours.since == head.timestamp_ms
     pair.arrive(9)
@@ -212,56 +210,6 @@ def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
     pair.arrive(24 * 365 * 40)
     assert pair.check(60).passed
     assert pair.check(60, remember=False).passed
-
-
-def test_unread_hours_outlive_their_snapshots(pair: Pair) -> None:
-    pair.arrive(1, 9)
-    pair.compute(0, 9)
-    pair.arrive(1)
-    assert pair.check().passed
-    for _ in range(3):
-        pair.arrive(9)
-        pair.compute(9, 9)
-        pair.check(1)
-    pair.expire(pair.source, 1)
-    assert pair.table
-    pair.expire(pair.table, 2)
-    assert not pair.check(60).passed
-    assert pair.asked == ["01"]
-    pair.compute(1, 1)
-    assert pair.check(90).passed
-
-
-def test_expired_computations_are_not_forgotten(pair: Pair) -> None:
-    """The writes of older hours expired, and no evaluation is remembered."""
-    for hour in range(6):
-        pair.arrive(hour)
-        pair.compute(hour, hour)
-    pair.arrive(1)
-    pair.compute(4, 5)
-    assert pair.table
-    pair.expire(pair.table, 1)
-    assert not pair.check(60, remember=False).passed
-    assert pair.asked == ["01"]
-    pair.compute(1, 1)
-    pair.expire(pair.table, 1)
-    assert pair.check(60, remember=False).passed
-    pair.arrive(2)
-    assert not pair.check(60, remember=False).passed
-    assert pair.asked == ["02"]
-
-
-def test_expired_between_two_evaluations(pair: Pair) -> None:
-    """Checks did not run for long: what covered the hours meanwhile may be gone."""
-    pair.arrive(1)
-    pair.check()
-    pair.compute(0, 3)
-    for hour in (4, 5, 6):
-        pair.arrive(hour)
-        pair.compute(hour, hour)
-    assert pair.table
-    pair.expire(pair.table, 2)
-    assert pair.check(60).passed
 
 
 def test_a_source_whose_snapshots_expired_before_they_were_looked_at(pair: Pair) -> None:
@@ -303,7 +251,6 @@ def test_a_table_that_was_dropped(pair: Pair) -> None:
 def test_rows_that_a_rollback_undid_must_be_removed(pair: Pair) -> None:
     pair.arrive(1)
     head = pair.source.current_snapshot()
-    assert head
     pair.arrive(2)
     begun = pair.begin()
     pair.compute(0, 2)
@@ -440,7 +387,6 @@ def test_shorter_retention_for_a_while_forgets_no_unread_hours(pair: Pair) -> No
     found = pair.check(60, first_hour=limit)
     assert found.passed
     assert "but for rows of before 2026-01-08 12:00" in found.what
-    assert pair.table
     sources = {NAME: SourceTable(pair.source.refresh(), "at")}
     for _ in range(2):
         read = unread(pair.table.refresh(), "at", sources, limit)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from pyiceberg.exceptions import NoSuchTableError
 from repository import PROJECT_ROOT
 from typer.testing import CliRunner, Result
 
 from topicberg.cli import app, output
 from topicberg.cli.compute import load_lake
-from topicberg.errors import SpecError, StackError, TopicbergError
+from topicberg.errors import SpecError, StackError
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic, load_topics
 from topicberg.topics.discovery import Discovery, FoundSchema, FoundTopic, write_discovery
@@ -63,20 +61,6 @@ def test_load_topics_refuses_files_and_not_topics_that_are_left_out(config: Sett
         load_topics(config)
     left_out(config)
     assert [spec.name for spec in load_topics(config)] == ["orders"]
-
-
-def test_maintain_needs_only_the_spec_of_its_topic(
-    config: Settings, serve_endpoints: Callable[[object], None]
-) -> None:
-    def load_table(_: object) -> None:
-        raise NoSuchTableError
-
-    serve_endpoints(SimpleNamespace(catalog=lambda _: SimpleNamespace(load_table=load_table)))
-    result = run("tableflow", "maintain", "orders")
-    assert isinstance(result.exception, TopicbergError)
-    assert "topic orders has no table yet" in str(result.exception)
-    result = run("tableflow", "maintain", "wrong")
-    assert "wrong.yaml: partitions" in str(result.exception)
 
 
 def test_list_shows_valid_topics_and_reports_the_others_once(config: Settings) -> None:
@@ -147,21 +131,6 @@ def lake_config(tmp_path: Path) -> Settings:
     (root / "platform" / "topics" / "stock_trades.yaml").write_text("name: stock_trades\n")
     output.warn_once.cache_clear()
     return Settings(project_root=root, state_dir=tmp_path / "state")
-
-
-def test_lake_of_an_invalid_spec_lacks_only_what_follows_from_it(
-    lake_config: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is what `forget`, `checks`, `sync` and Dagster begin with."""
-    lake = load_lake(lake_config)
-    names = {table.name for table in lake.tables}
-    assert "airline_sunset" in names
-    assert not {"stock_trades", "stock_trades_with_totals"} & names
-    assert all(table.name in names for table in lake.derived)
-    load_lake(lake_config)
-    shown = capsys.readouterr().err
-    assert shown.count("stock_trades.yaml: pipeline: is required") == 1
-    assert "left out, as they were never valid: stock_trades" in shown
 
 
 def test_lake_of_a_source_that_nobody_wrote_is_refused(lake_config: Settings) -> None:

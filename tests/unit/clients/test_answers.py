@@ -208,20 +208,6 @@ def test_schema_registry_that_refuses_or_fails_is_said_with_a_hint(status: int, 
     assert bool(caught.value.hint) == (status != 422)
 
 
-@pytest.mark.usefixtures("lie")
-def test_confluent(liar: Liar) -> None:
-    waited: list[float] = []
-    url = f"http://127.0.0.1:{liar.port}"
-    api = Api(url, "KEY", SecretStr("s3cret"), sleep=waited.append)
-    refused(lambda: list(api.pages("/org/v2/environments")), f"GET {url}/org/v2/environments")
-    refused(lambda: api.get("/x")["id"], f"GET {url}/x")
-    refused(lambda: api.post("/iam/v2/api-keys", {})["id"], "POST")
-    with pytest.raises(UnreachableError) as caught:
-        api.post("/iam/v2/api-keys", {})["id"]
-    assert means(caught.value, UNANSWERED)
-    assert "s3cret" not in str(caught.value)
-
-
 def test_a_post_whose_answer_is_garbled_is_not_repeated(liar: Liar) -> None:
     liar.body = LIES["HTML"]
     api = Api(f"http://127.0.0.1:{liar.port}", "KEY", SecretStr("s3cret"), sleep=lambda _: None)

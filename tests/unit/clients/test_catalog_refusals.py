@@ -125,7 +125,6 @@ def test_topics_catalog_refusal_names_its_settings(server: Server, status: int, 
         endpoints.catalog(Settings()).load_namespace_properties("shop")
     assert meant in str(refused.value.hint)
     client = login.oauth_client()
-    assert client is not None
     assert client.prefix == "TOPICBERG_CATALOG_"
 
 

@@ -85,7 +85,6 @@ def test_commits_of_a_topic_are_one_event_a_minute_with_columns(
     assert [(each["rowCount"], each["size"]) for each in statistics] == [(3, 30), (15, 150)]
     facets = output["facets"]
     head = table.current_snapshot()
-    assert head is not None
     assert facets["version"]["datasetVersion"] == str(head.snapshot_id)
     assert facets["symlinks"]["identifiers"][0]["name"] == "n.orders"
     assert {one["name"]: one["type"] for one in facets["schema"]["fields"]} == {

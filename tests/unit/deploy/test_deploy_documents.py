@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -217,14 +216,6 @@ def _closure(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
     while more := {(a, d) for a, b in found for c, d in edges if b == c} - found:
         found |= more
     return found
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="no Graphviz")
-def test_graphviz_draws_the_graph(tmp_path: Path) -> None:
-    graph = resources(CONFIG, load_topics())
-    for name, start in (("a.svg", b"<?xml"), ("a.png", b"\x89PNG"), ("a.pdf", b"%PDF")):
-        draw(graph, tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(start)
 
 
 def test_picture_without_graphviz_names_the_package(

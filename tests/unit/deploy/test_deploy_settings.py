@@ -236,12 +236,6 @@ def test_release_of_emr_with_an_earlier_spark_is_refused(
     assert (f"{release} has no Spark 4.1" in caught.value.message) == is_refused
 
 
-def test_default_release_of_emr_is_accepted() -> None:
-    with pytest.raises(TopicbergError) as caught:
-        load({}, Settings(deployment="cloud"))
-    assert "EMR__RELEASE" not in caught.value.message
-
-
 def test_plan_says_what_is_not_computed() -> None:
     specs = load_topics()
     on_emr = Settings(deployment="cloud")

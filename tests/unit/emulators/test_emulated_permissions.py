@@ -1,19 +1,27 @@
-"""What a role of the local IAM may do: denials, boundaries, inline and bucket policies."""
+"""What a role of the local IAM may do, who may take it, and until when."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
+from topicberg.errors.aws import is_expired
 from topicberg_deploy.aws.iam import allow, document, trusted_by
 from topicberg_local.emulators import iam
+from topicberg_local.emulators.aws.auth import authenticate
+from topicberg_local.emulators.aws.shapes import Refusal
+from topicberg_local.emulators.aws.state import backends
 from topicberg_local.emulators.iam import Policies, Request
 
 USER = "arn:aws:iam::111122223333:user/snowflake"
@@ -155,3 +163,128 @@ def test_no_boundary_and_no_denial_ever_widens_what_is_allowed(
     if more["Effect"] == "Deny" and denied is not None:
         assert Policies((*identity, more), boundary, own, ROLE).denial(request) is not None
         assert Policies(identity, (*(boundary or ()), more), own, ROLE).denial(request) is not None
+
+
+RIGHT = trusted_by(USER, "ext-1")
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    with mock_aws():
+        yield boto3.client(
+            "iam", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+        )
+
+
+def refused(client: Any, *statements: dict[str, Any]) -> bool:
+    trust = json.dumps(document(*statements))
+    client.create_role(RoleName="reader", AssumeRolePolicyDocument=trust)
+    return iam.problem(client, ROLE, USER, "ext-1", s3=None) is not None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        RIGHT,
+        RIGHT | {"Principal": {"AWS": ["arn:aws:iam::1:root", USER]}},
+        RIGHT | {"Principal": {"AWS": "arn:aws:iam::111122223333:root"}},
+        RIGHT | {"Action": ["sts:TagSession", "STS:assumerole"]},
+        RIGHT | {"Condition": {"StringLike": {"sts:ExternalId": ["other", "ext-*"]}}},
+        RIGHT | {"Condition": {"ArnLike": {"aws:PrincipalArn": "arn:aws:iam::*:user/snowflake"}}},
+    ],
+)
+def test_trust_that_lets_the_principal_in(client: Any, statement: dict[str, Any]) -> None:
+    assert not refused(client, statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        trusted_by("arn:aws:iam::999988887777:user/other", "ext-1"),
+        trusted_by(USER, "ext-2"),
+        RIGHT | {"Action": "sts:TagSession"},
+        RIGHT | {"Effect": "Deny"},
+        RIGHT | {"Principal": {"Service": "emr-serverless.amazonaws.com"}},
+        RIGHT | {"Condition": {"StringEquals": {"sts:ExternalId": "EXT-1"}}},
+        RIGHT | {"Condition": {"StringNotEquals": {"sts:ExternalId": "ext-1"}}},
+        RIGHT
+        | {
+            "Condition": {
+                "StringEquals": {"sts:ExternalId": "ext-1"},
+                "Bool": {"aws:MultiFactorAuthPresent": "true"},
+            }
+        },
+    ],
+)
+def test_trust_that_keeps_the_principal_out(client: Any, statement: dict[str, Any]) -> None:
+    assert refused(client, statement)
+
+
+def denial(operator: str, external_id: str) -> dict[str, Any]:
+    condition = {operator: {"sts:ExternalId": external_id}}
+    return RIGHT | {"Effect": "Deny", "Principal": "*", "Condition": condition}
+
+
+def test_a_denial_wins(client: Any) -> None:
+    assert refused(client, RIGHT, denial("StringEquals", "ext-1"))
+
+
+def test_a_denial_of_others_lets_the_principal_in(client: Any) -> None:
+    assert not refused(client, RIGHT, denial("StringNotEquals", "ext-1"))
+
+
+def test_a_denial_that_is_not_understood_counts(client: Any) -> None:
+    assert refused(client, RIGHT, denial("NumericEquals", "1"))
+
+
+HOST = "127.0.0.1:1"
+BODY = b"{}"
+
+
+def signed(session: dict[str, Any]) -> dict[str, Any]:
+    """Return what a WSGI server makes of a request for secrets."""
+    target = "secretsmanager.ListSecrets"
+    headers = {"Host": HOST, "X-Amz-Target": target}
+    request = AWSRequest("POST", f"http://{HOST}/", data=BODY, headers=headers)
+    key = Credentials(session["AccessKeyId"], session["SecretAccessKey"], session["SessionToken"])
+    SigV4Auth(key, "secretsmanager", "us-east-1").add_auth(request)
+    named = {f"HTTP_{k.upper().replace('-', '_')}": v for k, v in request.headers.items()}
+    return {"REQUEST_METHOD": "POST", "PATH_INFO": "/", **named}
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "LOCAL")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+        role = boto3.client("iam").create_role(RoleName="ci", AssumeRolePolicyDocument=trust)
+        sts = boto3.client("sts")
+        answer = sts.assume_role(RoleArn=role["Role"]["Arn"], RoleSessionName="one")
+        yield answer["Credentials"]
+
+
+def test_session_that_lasts_is_let_in(session: dict[str, Any]) -> None:
+    assert authenticate(signed(session), BODY).service == "secretsmanager"
+
+
+def test_session_that_ended_is_expired_and_not_unknown(session: dict[str, Any]) -> None:
+    for _, _, sts in backends("sts").iter_backends():
+        role = sts.get_assumed_role_from_access_key(session["AccessKeyId"])
+        if role is not None:
+            role.expiration = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=1)
+    with pytest.raises(Refusal) as caught:
+        authenticate(signed(session), BODY)
+    assert caught.value.code == "ExpiredTokenException"
+    with pytest.raises(Refusal) as caught:
+        authenticate(signed({**session, "SessionToken": "other"}), BODY)
+    assert caught.value.code == "UnrecognizedClientException"
+
+
+def test_expired_session_is_known_to_the_client() -> None:
+    from botocore.exceptions import ClientError
+
+    for code, expected in {"ExpiredTokenException": True, "AccessDenied": False}.items():
+        error: Any = {"Error": {"Code": code, "Message": ""}}
+        assert is_expired(ClientError(error, "ListSecrets")) is expected

@@ -285,6 +285,5 @@ def test_any_text_is_cut_into_tokens_and_refused_politely(sql: str) -> None:
 def test_a_volume_keeps_what_it_is_given(comment: str, name: str) -> None:
     sql = volume(tail=f"COMMENT = {text(comment)}").replace("VOLUME ev", f"VOLUME {name}")
     statement = parse(sql)
-    assert statement is not None
     assert statement.name == (name.upper(),)
     assert statement.properties["COMMENT"] == comment

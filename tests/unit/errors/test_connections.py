@@ -174,7 +174,6 @@ def test_reason_that_a_client_withholds_is_read_from_the_server(server: tuple[st
     address, authority = server
     text = "SSL handshake failed: certificate verify failed: broker certificate could not be …"
     error = connection_error("Kafka", text, address=address, authority=authority)
-    assert error is not None
     assert error.message == f"Kafka cannot be reached: the certificate of {address} has expired"
 
 
@@ -220,7 +219,6 @@ def test_text_of_a_user_is_not_taken_for_a_server() -> None:
 def test_password_with_a_slash_is_not_taken_for_the_host() -> None:
     text = "certificate has expired: https://user:se/cret@registry.example:8443/subjects"
     error = connection_error("the schema registry", OSError(text), where="orders")
-    assert error is not None
     assert "registry.example:8443" in error.message
     assert "se/cret" not in str(error)
     assert "user" not in str(error)

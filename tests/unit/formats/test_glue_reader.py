@@ -160,7 +160,6 @@ def test_versions_of_other_schemas_have_ids_of_their_own(registry: GlueRegistry)
     assert reader.id_of(other, context) == FIRST_OTHER
     assert reader.id_of(other, context) == FIRST_OTHER
     found = reader.by_id(FIRST_OTHER, context)
-    assert found is not None
     assert (found.schema_type, found.schema_id) == ("JSON", FIRST_OTHER)
     assert reader.guids(context)[other] == FIRST_OTHER
     assert reader.id_of(other, reader.context("theirs")) == 1

@@ -164,7 +164,7 @@ def decoders(
 ALL = decoders(PROPERTIES, CONVERSIONS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OF.keys() - {"lines.n", "tags", "by.name"})), values),
@@ -305,7 +305,7 @@ def unnamed(value: Any, schema: dict[str, Any]) -> Any:
     return rest or None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(records_with_others, min_size=1, max_size=4))
 def test_what_the_schema_does_not_name_is_kept_where_it_is(records: list[dict[str, Any]]) -> None:
     payloads = [json.dumps(one).encode() for one in records]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from decoders import Decoders
-from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
+from fuzz_protobuf import comparable, row
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.message import DecodeError
 from reasons import reason
@@ -201,13 +200,6 @@ def test_format_of_the_schema() -> None:
 # --- records ---
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_records(seed: int) -> None:
-    sample = schema_and_records(random.Random(seed), 40)
-    rows = decode(sample.payloads, registered(sample.text))
-    assert list(map(comparable, rows)) == list(map(comparable, sample.rows)), sample.text
-
-
 def test_an_empty_record_is_all_defaults() -> None:
     body = "int32 a = 1; optional int32 b = 2; string c = 3; Line d = 4; Kind e = 5;"
     schema = proto(f"{body} repeated int32 f = 6; map<string, string> g = 7;")
@@ -322,21 +314,6 @@ def test_message_indexes() -> None:
 
 
 # --- schema evolution ---
-
-
-def test_older_schemas() -> None:
-    old = proto("int32 a = 1; string gone = 2; Line line = 3; int32 wide = 4;")
-    new = proto("int32 renamed = 1; Line line = 3; int64 wide = 4; string more = 5;", number=2)
-    data = b"\x08\x07\x12\x01x\x1a\x02\x08\x05\x20\x09"
-    row = {"renamed": 7, "line": {"n": 5}, "wide": 9, "more": None}
-    assert one(old, data, latest=new) == row
-
-
-def test_dropped_fields_keep_their_columns() -> None:
-    old, new = proto("int32 a = 1; string b = 2;"), proto("int32 a = 1;", number=2)
-    table = protobuf.fields("s", old, itertools.count(1))
-    decoders = Decoders(protobuf, ResolvedSchema(old, new, table))
-    assert decoders.decoded([b"\x00\x08\x01\x12\x01x"]) == [{"a": 1, "b": "x"}]
 
 
 def test_messages_are_found_by_name_before_place() -> None:
@@ -467,31 +444,6 @@ def test_default_that_its_column_cannot_hold_is_refused() -> None:
         )
 
 
-def test_random_pairs_of_versions() -> None:
-    """Records of an old version, in the table of a new one."""
-    compared = 0
-    for seed in range(8):
-        rng = random.Random(seed)
-        old, new = versions(rng)
-        root = protoc.compiled("old.proto", old).message_types_by_name["Root"]
-        messages = [fill(rng, message_factory.GetMessageClass(root)()) for _ in range(20)]
-        payloads = [b"\x00" + message.SerializeToString() for message in messages]
-        try:
-            rows = decode(payloads, registered(old), registered(new, 2))
-        except TableflowError:  # the versions do not fit each other
-            continue
-        newest = protoc.compiled("new.proto", new).message_types_by_name["Root"].fields_by_number
-        for message, found in zip(messages, rows, strict=True):
-            if found is None:
-                continue
-            for field in root.fields:
-                twin = newest.get(field.number)
-                if twin and field.message_type is None and twin.type == field.type:
-                    assert comparable(found[twin.name]) == comparable(row(message)[field.name])
-                    compared += 1
-    assert compared > 100
-
-
 # --- identity and reasons ---
 
 
@@ -598,40 +550,6 @@ def test_reasons_of_message_indexes() -> None:
     assert "[1, 0]: the record is a p.B.C, the table's message is p.A" in reasons[0]
     assert "[7]: the schema has no such message" in reasons[1]
     assert all("no message indexes at byte 0" in reason for reason in reasons[2:])
-
-
-OWN_RULES = re.compile(r"is not a date|is not a time of a day|is not UTF-8|wire type \S+ at byte")
-"""Why a record is malformed that Google's library reads: for that one, a field of another wire type
-is an unknown one, and texts of proto2 may be any bytes."""
-
-
-@pytest.mark.parametrize("seed", [0, 3, 4, 5, 14, 27])
-def test_damaged_record_is_what_google_reads(seed: int) -> None:
-    rng = random.Random(seed)
-    sample = schema_and_records(rng, 40)
-    file = protoc.compiled("fuzz.proto", sample.text)
-    message = message_factory.GetMessageClass(next(iter(file.message_types_by_name.values())))
-    damaged = []
-    for payload in sample.payloads:
-        broken = bytearray(payload.removeprefix(b"\x02\x00").removeprefix(b"\x00"))
-        for _ in range(rng.randint(1, 3) if broken else 0):
-            broken[rng.randrange(len(broken))] = rng.randrange(256)
-        damaged += [bytes(broken), bytes(broken[: rng.randint(0, len(broken))])]
-    pairing = pairing_of(registered(sample.text))
-    rows = decode([b"\x00" + data for data in damaged], pairing.writer)
-    for data, found in zip(damaged, rows, strict=True):
-        why = reason(protobuf, b"\x00" + data, pairing)
-        try:
-            expected = message.FromString(data)
-        except DecodeError:
-            assert why, data
-            continue
-        if found is not None:
-            assert expected.IsInitialized()
-            assert comparable(found) == comparable(row(expected))
-        elif expected.IsInitialized():
-            assert OWN_RULES.search(str(why)), data
-    assert min(rows.count(None), len(rows) - rows.count(None)) > 10
 
 
 def test_long_list_is_read_beside_short_records() -> None:

@@ -126,7 +126,6 @@ def test_references_are_of_the_context(client: SchemaRegistryClient) -> None:
         number = client.register_schema(subject, Schema(text, "AVRO", [reference]))
         reader = SubjectReader(client)
         for schema in (reader.read(subject).latest, reader.by_id(number, ".eu")):
-            assert schema is not None
             ((_, found),) = schema.references
             assert json.loads(found)["size"] == expected
 

@@ -75,7 +75,7 @@ def by_the_rfc(text: str) -> datetime | None:
     return found
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=500)
 @given(st.one_of(PARTS.map("".join), LEAP_SECONDS, st.text("0129-:TZ+. ", max_size=26)))
 def test_date_time_micros_any_text_is_what_the_rfc_says(text: str) -> None:
     expected = by_the_rfc(text)
@@ -83,7 +83,6 @@ def test_date_time_micros_any_text_is_what_the_rfc_says(text: str) -> None:
     assert found == (None if expected is None else (expected - EPOCH) // timedelta(microseconds=1))
     if found is not None:  # RFC 3339 is a part of what `iso` reads
         read = moment(text, is_iso=True)
-        assert read is not None
         assert read.utc_micros == found
 
 

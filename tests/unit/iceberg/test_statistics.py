@@ -73,7 +73,6 @@ def test_long_value_in_a_rewritten_file_leaves_no_bounds(
     change.add([written(table, ["a", "b", "x", LONG])])
     change.commit()
     head = table.refresh().current_snapshot()
-    assert head
     (entry,) = entries(table.io, head.manifests(table.io))
     copy = rewritten(table, entry, np.array([1]))
     assert copy is not None

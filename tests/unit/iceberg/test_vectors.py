@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import DataFileContent, FileFormat
@@ -51,7 +51,6 @@ def test_decode_returns_what_was_encoded(positions: Any) -> None:
 
 
 @given(st.lists(POSITIONS, min_size=1, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_written_vectors_are_read_again(tmp_path: Path, vectors: list[Any]) -> None:
     target = table(tmp_path)
     of = [(data_file(f"file:///data/{n}.parquet"), each) for n, each in enumerate(vectors)]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.errors import SpecError
 from topicberg.orchestration.jobs.observation import observe
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings
 from topicberg.tableflow.service import control
 from topicberg.topics.kept import KnownSpecs, build_with_kept, specs_in_use
 
@@ -154,38 +150,3 @@ def test_invalid_spec_of_another_topic_stops_no_command(config: Settings) -> Non
     for command in (control.enable, control.resume, control.find_topic):
         with pytest.raises(SpecError, match=r"orders\.yaml: partitions"):
             command(config, "orders")
-
-
-@pytest.mark.slow
-def test_code_location_with_an_invalid_spec_loads(tmp_path: Path) -> None:
-    """As every run does: with a wrong spec, and with a wrong schema file."""
-    root, project = settings().project_root, tmp_path / "project"
-    kept = ("assets", "jobs", "resources", "definitions.py", "pyproject.toml")
-    project.mkdir()
-    for name in kept:
-        (project / name).symlink_to(root / name)
-    for name in ("topics", "schemas"):
-        shutil.copytree(root / "platform" / name, project / "platform" / name)
-    environment = {
-        **os.environ,
-        "TOPICBERG_PROJECT_ROOT": str(project),
-        "TOPICBERG_STATE_DIR": str(tmp_path / "state"),
-        "PYTHONPATH": str(project),
-    }
-    code = (
-        "from definitions import defs; graph = defs.get_repository_def().asset_graph; "
-        "print(*sorted(key.to_user_string() for key in graph.get_all_asset_keys()))"
-    )
-
-    def load() -> str:
-        command = [sys.executable, "-c", code]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, env=environment, cwd=project
-        ).stdout
-
-    before = load()
-    spec = project / "platform/topics/stock_trades.yaml"
-    spec.write_text(spec.read_text().replace("partitions:", "partitoins:"))
-    for schema in (project / "platform/schemas").glob("stock_total*"):
-        schema.write_text("{")
-    assert load() == before

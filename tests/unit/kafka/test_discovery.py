@@ -163,7 +163,6 @@ def test_find_topic_returns_the_schemas_of_keys_and_values(services: Services) -
     services.others["web.a-key"] = ("JSON", "{}")
     services.configs["web.a"] = {"cleanup.policy": "compact"}
     found = find_topic("web.a", cast(Any, services))
-    assert found is not None
     assert (found.partitions, found.is_compacted) == (1, True)
     assert found.value == FoundSchema(format="avro", version=1)
     assert found.key == FoundSchema(format="json", version=1)

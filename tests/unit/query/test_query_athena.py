@@ -236,6 +236,5 @@ def test_query_of_an_unreadable_table_names_other_engines(
 
     for sql in ("SELECT * FROM orders", "SELECT 1 FROM shop.Orders", 'SELECT * FROM "air_line"'):
         found = hint(sql)
-        assert found is not None
         assert found.startswith("choose another engine (duckdb, snowflake, spark): Athena cannot")
     assert hint("SELECT * FROM plain") == "look"

@@ -192,7 +192,7 @@ PIECE = st.sampled_from(QUOTES + OTHERS)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 @given(before=st.lists(PIECE, max_size=8), after=st.lists(PIECE, max_size=4))
 def test_what_another_parser_takes_for_a_write_is_no_query(
     engine: Engine, before: list[str], after: list[str]

@@ -1,4 +1,4 @@
-"""Names of tables are those of one deployment, also if a catalog has several."""
+"""Names of tables are those of one deployment, also for a catalog-linked database."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
+from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.resources.tables import Tables
 from topicberg.query import _mentioned_elsewhere
-from topicberg.query.namespaces import own_namespaces, own_tables
+from topicberg.query.namespaces import own_namespaces, own_tables, qualify
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
 
@@ -82,3 +83,36 @@ def test_spark_has_views_of_the_deployments_tables_only(shared: SqlCatalog) -> N
     sql = "SELECT * FROM large_trades, their_trades, stock_trades"
     named = _mentioned_elsewhere(sql, cast(Any, At()), CONFIG)
     assert named == [(OURS, "large_trades")]
+
+
+TRADES = 'L."lkc"."stock_trades"'
+
+
+def find(name: str) -> TablePath | None:
+    if name != "STOCK_TRADES":
+        return None
+    return TablePath("L", "lkc", "stock_trades", is_linked=True)
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT * FROM stock_trades", 'SELECT * FROM {} AS "STOCK_TRADES"'),
+        ("select count(*) from Stock_Trades t", "select count(*) from {} t"),
+        ('SELECT 1 FROM "STOCK_TRADES"', 'SELECT 1 FROM {} AS "STOCK_TRADES"'),
+        ('SELECT 1 FROM "stock_trades"', 'SELECT 1 FROM "stock_trades"'),
+        ("SELECT 1 FROM s.stock_trades", "SELECT 1 FROM s.stock_trades"),
+        ("SELECT 'stock_trades' FROM totals", "SELECT 'stock_trades' FROM totals"),
+        (
+            "SELECT a.x FROM stock_trades a JOIN stock_trades b ON a.x = b.x -- stock_trades",
+            "SELECT a.x FROM {} a JOIN {} b ON a.x = b.x -- stock_trades",
+        ),
+        (
+            "WITH stock_trades AS (SELECT 1) SELECT * FROM stock_trades",
+            "WITH stock_trades AS (SELECT 1) SELECT * FROM stock_trades",
+        ),
+        ("SHOW TABLES", "SHOW TABLES"),
+    ],
+)
+def test_names_of_topics_are_qualified(sql: str, expected: str) -> None:
+    assert qualify(sql, find) == expected.replace("{}", TRADES.replace("L.", '"L".'))

@@ -81,7 +81,6 @@ def test_a_quoted_name_stays_one_name(
 ) -> None:
     statements = sqlglot.parse(f"SELECT 1 FROM {quote(namespace, table)}", dialect=dialect)
     (found,) = [select.find(exp.Table) for select in statements if select]
-    assert found is not None
     assert (found.db, found.name) == (namespace, table)
 
 

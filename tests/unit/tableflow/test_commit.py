@@ -42,7 +42,6 @@ def test_files_planned_on_an_older_head_are_not_added(table: Table) -> None:
     with table.transaction() as transaction:
         transaction.set_properties({"topicberg.first-offsets": "{}"})
     head = table.current_snapshot()
-    assert head is not None
     with pytest.raises(CommitConflictError, match="another commit came before this batch"):
         add_files(table, None, written(table, ROWS), [], {})
     assert table.refresh().current_snapshot() == head
@@ -54,7 +53,6 @@ def test_files_planned_on_an_older_head_are_not_added(table: Table) -> None:
 def test_refused_batch_leaves_no_file(table: Table) -> None:
     table.append(ROWS)
     head = table.current_snapshot()
-    assert head is not None
     overtake(table)
     before = names(table, ".parquet"), names(table, ".avro")
     with pytest.raises(CommitConflictError, match="another commit came first"):

@@ -158,7 +158,6 @@ def test_erase_after_a_rollback_to_unknown_offsets_changes_nothing(make: Make) -
     table.manage_snapshots().create_tag(line[1], "good").commit()
     append(table, "carol", **{END_OFFSETS: '{"0": 2}'})
     head = table.refresh().current_snapshot()
-    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, CHECKPOINT_TAG).commit()
     table.manage_snapshots().rollback_to_snapshot(line[1]).commit()
     table.refresh().maintenance.expire_snapshots().by_ids([line[0]]).commit()
@@ -172,7 +171,6 @@ def test_erase_history_and_deleted_rows_leaves_no_file(make: Make) -> None:
     table = make()
     append(table, SECRET, "bob", **{END_OFFSETS: '{"0": 2}', "topicberg.topic-id": "t"})
     head = table.refresh().current_snapshot()
-    assert head is not None
     table.manage_snapshots().create_tag(head.snapshot_id, CHECKPOINT_TAG).commit()
     table.manage_snapshots().create_branch(head.snapshot_id, "audit").commit()
     append(table, "carol")

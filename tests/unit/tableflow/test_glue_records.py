@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from fuzz_json import schema_and_records
 from glue_records import GlueRegistry, glue_record
-from google.protobuf.message_factory import GetMessageClass
 from plans import plan_of, readers_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
 from strict_aws import strict_aws
@@ -32,7 +31,6 @@ from topicberg.tableflow.layout.layout import foreign_schemas, read_layout, tabl
 from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table
 from topicberg.tableflow.layout.writers import MessageDecoder, named_schemas
-from topicberg.tableflow.upsert.key_hashing import times_of
 from topicberg.topics import TopicSpec
 
 names = itertools.count()
@@ -227,20 +225,6 @@ def test_messages_are_counted_as_aws_does() -> None:
     assert glue_index(file.message_types_by_name["M300"]) == b"\xac\x02"  # no zig-zag
 
 
-@pytest.mark.usefixtures("only_compiled")
-def test_protobuf_begins_with_awss_index(registry: GlueRegistry, name: str) -> None:
-    version = registry.register(name, "protobuf", PROTO)
-    topic = Topic(name, registry.reader(), schema=glue("protobuf", message="Order"))
-    file = file_of("s", RegisteredSchema(1, "PROTOBUF", PROTO))
-    make: Callable[..., Any] = GetMessageClass(file.message_types_by_name["Order"])
-    payloads = [make(id=one, counts={"a": one}).SerializeToString() for one in range(5)]
-    raws = [
-        glue_record(version, b"\1" + one, is_compressed=place % 2 == 0)
-        for place, one in enumerate(payloads)
-    ]
-    assert topic.values(raws, "id") == [(one,) for one in range(5)]
-
-
 def test_other_message_of_the_file_is_the_reason(registry: GlueRegistry, name: str) -> None:
     version = registry.register(name, "protobuf", PROTO)
     topic = Topic(name, registry.reader(), schema=glue("protobuf"))
@@ -255,7 +239,6 @@ def test_other_message_of_the_file_is_the_reason(registry: GlueRegistry, name: s
     assert "the record has no message index" in reasons[4]
     writer = RegisteredSchema(1, "PROTOBUF", PROTO, has_glue_index=True)
     found = message_of_record(b"\1\x10\x07", writer)
-    assert found is not None
     assert (found.message.name, found.begin) == ("Order", 1)
 
 
@@ -313,18 +296,6 @@ def test_keys_of_another_schema_are_read_again(registry: GlueRegistry, name: str
     read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
     held = pa.array([row["$$raw-key"] for row in rows], pa.binary())
     assert len({*read.texts(held).to_pylist()}) == 1
-
-
-def test_newer_version_of_a_key_is_newer_within_a_millisecond(
-    registry: GlueRegistry, name: str
-) -> None:
-    _, first = upserts(registry, name)
-    second = registry.register(f"{name}-key", "avro", json.dumps(avro("k", "more", name="K")))
-    again = upsert_topic(registry, name)
-    _, key = plan_of(again.spec, again.layout, again.table, again.foreign)
-    assert key is not None
-    raw = pa.array([glue_record(one, b"x") for one in (first, second, uuid4())], pa.binary())
-    assert times_of(pa.array([1000, 1000, 1000]), raw, key).tolist() == [1001, 1002, 1000]
 
 
 def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -> None:

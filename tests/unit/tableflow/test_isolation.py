@@ -1,18 +1,25 @@
-"""The search for failing records, and what is learnt of the size of batches."""
+"""The search for failing records, sizes of batches that are learnt, subjects of dead letters."""
 
 from __future__ import annotations
 
 from math import log2
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.kafka.offsets import PartitionOffset
+from topicberg.settings import Settings
 from topicberg.tableflow.batch.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
-from topicberg.tableflow.rejected.deadletters import CHUNK, Places
+from topicberg.tableflow.rejected.deadletters import CHUNK, DeadLetters, Places
 from topicberg.tableflow.service.record_search import ATTEMPTS, MOST_BLAMED, Isolation
 from topicberg.tableflow.values.offsets import plan_batch
+from topicberg.topics import TopicSpec
+from topicberg.topics.deadletters import ERROR_LOG_SCHEMA
+from topicberg.topics.schema import schema_path
 
 logs = st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 50), st.integers(0, 300)))
 places = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 350)), max_size=6)
@@ -190,3 +197,29 @@ def test_places_are_small_and_forget_what_is_committed() -> None:
     found.forget({0: 59 * CHUNK})
     assert (0, 0) not in found
     assert (0, 60 * CHUNK - 3) in found
+
+
+OURS = schema_path(Path(), ERROR_LOG_SCHEMA).read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_ours"),
+    [
+        (OURS, True),
+        (OURS.replace("topicberg", "other"), False),
+        ('{"type": "object"}', False),
+        ('{"type": "record", "name": "R", "fields": 5}', False),
+        ('syntax = "proto3";', False),
+        ("[" * 10_000, False),
+    ],
+    ids=["ours", "namespace", "json", "fields", "protobuf", "deep"],
+)
+def test_subject_of_dead_letters_has_their_schema(tmp_path: Path, text: str, is_ours: bool) -> None:
+    fields = {"name": "orders", "pipeline": "shop", "schema": {"format": "none"}}
+    latest = SimpleNamespace(schema=SimpleNamespace(schema_str=text))
+    registry = SimpleNamespace(get_latest_version=lambda _: latest)
+    endpoints = SimpleNamespace(schema_registry_client=lambda: registry)
+    letters = DeadLetters(
+        TopicSpec.model_validate(fields), cast(Any, endpoints), Settings(state_dir=tmp_path)
+    )
+    assert letters._is_ours("topicberg.ErrorLog") is is_ours

@@ -1,7 +1,8 @@
-"""A reread of an upsert topic, without Kafka."""
+"""A reread of an upsert topic, and deletes that a table may have missed, without Kafka."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,16 +10,21 @@ import pyarrow as pa
 import pytest
 from memory_kafka import MemoryKafka, topic_of
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
 from topicberg.errors import TableflowError
 from topicberg.formats import metadata as names
-from topicberg.iceberg.summaries import END_OFFSETS
+from topicberg.iceberg.summaries import COMMITTED_AT_MS, CURRENT_AT_MS, END_OFFSETS
 from topicberg.kafka.offsets import dump_offsets
+from topicberg.kafka.topics import tombstone_ms
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
 from topicberg.tableflow.layout.upsert_key import raw_key
 from topicberg.tableflow.table import reread as module
 from topicberg.tableflow.upsert.key_hashing import no_decoder
+from topicberg.tableflow.upsert.tombstones import MISSED, DeleteWatch, Missed, current
+from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
 
 SPEC = TopicSpec.model_validate(
@@ -116,3 +122,51 @@ def test_reread_keys_of_several_types_are_compared_as_they_were_sent(
     done = module.reread(spec, table, broker.endpoints, config)
     assert (done.rows, done.records) == (1, 1)
     assert table.refresh().scan().to_arrow()[RAW_KEY].to_pylist() == [b"kept"]
+
+
+DAY = 86_400_000
+BROKER = MemoryKafka({"orders": topic_of()})
+KEPT_MS = partial(tombstone_ms, BROKER.endpoints, "orders")
+
+
+@pytest.fixture
+def table(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A table that held its topic up to offset 2 on day 0, and up to offset 9 on day 5."""
+    settings = {"cleanup.policy": "compact", "delete.retention.ms": str(DAY)}
+    BROKER.serve(monkeypatch).topics["orders"].kafka_settings |= settings
+    return catalog.create_table("shop.orders", pa.schema([("id", pa.int64())]))
+
+
+def changed(table: Table, now_ms: int, *, records: int) -> dict[str, str]:
+    """Return the table properties that change with a batch up to offset 9."""
+    held = committed(table)
+    watch = DeleteWatch(KEPT_MS, table, held, now_ms)
+    return watch.of(Batch(held.offsets, {0: 9}), lambda: records, caught_up=True)
+
+
+def commit(table: Table, end: int, properties: dict[str, str], **summary_of: str) -> None:
+    offsets = {END_OFFSETS: dump_offsets({0: end}), **summary_of}
+    table.append(pa.table({"id": [end]}), snapshot_properties=offsets)
+    with table.refresh().transaction() as transaction:
+        transaction.set_properties(properties)
+
+
+@pytest.mark.parametrize("noted", [CURRENT_AT_MS, COMMITTED_AT_MS])
+def test_gap_after_a_rollback_may_have_had_deletes(table: Table, noted: str) -> None:
+    """The property is of a state that ``main`` has left; what the snapshot says counts."""
+    commit(table, 2, current({0: 2}, 0), **{noted: "0"})
+    first = table.current_snapshot()
+    commit(table, 9, current({0: 9}, 5 * DAY))
+    assert MISSED not in changed(table, 5 * DAY + 1, records=0)
+    table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    assert MISSED not in changed(table.refresh(), 5 * DAY + 1, records=7)
+    properties = changed(table, 5 * DAY + 1, records=6)
+    assert Missed.model_validate_json(properties.pop(MISSED)).since_ms == 0
+    assert properties == current({0: 9}, 5 * DAY + 1)
+
+
+def test_snapshot_notes_when_its_table_was_current(table: Table) -> None:
+    commit(table, 2, current({0: 2}, 3 * DAY))
+    watch = DeleteWatch(KEPT_MS, table, committed(table), 4 * DAY)
+    assert watch.noted({}) == {CURRENT_AT_MS: str(3 * DAY)}
+    assert watch.noted(current({0: 9}, 4 * DAY)) == {CURRENT_AT_MS: str(4 * DAY)}

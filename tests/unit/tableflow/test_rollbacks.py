@@ -51,7 +51,6 @@ def commit_batch(table: Table, end: int) -> int:
     offsets = {END_OFFSETS: f'{{"0": {end}}}'}
     table.refresh().append(pa.table({"id": [end]}), snapshot_properties=offsets)
     head = table.refresh().current_snapshot()
-    assert head is not None
     commit_update(table, set_ref(CHECKPOINT_TAG, head.snapshot_id))
     table.refresh()
     return head.snapshot_id
@@ -105,7 +104,6 @@ def test_committed_after_a_rollback_behind_the_tag_is_an_error(
 def test_committed_after_a_rollback_to_before_the_first_batch_is_nothing(table: Table) -> None:
     table.append(pa.table({"id": [1]}))
     first = table.refresh().current_snapshot()
-    assert first is not None
     commit_batch(table, 2)
     roll_back(table, first.snapshot_id)
     assert committed(table.refresh()) == Committed()

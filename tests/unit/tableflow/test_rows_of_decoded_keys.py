@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from format_versions import append, replace
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
@@ -159,9 +159,7 @@ RECORDS = st.lists(
 
 
 @given(st.lists(st.tuples(RECORDS, st.booleans()), min_size=1, max_size=5), st.booleans())
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25)
 def test_newest_record_of_all_partitions_is_the_row(
     catalog: SqlCatalog,
     tmp_path: Path,

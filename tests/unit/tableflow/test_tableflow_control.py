@@ -1,14 +1,19 @@
-"""Requests to Tableflow beside the specs; and its metrics."""
+"""Requests to Tableflow beside the specs, statuses, metrics, and the dashboard that shows them."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from repository import PROJECT_ROOT
 
 from topicberg.checks.topic import check_engine
 from topicberg.cli import tableflow as cli
@@ -22,6 +27,8 @@ from topicberg.tableflow.service.status import (
     OpenTransaction,
     TopicStatus,
     read_status,
+    remove_status,
+    reported_snapshot,
     status_file,
     write_status,
 )
@@ -141,7 +148,6 @@ def test_resume_keeps_earlier_requests(config: Settings) -> None:
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
     control.resume(config, "orders")
     request = requests.read_request(config, "orders")
-    assert request is not None
     assert request.resumed_at > 0
     assert request.tableflow == {"error_handling": {"mode": "SKIP"}}
 
@@ -193,23 +199,6 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     )
     requested.topics()
     assert requested.resumed() == ["orders"]
-
-
-def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
-    control.enable(config, "views", discovered=FOUND)
-    requested = control.Requested(config)
-    first = requested.topics()
-    assert set(first[0]) == {"orders", "views"}
-    assert requested.topics()[0]["orders"] is first[0]["orders"]
-    control.resume(config, "views")
-    assert requested.resumed() == []
-    assert requested.topics() == first
-    assert requested.resumed() == ["views"]
-    assert requested.resumed() == []
-    (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
-    assert set(requested.topics()[0]) == {"views"}
-    control.disable(config, "views")
-    assert requested.topics() == ({}, {})
 
 
 def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Settings) -> None:
@@ -350,3 +339,99 @@ def test_notes_on_a_topic_that_runs_are_shown(
     assert "(id): the index of keys was rebuilt at 1970-01-01 00:00:00 UTC; rows deleted" in shown
     assert "newer row has their key: 2" in shown
     assert "skipped by ann@host at 1970-01-01 00:00:00 UTC, reason: broken disk" in shown
+
+
+def test_reported_snapshot_is_that_of_the_last_status(tmp_path: Path) -> None:
+    config = Settings(state_dir=tmp_path)
+    assert reported_snapshot(config, "orders") is None
+    for snapshot in range(5):
+        write_status(config, TopicStatus(topic="orders", snapshot_id=snapshot))
+        assert reported_snapshot(config, "orders") == snapshot
+        time.sleep(0.02)  # file systems have times of a few milliseconds
+    remove_status(config, "orders")
+    assert reported_snapshot(config, "orders") is None
+
+
+def test_reported_snapshot_of_a_damaged_status_is_none(tmp_path: Path) -> None:
+    config = Settings(state_dir=tmp_path)
+    write_status(config, TopicStatus(topic="orders", snapshot_id=1))
+    status_file(config, "orders").write_text("{")
+    assert reported_snapshot(config, "orders") is None
+
+
+def test_reported_snapshot_of_an_unchanged_status_is_kept(tmp_path: Path) -> None:
+    """A tick costs what changed: of the other statuses only the state of the file is read."""
+    config = Settings(state_dir=tmp_path)
+    write_status(config, TopicStatus(topic="orders", snapshot_id=1))
+    assert reported_snapshot(config, "orders") == 1
+    file = status_file(config, "orders")
+    before = file.stat()
+    file.write_text(file.read_text().replace(":1", ":2"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert reported_snapshot(config, "orders") == 1
+
+
+DASHBOARD = json.loads((PROJECT_ROOT / "docs/production/grafana-dashboard.json").read_text())
+PANELS: list[Any] = DASHBOARD["panels"]
+FUNCTIONS = {"sum", "max", "by", "rate", "increase", "label_values"}
+
+
+def samples() -> dict[str, set[str]]:
+    """Name of every sample → its labels."""
+    status = TopicStatus(
+        topic="orders", reader="process", lag={0: 1}, committed_at_ms=1,
+        open_transactions={0: OpenTransaction(offset=1, since_ms=0)},
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [status], "one"))
+    found: dict[str, set[str]] = {}
+    for metric in registry.collect():
+        for sample in metric.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def queries() -> list[str]:
+    found = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    variables = DASHBOARD["templating"]["list"]
+    return [*found, *(one["query"]["query"] for one in variables if one["type"] == "query")]
+
+
+@pytest.mark.parametrize("query", queries())
+def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
+    known = samples()
+    text = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
+    names = re.findall(r"[a-z_]{2,}", text)
+    metrics = {name for name in names if name.startswith("topicberg_")}
+    assert metrics
+    assert metrics <= known.keys()
+    labels = {*names} - metrics - FUNCTIONS
+    for metric in metrics:
+        assert labels <= known[metric], query
+
+
+def test_every_counter_has_a_panel() -> None:
+    text = " ".join(queries())
+    assert [name for name in COUNTERS if f"_{name}_total" not in text] == []
+
+
+def test_gauges_of_a_status_have_its_values() -> None:
+    status = TopicStatus(
+        topic="orders", phase="RUNNING", lag={0: 3, 1: 0}, committed_at_ms=1, data_files=4,
+        open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [status]))
+
+    def value(name: str, **labels: str) -> float | None:
+        labels["topic"] = "orders"
+        return registry.get_sample_value(f"topicberg_tableflow_{name}", labels)
+
+    assert (value("consumer_lag_records", partition="0"), value("data_files")) == (3, 4)
+    assert [value("phase", phase=phase) for phase in ("RUNNING", "FAILED", "SUSPENDED")] == [
+        1,
+        0,
+        0,
+    ]
+    assert (value("open_transaction_seconds", partition="0") or 0) > 10**9
+    assert (value("commit_lag_seconds") or 0) > 10**9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import uuid
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +16,7 @@ import fastavro
 import pytest
 from fuzz_json import schema_and_records
 from header_framing import NAMES
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import plan_of, readers_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
@@ -23,7 +24,7 @@ from pyiceberg.types import StringType
 from specs import Project
 
 from topicberg.errors import SpecError, TableflowError
-from topicberg.formats.framing import OWN_SCHEMA_ID, wire_prefix
+from topicberg.formats.framing import OWN_SCHEMA_ID, framed, wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout.layout import read_layout, table_schema
@@ -38,9 +39,7 @@ PROTO = """syntax = "proto3";
 message Other { string note = 1; }
 message Order { message Line { int64 id = 1; string note = 2; } Line first = 1; }
 """
-SLOW = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SLOW = settings(max_examples=30)
 
 
 class Topic:
@@ -398,3 +397,10 @@ def test_pattern_of_plain_topics_needs_no_subject(project: Project) -> None:
     (spec,) = specs
     assert (spec.value_schema.framing, spec.external) == ("none", True)
     assert spec.columns(project.config)["note"] == "string"
+
+
+@pytest.mark.parametrize("compression", [b"\x00", b"\x05"])
+def test_problem_of_a_glue_record_names_its_registry(compression: bytes) -> None:
+    raw = b"\x03" + compression + uuid.uuid4().bytes + b"payload"
+    assert "AWS Glue Schema Registry: set `schema.framing: glue`" in str(framed("value", raw, None))
+    assert "Confluent's wire format" in str(framed("value", raw[:10], None))

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_topics import no_glue
 from plans import plan_of, rows_of
@@ -75,7 +75,7 @@ def is_equal(found: Any, wanted: Any) -> bool:
     return bool(type(found) is type(wanted) and found == wanted)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(RECORDS)
 def test_sampled_records_become_rows_with_their_values(records: list[dict[str, Any]]) -> None:
     if not any(records):

@@ -39,14 +39,6 @@ def reasons(document: dict[str, Any]) -> dict[str, str]:
         return {p.field: p.reason for p in check_topics(project.config)[1]}
 
 
-def test_the_projects_own_specs() -> None:
-    specs = {spec.name: spec for spec in load_topics()}
-    trades = specs["stock_trades"]
-    assert trades.table_identifier() == ("lkc-local", "stock_trades")
-    assert list(trades.columns())[:3] == ["key", "side", "quantity"]
-    assert trades.cleanup_policy == "delete"
-
-
 @settings(max_examples=40)
 @given(documents)
 def test_right_specs_round_trip(document: dict[str, Any]) -> None:
@@ -120,14 +112,6 @@ def test_columns_have_headers_of_the_kind_that_the_spec_says(project: Project, k
     assert (
         f"$$headers is a {kind}, which cannot be a key" in check_topics(project.config)[1][0].reason
     )
-
-
-def test_names_of_a_topic_with_dots() -> None:
-    spec = TopicSpec.model_validate(minimal(name="Airline.sun-set"))
-    assert spec.table_identifier()[1] == "Airline.sun-set"
-    assert spec.glue_name == "airline.sun-set"
-    assert spec.snowflake_name == "AIRLINE_SUN_SET"
-    assert spec.asset_name == "Airline_sun_set"
 
 
 def test_portable_metadata_columns(project: Project) -> None:
@@ -220,20 +204,6 @@ def test_partition_fields_are_parsed_or_refused(text: str) -> None:
     except ValueError:
         return
     assert parse_partition_field(str(field)) == field
-
-
-def test_import_stays_light() -> None:
-    """The Dagster code location imports it: none of the clients may come with it."""
-    heavy = (
-        "confluent_kafka|pyspark|pyiceberg|duckdb|fastavro|avro|boto3|snowflake.connector|dagster"
-        "|deltalake"
-    )
-    code = (
-        "import sys, topicberg.topics as t; t.check_topics;"
-        f"print([m for m in sys.modules if m in '{heavy}'.split('|')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -492,14 +462,6 @@ def test_topics_whose_tables_would_be_one(project: Project, name: str) -> None:
     assert any("trades.yaml" in line and "name: " in line for line in problems(project)[1:])
 
 
-def test_dots_and_underscores_collide(project: Project) -> None:
-    project.topic(minimal(name="a.b"))
-    project.topic(minimal(name="a_b"))
-    assert problems(project) == [
-        "topics/a_b.yaml: name: a_b and a.b of topics/a.b.yaml would be one table in Snowflake"
-    ]
-
-
 def test_schema_file_outside_by_link(project: Project, tmp_path: Path) -> None:
     (tmp_path / "secret.avsc").write_text("{}")
     (project.config.schemas_dir / "link.avsc").symlink_to(tmp_path / "secret.avsc")
@@ -517,15 +479,6 @@ def test_missing_fields_and_unknown_topic(project: Project) -> None:
     ]
     with pytest.raises(SpecError, match="did you mean stock_trades"):
         load_topic("stock_trade")
-
-
-def test_fields_that_differ_only_in_case_are_refused(project: Project) -> None:
-    fields = '[{"name": "Side", "type": "int"}, {"name": "side", "type": "int"}]'
-    project.schema("case.avsc", f'{{"type": "record", "name": "T", "fields": {fields}}}')
-    project.topic(minimal(schema={"format": "avro", "file": "case.avsc"}))
-    assert problems(project) == [
-        "topics/trades.yaml: schema.file: fields Side and side would be one column in Glue"
-    ]
 
 
 def test_owner_rule_is_dagsters() -> None:

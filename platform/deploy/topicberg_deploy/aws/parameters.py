@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from topicberg.clients.aws import every
-from topicberg.settings import Settings
-from topicberg.settings.deployed import (
+from topicberg.settings import (
     DEPLOYED_EMR,
     DEPLOYED_LINK,
     DEPLOYED_NAMES,
     DEPLOYED_NAMESPACE,
+    Settings,
     read_deployment,
 )
 from topicberg_deploy.aws.emr import runtime_settings

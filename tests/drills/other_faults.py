@@ -10,37 +10,20 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import pytest
 from confluent_kafka import TopicPartition
-from fault_site import (
-    ENGINE,
-    NAME,
-    OTHER,
-    TABLE,
-    TOPIC,
-    End,
-    Fault,
-    Site,
-    committing_site,
-    drill,
-    kill,
-    refused,
-)
+from fault_site import ENGINE, NAME, OTHER, TABLE, TOPIC, End, Fault, Site, kill, refused
 from faulty_proxy import Answer
 
 from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
 from topicberg.catalogs.snowflake.names import table_path
-from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.tableflow.service import control
 from topicberg.topics import load_topic
 from topicberg_local import stack as local_stack
 from topicberg_local.datagen import runner as datagen
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BLOCKED_SECONDS = 600.0
 
@@ -244,7 +227,6 @@ CONFLICT = catalog_error(409, "CommitFailedException", "branch main has changed"
 
 FAULTS = (
     Fault(
-        "store_refuses_key",
         "the object store refuses the key (403)",
         refused("s3", ".", STORE_REFUSES),
         "service s3",
@@ -253,7 +235,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "registry_fails_for_one_subject",
         "the registry answers 500 for one subject",
         refused("schema_registry", f"{TOPIC}-value", REGISTRY_FAILS),
         ENGINE,
@@ -263,7 +244,6 @@ FAULTS = (
         healthy=(f"check iceberg/{OTHER}:tableflow",),
     ),
     Fault(
-        "registry_refuses_login",
         "the registry refuses the login (401)",
         refused("schema_registry", ".", REGISTRY_REFUSES),
         "service schema_registry",
@@ -272,7 +252,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "catalog_fails_commits",
         "the catalog answers 503 to commits, and to nothing else",
         refused("iceberg_rest", COMMITS, BUSY),
         "service iceberg_rest",
@@ -281,7 +260,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "catalog_conflicts",
         "the catalog answers 409 to every commit",
         refused("iceberg_rest", COMMITS, CONFLICT),
         ENGINE,
@@ -290,7 +268,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "catalog_black_hole",
         "the way to the catalog swallows requests",
         black_hole("iceberg_rest"),
         "service iceberg_rest",
@@ -299,7 +276,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "store_black_hole",
         "the way to the object store swallows requests",
         black_hole("s3"),
         "service s3",
@@ -308,7 +284,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "registry_black_hole",
         "the way to the registry swallows requests",
         black_hole("schema_registry"),
         "service schema_registry",
@@ -317,7 +292,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "bucket_gone",
         "the bucket is deleted",
         without_bucket,
         ENGINE,
@@ -326,7 +300,6 @@ FAULTS = (
         TABLE,
     ),
     Fault(
-        "metadata_gone",
         "the metadata file of one table is deleted",
         without_metadata,
         ENGINE,
@@ -336,7 +309,6 @@ FAULTS = (
         healthy=(f"check glue/{NAME}:pointer", f"check iceberg/{OTHER}:tableflow"),
     ),
     Fault(
-        "store_crash_loop",
         "the object store ends again and again",
         crash_loop("s3"),
         "service s3",
@@ -344,7 +316,6 @@ FAULTS = (
         "topicberg logs s3",
     ),
     Fault(
-        "engine_crash_loop",
         "the engine ends again and again",
         crash_loop("tableflow"),
         "service tableflow",
@@ -352,7 +323,6 @@ FAULTS = (
         "topicberg logs tableflow",
     ),
     Fault(
-        "daemon_killed",
         "Dagster's daemon is killed",
         daemon_killed,
         f"service {WEBSERVER}",
@@ -360,7 +330,6 @@ FAULTS = (
         "topicberg ui",
     ),
     Fault(
-        "sensor_off",
         "someone turns the sensor `snapshots` off",
         sensor_off("snapshots"),
         "silent snapshots",
@@ -368,7 +337,6 @@ FAULTS = (
         "turn it on",
     ),
     Fault(
-        "alerts_off",
         "someone turns the sensor `alerts` off",
         sensor_off("alerts"),
         f"service {CODE}",
@@ -376,7 +344,6 @@ FAULTS = (
         "turn it on: Automation, alerts",
     ),
     Fault(
-        "code_broken",
         "the code location does not load",
         code_broken,
         f"service {CODE}",
@@ -384,7 +351,6 @@ FAULTS = (
         "correct the file",
     ),
     Fault(
-        "spec_broken",
         "someone saves a wrong spec",
         spec_broken,
         "specs",
@@ -392,7 +358,6 @@ FAULTS = (
         "topicberg topics validate",
     ),
     Fault(
-        "storage_locked",
         "Dagster's databases are locked",
         storage_locked,
         f"service {DAEMON}",
@@ -400,7 +365,6 @@ FAULTS = (
         "fuser",
     ),
     Fault(
-        "snowflake_table_replaced",
         "a view is in the place of one table of Snowflake",
         snowflake_table_replaced,
         "run register_tables",
@@ -410,7 +374,6 @@ FAULTS = (
         (f"check iceberg/{NAME}:tableflow",),
     ),
     Fault(
-        "retention_passed",
         "Kafka deletes records before they are ingested",
         retention_passed,
         ENGINE,
@@ -418,24 +381,5 @@ FAULTS = (
         ".",
         TABLE,
     ),
-    Fault(
-        "topic_deleted",
-        "the topic is deleted",
-        topic_deleted,
-        ENGINE,
-        "does not exist|deleted",
-        ".",
-        TABLE,
-    ),
+    Fault("the topic is deleted", topic_deleted, ENGINE, "does not exist|deleted", ".", TABLE),
 )
-
-
-@pytest.fixture(scope="module")
-def site(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with committing_site(stack, tmp_path_factory.mktemp("project")) as site:
-        yield site
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_fault_is_alerted_in_a_minute_and_resolved(site: Site, fault: Fault) -> None:
-    drill(site, fault)
