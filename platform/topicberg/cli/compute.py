@@ -36,10 +36,15 @@ def load_lake(config: Settings) -> Lake:
     return build_with_kept(config, partial(lake_of, config), keeps=False, report=warn_once)
 
 
-def materialize(config: Settings, endpoints: Endpoints) -> None:
-    """Run every pipeline: on all records while a derived table has no rows, else on those from now;
-    raise TopicbergError if a run failed."""
-    lake = load_lake(config)
+def materialize(
+    config: Settings, endpoints: Endpoints, since: datetime | None
+) -> list[tuple[str, bool, str]]:
+    """Run every pipeline on the records since then; return its checks: name, passed, description.
+
+    :param since: None: on all records, as it does anyway while a derived table has no rows
+    :raises TopicbergError: a run failed
+    """
+    lake, checks = load_lake(config), []
     with _dagster_instance(config) as instance:
         from topicberg.orchestration.jobs.pipelines import everything
         from topicberg.orchestration.loading import definitions
@@ -48,12 +53,17 @@ def materialize(config: Settings, endpoints: Endpoints) -> None:
         for name, topic in everything(lake).items():
             result = defs.resolve_job_def(name).execute_in_process(
                 instance=instance,
-                tags=_partition_range(topic, lake, config, endpoints) if topic else {},
+                tags=_partition_range(topic, lake, config, endpoints, since) if topic else {},
                 run_id=str(uuid.uuid4()),
                 raise_on_error=False,
                 run_config=_QUIET,
             )
             _raise_failure(result, name)
+            checks += [
+                (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
+                for e in result.get_asset_check_evaluations()
+            ]
+    return checks
 
 
 def materialize_derived(config: Settings, endpoints: Endpoints, waiting: set[str]) -> list[str]:
@@ -118,12 +128,12 @@ def _raise_failure(result: dg.ExecuteInProcessResult, target: str) -> None:
 
 
 def _partition_range(
-    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints
+    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints, since: datetime | None
 ) -> dict[str, str]:
-    """Return the partition tags of the records from now, or of all if a table lacks them;
+    """Return the partition tags of the records since then, or of all if a table lacks them;
     ``topic``: defines the partitions."""
-    first = int(time.time()) // 3600
-    if _lacks_rows(lake, endpoints.catalog(config)):
+    first = int(since.timestamp() if since else time.time()) // 3600
+    if since is None or _lacks_rows(lake, endpoints.catalog(config)):
         hours = _all_hours(lake, config, endpoints).values()
         first = min((min(each) for each in hours if each), default=first)
     return _range_from(topic, first)

@@ -147,7 +147,6 @@ def test_damaged_file(context: Context, name: str, content: str) -> None:
 
 
 def prepare(service: Service) -> None:
-    assert service.prepare
     service.prepare()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def compute_derived(context: DeployContext) -> None:
             awaited = f"topic {resource.topic} has records"
             poll(partial(has_records, resource.topic), awaited, FIRST_RECORDS_SECONDS)
     echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
-    materialize(context.config, endpoints)
+    materialize(context.config, endpoints, datetime.now(UTC))
 
 
 def use_deployment(context: DeployContext) -> None:

@@ -341,6 +341,7 @@ def _decimal(node: resolution.AvroScalar) -> Read:
         unscaled = int.from_bytes(data, "big", signed=True)
         if unscaled.bit_length() > MAX_DECIMAL_BITS:
             raise InvalidError(f"the value has {len(data)} bytes, exceeds the precision")
+        number: int
         number, rest = divmod(abs(unscaled) * 10 ** max(shift, 0), 10 ** max(-shift, 0))
         if rest or number >= limit:
             problem = "precision" if number >= limit else "scale"

@@ -87,7 +87,7 @@ class Framing:
         learnt = [self._learn({p: (offset, offset + 1)}) for p, offset in allowed]
         return any(learnt)
 
-    def _learn(self, ranges: Mapping[int, tuple[int, int]]) -> bool:
+    def _learn(self, ranges: dict[int, tuple[int, int]]) -> bool:
         has_learnt = False
         try:
             read = list(messages(self._endpoints, self._spec.name, ranges))
