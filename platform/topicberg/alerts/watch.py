@@ -269,15 +269,18 @@ class Watcher(threading.Thread):
         links = {"link": ui, "runbook": address_of(RUNBOOK, ui)}
         faults = {key: alert.model_copy(update=links) for key, alert in self._watch.look().items()}
         self._report(faults)
-        outage, now = self._state.outages.get(DISK), datetime.now(UTC)
+        now, known = datetime.now(UTC), self._state
+        outages = {k: o for k, o in known.outages.items() if now - o.seen_at < LEFTOVER}
         if disk := disk_fault(self._config):  # what all else follows from
-            outage = Outage(alert=disk.model_copy(update=links), seen_at=now)
-        if outage and now - outage.seen_at < LEFTOVER:  # who waited for space needs a moment
+            outages[DISK] = Outage(alert=disk.model_copy(update=links), seen_at=now)
+        if outage := outages.get(DISK):  # who waited for space needs a moment
             for key, alert in faults.items():
                 if alert.since <= outage.seen_at + MARGIN:
                     faults[key] = alert.model_copy(update={"cause": DISK})
             faults |= {DISK: outage.alert} if disk else {}
-        known = self._state.model_copy(update={"outages": {DISK: outage} if outage else {}})
+        # The sensor reports what follows from an outage, and may not have run while it lasted.
+        ended = {k: Outage(alert=a, seen_at=now) for k, a in known.alerts.items() if k not in faults}
+        known = known.model_copy(update={"outages": {**ended, **outages}})
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
         suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -69,6 +70,9 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         location = location_of_sensor(context)
         others = stored_states(context.instance, config, location)
         others.pop(SENSOR, None)
+        # Others have seen also those that began and ended since the last evaluation.
+        outages = dict(ChainMap(*(other.outages for other in others.values()), state.outages))
+        state = state.model_copy(update={"outages": outages})
         elsewhere = watch.reported_faults(others.values())
         is_watched = config.deployment == "local" and "watch" in others
         if is_watched and (disk := watch.disk_fault(config)):  # which the watch cannot write then
