@@ -517,8 +517,8 @@ def test_a_page_neither_repeats_nor_skips_when_others_go(
     while first or token:
         page = Page(page_size=size, page_token=token)
         document = listing(objects, page, "http://x", [], "v", "X", lambda one: {"id": one.name[0]})
-        found += [one["id"] for one in document.document["data"]]
-        token = document.document["metadata"].get("next", "").partition("page_token=")[2]
+        found += [one["id"] for one in document["data"]]
+        token = document["metadata"].get("next", "").partition("page_token=")[2]
         token = token.replace("%3D", "=")
         if first:
             seen = set(found)

@@ -69,12 +69,8 @@ class Query(BaseModel):
             for name, field in cls.model_fields.items()
             if get_origin(field.annotation) is list
         }
-        values: dict[str, Any] = {}
-        for name, value in items:
-            if name in lists:
-                values.setdefault(name, []).append(value)
-            else:
-                values[name] = value
+        values: dict[str, Any] = dict(items)
+        values |= {name: [v for key, v in items if key == name] for name in lists & values.keys()}
         return cls.model_validate(values)
 
 
@@ -122,7 +118,7 @@ def listing(
     api_version: str,
     kind: str,
     document: Callable[[Stored], dict[str, Any]],
-) -> HttpResponse:
+) -> dict[str, Any]:
     """One page of a list, the oldest object first.
 
     A page continues after the last object of the one before: what is created or deleted meanwhile
@@ -138,35 +134,22 @@ def listing(
     metadata: dict[str, Any] = {"first": url, "total_size": len(objects)}
     if len(ordered) > len(shown):
         rest = [(name, value) for name, value in query if name != "page_token"]
-        token = _write(_position(shown[-1]))
+        token = base64.urlsafe_b64encode(json.dumps(_position(shown[-1])).encode()).decode()
         metadata["next"] = f"{url}?{urlencode([*rest, ('page_token', token)])}"
-    return HttpResponse(
-        {
-            "api_version": api_version,
-            "kind": f"{kind}List",
-            "metadata": metadata,
-            "data": [document(stored) for stored in shown],
-        }
-    )
+    data = [document(stored) for stored in shown]
+    return {"api_version": api_version, "kind": f"{kind}List", "metadata": metadata, "data": data}
 
 
 def _position(stored: Stored) -> tuple[float, str]:
-    return (stored.created, "/".join(stored.name))
-
-
-def _write(position: tuple[float, str]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+    return stored.created, "/".join(stored.name)
 
 
 def _read(token: str) -> tuple[float, str]:
     try:
         created, name = json.loads(base64.urlsafe_b64decode(token))
-        return (float(created), str(name))
+        return float(created), str(name)
     except (ValueError, TypeError):
         raise bad_request("The page_token is none of ours.", parameter="page_token") from None
-
-
-_PARAMETER = re.compile(r"{(\w+)}")
 
 
 class KeyKind(Enum):
@@ -210,25 +193,24 @@ class Call:
         api_version: str,
         kind: str,
         document: Callable[[Call, Stored], dict[str, Any]],
-    ) -> HttpResponse:
+    ) -> dict[str, Any]:
         """The asked page of a list."""
-        page: Page = self.query
         show = partial(document, self)
-        return listing(objects, page, self.url, self.parameters, api_version, kind, show)
+        return listing(objects, self.query, self.url, self.parameters, api_version, kind, show)
 
 
 @dataclass(frozen=True)
 class Operation:
     """``path``: a parameter takes one part of it, ``rest`` all the rest.
 
-    ``success``: the status of an answer that says none. ``rated``: answers tell the limits.
-
-    ``invalid_is_400``: the API knows no 422.
+    ``handler``: returns an :class:`HttpResponse`, or its document. ``success``: the status of an
+    answer that says none. ``rated``: answers tell the limits. ``invalid_is_400``: the API knows no
+    422.
     """
 
     method: str
     path: str
-    handler: Callable[[Call], HttpResponse]
+    handler: Callable[[Call], Any]
     success: int = 200
     query: type[Query] = Query
     body: Any = None
@@ -247,12 +229,5 @@ class Operation:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        parts = _PARAMETER.split(self.path)
-        return re.compile(
-            "".join(
-                f"(?P<{part}>{'.+' if part == 'rest' else '[^/]+'})"
-                if number % 2
-                else re.escape(part)
-                for number, part in enumerate(parts)
-            )
-        )
+        pattern = re.escape(self.path).replace(r"\{rest\}", "(?P<rest>.+)")
+        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", pattern))

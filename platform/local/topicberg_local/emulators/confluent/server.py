@@ -211,7 +211,8 @@ class Server:
             content,
         )
         with nullcontext() if operation.method == "GET" else self.account.changing:
-            answer = operation.handler(call)
+            document = operation.handler(call)
+        answer = document if isinstance(document, HttpResponse) else HttpResponse(document)
         headers = limits if operation.rated else {}
         if answer.location:
             headers["Location"] = self.account.url + answer.location
