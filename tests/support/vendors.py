@@ -358,6 +358,7 @@ def _with_moto(
     with served(confluent.application(), ours), served(server.application(), theirs):
         yield vendors
     refresher.stop()
+    refresher.join(5)
     account.close()
-    organization.close()
+    organization.store.close()
     moto.stop()

@@ -77,7 +77,7 @@ class Cloud:
 def cloud(tmp_path: Path) -> Iterator[Cloud]:
     cloud = Cloud(tmp_path)
     yield cloud
-    cloud.account.close()
+    cloud.account.store.close()
 
 
 def cluster(inside: str, **changes: Any) -> dict[str, Any]:
@@ -490,7 +490,7 @@ def test_nothing_is_lost_when_it_ends(cloud: Cloud, tmp_path: Path) -> None:
     )
     path = f"/cmk/v2/clusters/{lkc}?environment={environment}"
     assert again.call("GET", path).json() == cloud.call("GET", path).json()
-    again.account.close()
+    again.account.store.close()
 
 
 def test_of_two_at_once_one_creates(cloud: Cloud) -> None:

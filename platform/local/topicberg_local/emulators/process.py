@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,41 @@ from topicberg.security.logs import log_to_stderr
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+logger = logging.getLogger(__name__)
+
 STOP_SECONDS = 3
-"""How long running requests have to end when the server is stopped."""
+"""How long running requests, and each worker, have to end when the server is stopped."""
+
+
+class Worker(threading.Thread):
+    """Runs beside the server until it is stopped: it looks after something again and again.
+
+    :param seconds: between two looks
+    """
+
+    def __init__(self, name: str, seconds: float = 1.0) -> None:
+        super().__init__(name=name, daemon=True)
+        self._seconds, self._awake, self._stopping = seconds, threading.Event(), False
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._awake.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._awake.set()
+
+    def run(self) -> None:
+        while not self._stopping:
+            try:
+                self.look()
+            except Exception:
+                logger.exception("%s failed unexpectedly", self.name)
+            self._awake.wait(self._seconds)
+            self._awake.clear()
 
 
 def main(
@@ -60,12 +93,21 @@ def listen(vendor: str, host: str, port: int) -> socket.socket:
         raise StackError(f"the {vendor} emulator cannot listen on {host}:{port}: {error}") from None
 
 
-def run(application: Starlette, listener: socket.socket, interrupt: Callable[[], None]) -> None:
+def run(
+    application: Starlette,
+    listener: socket.socket,
+    workers: Sequence[Worker],
+    interrupt: Callable[[], None] = lambda: None,
+) -> None:
     """Serve until SIGTERM.
 
-    :param interrupt: is called then, before running requests are waited for
+    :param workers: run meanwhile
+    :param interrupt: is called at the end, before running requests are waited for
     """
     import uvicorn
+
+    for worker in workers:
+        worker.start()
 
     server = uvicorn.Server(
         uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS)
@@ -78,6 +120,10 @@ def run(application: Starlette, listener: socket.socket, interrupt: Callable[[],
     thread.start()
     while thread.is_alive() and not stop.wait(0.5):
         pass
+    for worker in workers:
+        worker.stop()
     interrupt()
     server.should_exit = True
     thread.join(STOP_SECONDS + 1)
+    for worker in workers:
+        worker.join(STOP_SECONDS)

@@ -45,17 +45,8 @@ def serve(host: str, port: int, folder: Path) -> None:
     bootstrap = Bootstrap(os.environ.pop(_KEY), os.environ.pop(_SECRET))
     endpoints = Server(account, bootstrap, os.environ.pop(_TOKEN))
     workers = (endpoints.generators, endpoints.tables, KafkaRights(account), gateway)
-
-    def interrupt() -> None:
-        for worker in workers:
-            worker.stop()
-
-    for worker in workers:
-        worker.start()
-    process.run(endpoints.application(), listener, interrupt)
-    for worker in workers:
-        worker.join(process.STOP_SECONDS)
-    account.close()
+    process.run(endpoints.application(), listener, workers)
+    account.store.close()
 
 
 if __name__ == "__main__":

@@ -75,16 +75,13 @@ class Account:
         self, folder: Path, config: Settings, url: str, kafka: str = "127.0.0.1:1"
     ) -> None:
         self.store = Store(folder / "account.db")
-        self.config = config
-        self.url = url
-        self.kafka = kafka
+        self.config, self.url, self.kafka = config, url, kafka
         self.changing = threading.Lock()
         """Held by one request that changes something: checks and their change are one step."""
         self._clients: dict[str, tuple[str | None, Any]] = {}
         self._clients_lock = threading.Lock()
-        with self.store.lock:
-            if not self.store.all(ORGANIZATION):
-                self.store.put(Stored(ORGANIZATION, (str(uuid.uuid4()),)))
+        if not self.store.all(ORGANIZATION):
+            self.store.put(Stored(ORGANIZATION, (str(uuid.uuid4()),)))
         self.organization = self.store.all(ORGANIZATION)[0].name[0]
 
     @property
@@ -134,9 +131,9 @@ class Account:
         """Confluent resource name: ``crn("environment=env-1", …)``."""
         return "/".join((f"crn://confluent.cloud/organization={self.organization}", *parts))
 
-    def find(self, kind: str, where: Callable[[dict[str, Any]], bool]) -> list[Stored]:
-        """Objects whose properties pass."""
-        return self.store.all(kind, lambda stored: where(stored.properties))
+    def find(self, kind: str, **properties: Any) -> list[Stored]:
+        """Objects that have these properties."""
+        return self.store.all(kind, lambda stored: properties.items() <= stored.properties.items())
 
     def require(self, kind: str, name: Name, missing: Refusal) -> Stored:
         """:raises Refusal: there is no such object"""
@@ -158,9 +155,9 @@ class Account:
         self.store.put(changed)
         return changed
 
-    def delete(self, kind: str, where: Callable[[dict[str, Any]], bool]) -> None:
-        """Delete the objects whose properties pass."""
-        self.store.delete(kind, [stored.name for stored in self.find(kind, where)])
+    def delete(self, kind: str, **properties: Any) -> None:
+        """Delete the objects that have these properties."""
+        self.store.delete(kind, [stored.name for stored in self.find(kind, **properties)])
 
     def refuse_taken(self, kind: str, path: str, name: str, text: str, but: str = "") -> None:
         """
@@ -168,12 +165,9 @@ class Account:
         :param but: id of the object that may have it
         :raises Refusal: another object has this ``display_name``
         """
-        for other in self.find(kind, lambda document: document["display_name"] == name):
+        for other in self.find(kind, display_name=name):
             if other.name[0] != but:
                 raise conflict(text, f"{self.url}{path}/{other.name[0]}")
-
-    def close(self) -> None:
-        self.store.close()
 
     def document(
         self, version: str, kind: str, stored: Stored, path: str, *crn: str, **body: Any
@@ -201,9 +195,13 @@ class Account:
         """An id that no object of the kind has."""
         taken = {stored.name[-1] for stored in self.store.all(kind)}
         while True:
-            identity = f"{prefix}-{''.join(secrets.choice(_ID_ALPHABET) for _ in range(6))}"
+            identity = f"{prefix}-{random_text(_ID_ALPHABET, 6)}"
             if identity not in taken:
                 return identity
+
+
+def random_text(alphabet: str, length: int) -> str:
+    return "".join(secrets.choice(alphabet) for _ in range(length))
 
 
 def timestamp(seconds: float) -> str:

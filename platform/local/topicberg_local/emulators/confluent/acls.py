@@ -8,12 +8,13 @@ from typing import Any, Literal
 from topicberg_local.emulators.confluent.account import ACL
 from topicberg_local.emulators.confluent.errors import Refusal, unsupported
 from topicberg_local.emulators.confluent.kafka_rest import (
+    PATH,
     demand,
     kafka_operation,
     resource,
     resources,
 )
-from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import Body, Call, Query
 from topicberg_local.emulators.store import Stored
 
 ResourceType = Literal[
@@ -37,29 +38,11 @@ AclOperation = Literal[
 ]
 Permission = Literal["UNKNOWN", "ANY", "DENY", "ALLOW"]
 _FILTERS = ("UNKNOWN", "ANY", "MATCH")
+_CONFIGURED = {"ALL", "CREATE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
 _OPERATIONS: dict[str, set[str]] = {
-    "TOPIC": {
-        "ALL",
-        "READ",
-        "WRITE",
-        "CREATE",
-        "DELETE",
-        "ALTER",
-        "DESCRIBE",
-        "DESCRIBE_CONFIGS",
-        "ALTER_CONFIGS",
-    },
+    "TOPIC": {*_CONFIGURED, "READ", "WRITE", "DELETE"},
     "GROUP": {"ALL", "READ", "DELETE", "DESCRIBE"},
-    "CLUSTER": {
-        "ALL",
-        "CREATE",
-        "ALTER",
-        "DESCRIBE",
-        "CLUSTER_ACTION",
-        "IDEMPOTENT_WRITE",
-        "DESCRIBE_CONFIGS",
-        "ALTER_CONFIGS",
-    },
+    "CLUSTER": {*_CONFIGURED, "CLUSTER_ACTION", "IDEMPOTENT_WRITE"},
     "TRANSACTIONAL_ID": {"ALL", "WRITE", "DESCRIBE"},
 }
 """Type of resource → operations that can be allowed on it.
@@ -95,38 +78,36 @@ class Deletion(Search):
     permission: Permission
 
 
+def _fields(stored: Stored) -> dict[str, str]:
+    return dict(zip(Acl.model_fields, stored.name[1:], strict=True))
+
+
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
-    acl = dict(zip(Acl.model_fields, stored.name[1:], strict=True))
+    acl = _fields(stored)
     return resource(call, "KafkaAcl", "/acls", f"/acl={acl['principal']}", acl)
 
 
 def _found(call: Call) -> list[Stored]:
     """Those that the query asks for; MATCH: the literal ones of the name, and its prefixes."""
-    query: Search = call.query
-    wanted = query.model_dump()
+    wanted = call.query.model_dump()
+    name = wanted.pop("resource_name")
 
     def passes(stored: Stored) -> bool:
-        acl = dict(zip(Acl.model_fields, stored.name[1:], strict=True))
-        if stored.name[0] != call.path["cluster_id"]:
-            return False
-        if query.pattern_type == "MATCH" and query.resource_name:
-            prefixed = acl["pattern_type"] == "PREFIXED"
-            if acl["resource_name"] not in (query.resource_name, "*") and not (
-                prefixed and query.resource_name.startswith(acl["resource_name"])
-            ):
-                return False
-        elif query.resource_name not in ("", acl["resource_name"]):
-            return False
-        return all(
-            value in ("", "ANY", "MATCH", acl[key])
-            for key, value in wanted.items()
-            if key != "resource_name"
+        acl = _fields(stored)
+        names = {"", acl["resource_name"]}
+        if wanted["pattern_type"] == "MATCH":
+            is_prefix = acl["pattern_type"] == "PREFIXED" and name.startswith(acl["resource_name"])
+            names |= {name} if is_prefix or acl["resource_name"] == "*" else set()
+        return (
+            stored.name[0] == call.path["cluster_id"]
+            and name in names
+            and all(value in ("", "ANY", "MATCH", acl[key]) for key, value in wanted.items())
         )
 
     return call.account.store.all(ACL, passes)
 
 
-def _create(call: Call) -> HttpResponse:
+def _create(call: Call) -> None:
     acl: Acl = call.body
     cluster = demand(call)
     for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
@@ -139,26 +120,25 @@ def _create(call: Call) -> HttpResponse:
     if acl.resource_type == "CLUSTER" and acl.resource_name != "kafka-cluster":
         raise _invalid("The only resource of type CLUSTER is kafka-cluster.")
     call.account.store.put(Stored(ACL, (cluster, *acl.model_dump().values())))
-    return HttpResponse()
 
 
 def _invalid(text: str) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, text, number=40002)
 
 
-def _list(call: Call) -> HttpResponse:
+def _list(call: Call) -> dict[str, Any]:
     return resources(call, "KafkaAclList", [_document(call, stored) for stored in _found(call)])
 
 
-def _delete(call: Call) -> HttpResponse:
+def _delete(call: Call) -> dict[str, Any]:
     demand(call)
     acls = _found(call)
     call.account.store.delete(ACL, [stored.name for stored in acls])
-    return HttpResponse({"data": [_document(call, stored) for stored in acls]})
+    return {"data": [_document(call, stored) for stored in acls]}
 
 
 OPERATIONS = [
-    kafka_operation("GET", "/acls", _list, query=Search),
-    kafka_operation("POST", "/acls", _create, 201, body=Acl),
-    kafka_operation("DELETE", "/acls", _delete, query=Deletion),
+    kafka_operation("GET", PATH + "/acls", _list, query=Search),
+    kafka_operation("POST", PATH + "/acls", _create, 201, body=Acl),
+    kafka_operation("DELETE", PATH + "/acls", _delete, query=Deletion),
 ]

@@ -44,6 +44,7 @@ _ZONES = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
 """The service answers the older names with the newer ones."""
 
 Units = Annotated[int, Field(ge=1)]
+Availability = Literal["MULTI_ZONE", "SINGLE_ZONE", "HIGH", "LOW"]
 
 
 class Elastic(Body):
@@ -60,7 +61,6 @@ class Dedicated(Body):
 
 
 Config = Annotated[Elastic | Dedicated, Field(discriminator="kind")]
-Availability = Literal["MULTI_ZONE", "SINGLE_ZONE", "HIGH", "LOW"]
 
 
 class NewSpec(Body):
@@ -111,15 +111,9 @@ def _is_gone(cluster: Stored) -> bool:
 
 def require_main(account: Account, cluster: str, action: str) -> None:
     """:raises Refusal: not the cluster whose topics the local engine and generators know"""
-    if cluster != account.config.cluster_id:
-        raise unsupported(
-            f"{action} on a further Kafka cluster ({cluster}); only"
-            f" {account.config.cluster_id} has them"
-        )
-
-
-def provisioned(account: Account, cluster: Stored) -> bool:
-    return time.time() >= cluster.created + account.delays.cluster
+    main = account.config.cluster_id
+    if cluster != main:
+        raise unsupported(f"{action} on a further Kafka cluster ({cluster}); only {main} has them")
 
 
 def crn(account: Account, environment: str, cluster: str) -> str:
@@ -128,15 +122,14 @@ def crn(account: Account, environment: str, cluster: str) -> str:
 
 
 def reference(account: Account, environment: str, cluster: str) -> dict[str, str]:
-    return account.reference(
-        cluster, f"{PATH}/{cluster}", f"environment={environment}", f"cloud-cluster={cluster}"
-    )
+    within = (f"environment={environment}", f"cloud-cluster={cluster}")
+    return account.reference(cluster, f"{PATH}/{cluster}", *within)
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
     account, properties = call.account, stored.properties
     environment = properties["environment"]
-    ready = provisioned(account, stored)
+    ready = time.time() >= stored.created + account.delays.cluster
     spec = {**properties["spec"], "environment": environments.reference(account, environment)}
     status: dict[str, Any] = {"phase": "PROVISIONED" if ready else "PROVISIONING"}
     if "cku" in spec["config"]:
@@ -146,8 +139,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
             "kafka_bootstrap_endpoint": f"SASL_PLAINTEXT://{account.kafka}",
             "http_endpoint": account.url,
         }
-        public = {**addresses, "connection_type": "PUBLIC"}
-        spec |= {**addresses, "endpoints": {"public": public}}
+        spec |= {**addresses, "endpoints": {"public": {**addresses, "connection_type": "PUBLIC"}}}
     within = (f"environment={environment}", "cloud-cluster")
     return account.document(VERSION, "Cluster", stored, PATH, *within, spec=spec, status=status)
 
@@ -161,25 +153,25 @@ def _spec(spec: NewSpec | SpecChange) -> dict[str, Any]:
 
 
 def _create(call: Call) -> HttpResponse:
-    spec: NewSpec = call.body.spec
     account = call.account
-    environment = environments.require(account, spec.environment.id)
+    spec: NewSpec = call.body.spec
+    (environment,) = environments.require(account, spec.environment.id).name
     if spec.model_fields_set & {"network", "byok"}:
         raise unsupported("Kafka clusters with a network or an encryption key of one's own")
     name = account.config.cluster_id
     main = account.store.get(CLUSTER, (name,))
     if main is not None and GONE_AFTER not in main.properties:
         name = account.new_id(CLUSTER, "lkc")
-    stored = Stored(CLUSTER, (name,), {"environment": environment.name[0], "spec": _spec(spec)})
+    stored = Stored(CLUSTER, (name,), {"environment": environment, "spec": _spec(spec)})
     account.store.put(stored)
     # The first cluster brings the Schema Registry of its environment.
-    if not account.find(REGISTRY, lambda document: document["environment"] == environment.name[0]):
-        place = {"environment": environment.name[0], "cloud": spec.cloud, "region": spec.region}
+    if not account.find(REGISTRY, environment=environment):
+        place = {"environment": environment, "cloud": spec.cloud, "region": spec.region}
         account.add(REGISTRY, "lsrc", place)
     return HttpResponse(_document(call, stored), location=f"{PATH}/{name}")
 
 
-def _list(call: Call) -> HttpResponse:
+def _list(call: Call) -> dict[str, Any]:
     query: ListClusters = call.query
     account = call.account
     if query.network:
@@ -187,9 +179,8 @@ def _list(call: Call) -> HttpResponse:
     environments.require(account, query.environment)
     clusters = [
         cluster
-        for cluster in account.store.all(CLUSTER)
-        if cluster.properties["environment"] == query.environment
-        and not _is_gone(cluster)
+        for cluster in account.find(CLUSTER, environment=query.environment)
+        if not _is_gone(cluster)
         and account.delays.lists(cluster)
         and query.deletion_protection
         in (None, cluster.properties["spec"].get("deletion_protection", False))
@@ -197,44 +188,40 @@ def _list(call: Call) -> HttpResponse:
     return call.page(clusters, VERSION, "Cluster", _document)
 
 
-def _get(call: Call) -> HttpResponse:
-    query: InEnvironment = call.query
-    return HttpResponse(_document(call, require(call.account, query.environment, call.path["id"])))
+def _get(call: Call) -> dict[str, Any]:
+    return _document(call, require(call.account, call.query.environment, call.path["id"]))
 
 
-def _change(call: Call) -> HttpResponse:
+def _change(call: Call) -> dict[str, Any]:
     spec: SpecChange = call.body.spec
     stored = require(call.account, spec.environment.id, call.path["id"])
     before, changes = stored.properties["spec"], _spec(spec)
     kinds = (before["config"]["kind"], changes.get("config", before["config"])["kind"])
     if kinds[0] != kinds[1] and kinds != ("Basic", "Standard"):
         raise bad_request(f"A {kinds[0]} cluster cannot become a {kinds[1]} one.")
-    stored = call.account.change(stored, {"spec": {**before, **changes}})
-    return HttpResponse(_document(call, stored))
+    return _document(call, call.account.change(stored, {"spec": {**before, **changes}}))
 
 
-def _delete(call: Call) -> HttpResponse:
+def _delete(call: Call) -> None:
     """With its keys, bindings, and the topics that were made through this API."""
-    query: InEnvironment = call.query
-    account = call.account
-    stored = require(account, query.environment, call.path["id"])
+    account, environment = call.account, call.query.environment
+    stored = require(account, environment, call.path["id"])
     name = stored.name[0]
     if GONE_AFTER in stored.properties:
-        return HttpResponse()
+        return
     if stored.properties["spec"].get("deletion_protection"):
         raise conflict(f"Kafka cluster {name} is protected from deletion.")
     for kind in (CONNECTOR, TABLE, CATALOG):
-        for inside in account.find(kind, lambda properties: properties["cluster"] == name):
+        for inside in account.find(kind, cluster=name):
             raise conflict(
                 f"Kafka cluster {name} cannot be deleted: it has the {kind} {inside.name[-1]}."
             )
     broker.delete_all(account, name)
     lists = account.store.all(ACL, lambda acl: acl.name[0] == name)
     account.store.delete(ACL, [acl.name for acl in lists])
-    account.delete(KEY, lambda properties: properties["resource"] == name)
-    roles.unbind(account, crn(account, query.environment, name))
+    account.delete(KEY, resource=name)
+    roles.unbind(account, crn(account, environment, name))
     account.change(stored, {GONE_AFTER: time.time() + account.delays.deletion})
-    return HttpResponse()
 
 
 OPERATIONS = [

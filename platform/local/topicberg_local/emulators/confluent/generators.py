@@ -6,39 +6,38 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from topicberg.errors import TopicbergError
 from topicberg_local.datagen import runner
 from topicberg_local.datagen.status import ALIVE, read_status
 from topicberg_local.emulators.confluent.account import CONNECTOR, Account
+from topicberg_local.emulators.process import Worker
 from topicberg_local.emulators.store import Stored
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 """A generator that ended, or did not start, is started again after so long."""
 
 
-class Generators(threading.Thread):
+class Generators(Worker):
     """Looks after the generators of all connectors; they outlive it, and it finds them again."""
 
     def __init__(self, account: Account, denied: Callable[[Stored], str]) -> None:
         """:param denied: returns why a connector may not write; empty: it may"""
-        super().__init__(name="generators", daemon=True)
+        super().__init__("generators")
         self._account, self._denied = account, denied
-        self._wake = threading.Event()
         self._changing = threading.Lock()
         self._not_before: dict[str, float] = {}
         """Topic → when its generator may be started, by the monotonic clock."""
         self._alive: set[str] = set()
-        self._stopping = False
 
     def wake(self) -> None:
         """There is something to do."""
         self._not_before.clear()
         self._alive.clear()
-        self._wake.set()
+        super().wake()
 
     def end(self, connector: Stored) -> None:
         """End the generator of a connector; the connector must no longer want it.
@@ -51,29 +50,19 @@ class Generators(threading.Thread):
             if status is not None and status.state in ALIVE:
                 runner.stop(self._account.config, topic)
 
-    def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
-
-    def run(self) -> None:
-        while not self._stopping:
-            for connector in self._account.store.all(CONNECTOR) if self._stack_is_up() else ():
-                try:
-                    self._look_after(connector)
-                except TopicbergError as error:
-                    logger.warning("connector %s: %s", connector.name[1], error)
-                    self._tell(connector, error.message)
-                except Exception:
-                    logger.exception("connector %s", connector.name[1])
-            self._wake.wait(LOOK_SECONDS)
-            self._wake.clear()
-
-    def _stack_is_up(self) -> bool:
-        try:
+    def look(self) -> None:
+        connectors: list[Stored] = []
+        with suppress(TopicbergError):  # the stack is not up yet
             self._account.endpoints()
-        except TopicbergError:
-            return False
-        return True
+            connectors = self._account.store.all(CONNECTOR)
+        for connector in connectors:
+            try:
+                self._look_after(connector)
+            except TopicbergError as error:
+                logger.warning("connector %s: %s", connector.name[1], error)
+                self._tell(connector, error.message)
+            except Exception:
+                logger.exception("connector %s", connector.name[1])
 
     def _look_after(self, connector: Stored) -> None:
         topic = connector.properties["topic"]
@@ -96,8 +85,7 @@ class Generators(threading.Thread):
             config = now.properties["config"]
             # Datagen's default; a task waits a random part of it after each record.
             interval = int(config.get("max.interval", 1000))
-            rate = 2000 / interval * int(config["tasks.max"])
-            runner.start(self._account.config, topic, rate)
+            runner.start(self._account.config, topic, 2000 / interval * int(config["tasks.max"]))
         self._tell(connector, "")
 
     def _tell(self, connector: Stored, trace: str) -> None:

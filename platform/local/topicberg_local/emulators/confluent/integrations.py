@@ -52,28 +52,28 @@ def crn(account: Account, stored: Stored) -> str:
 
 def find(account: Account, environment: str, name: str) -> Stored | None:
     stored = account.store.get(INTEGRATION, (name,))
-    if stored is None or stored.properties["environment"] != environment:
-        return None
-    return stored
+    return stored if stored and stored.properties["environment"] == environment else None
 
 
 def _usages(account: Account, stored: Stored) -> list[str]:
     """What writes through it."""
-    used = []
-    for kind, word in ((TABLE, "tableflow-topic"), (CATALOG, "catalog-integration")):
-        for user in account.find(kind, lambda document: document["integration"] == stored.name[0]):
-            environment, cluster = user.properties["environment"], user.properties["cluster"]
-            inside = clusters.crn(account, environment, cluster)
-            used.append(f"{inside}/{word}={user.name[-1]}")
-    return used
+
+    def crn_of(user: Stored) -> str:
+        return clusters.crn(account, user.properties["environment"], user.properties["cluster"])
+
+    return [
+        f"{crn_of(user)}/{word}={user.name[-1]}"
+        for kind, word in ((TABLE, "tableflow-topic"), (CATALOG, "catalog-integration"))
+        for user in account.find(kind, integration=stored.name[0])
+    ]
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
-    account, name, properties = call.account, stored.name[0], stored.properties
+    account, properties = call.account, stored.properties
     return {
         "api_version": VERSION,
         "kind": "Integration",
-        "id": name,
+        "id": stored.name[0],
         "display_name": properties["display_name"],
         "provider": "AWS",
         "config": properties["config"],
@@ -82,25 +82,26 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
     }
 
 
-def _require(call: Call) -> Stored:
-    query: InEnvironment = call.query
-    stored = find(call.account, query.environment, call.path["id"])
-    if stored is None:
-        raise not_found(f"Provider integration {call.path['id']}")
+def require(account: Account, environment: str, name: str) -> Stored:
+    """:raises Refusal: there is no such integration in the environment"""
+    if (stored := find(account, environment, name)) is None:
+        raise not_found(f"Provider integration {name}")
     return stored
 
 
+def _require(call: Call) -> Stored:
+    return require(call.account, call.query.environment, call.path["id"])
+
+
 def _create(call: Call) -> HttpResponse:
-    body: NewIntegration = call.body
     account = call.account
+    body: NewIntegration = call.body
     environment = environments.require(account, body.environment.id).name[0]
     role = body.config.customer_iam_role_arn
-    for other in account.find(INTEGRATION, lambda document: document["environment"] == environment):
+    for other in account.find(INTEGRATION, environment=environment):
         if other.properties["config"]["customer_iam_role_arn"] == role:
-            raise conflict(
-                f"The role {role} is that of {other.name[0]} already.",
-                f"{account.url}{PATH}/{other.name[0]}",
-            )
+            url = f"{account.url}{PATH}/{other.name[0]}"
+            raise conflict(f"The role {role} is that of {other.name[0]} already.", url)
     name = account.new_id(INTEGRATION, "cspi")
     config = {
         **body.config.model_dump(),
@@ -113,27 +114,24 @@ def _create(call: Call) -> HttpResponse:
     return HttpResponse(_document(call, stored), location=f"{PATH}/{name}")
 
 
-def _list(call: Call) -> HttpResponse:
+def _list(call: Call) -> dict[str, Any]:
     query: ListQuery = call.query
     if query.provider.upper() not in ("", "AWS"):
         raise unsupported(f"the provider {query.provider}")
     environments.require(call.account, query.environment)
-    integrations = call.account.find(
-        INTEGRATION, lambda document: document["environment"] == query.environment
-    )
+    integrations = call.account.find(INTEGRATION, environment=query.environment)
     return call.page(integrations, VERSION, "Integration", _document)
 
 
-def _get(call: Call) -> HttpResponse:
-    return HttpResponse(_document(call, _require(call)))
+def _get(call: Call) -> dict[str, Any]:
+    return _document(call, _require(call))
 
 
-def _delete(call: Call) -> HttpResponse:
+def _delete(call: Call) -> None:
     stored = _require(call)
     if used := _usages(call.account, stored):
         raise conflict(f"Provider integration {stored.name[0]} is in use by {', '.join(used)}.")
     call.account.store.delete(INTEGRATION, [stored.name])
-    return HttpResponse()
 
 
 OPERATIONS = [

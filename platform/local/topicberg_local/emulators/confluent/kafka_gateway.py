@@ -9,18 +9,20 @@ Unlike Confluent Cloud, it has no TLS: it listens on loopback, and serves proces
 runs the stack only.
 
 Sources: Apache Kafka, protocol guide, "SASL Authentication Sequence", ``SaslHandshake``,
-``SaslAuthenticate``; RFC 4616 (PLAIN).
+``SaslAuthenticate``; RFC 4616 (PLAIN); RFC 5802 (SCRAM, for the login to the broker).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import secrets
 import socket
 import struct
-import threading
 import time
+from base64 import b64decode, b64encode
 from typing import Any
 
 from topicberg.errors import TopicbergError
@@ -31,13 +33,14 @@ from topicberg_local.access_proxy_server import (
     Streams,
     accept,
     connect,
+    sasl_authenticate,
     sasl_handshake,
 )
 from topicberg_local.emulators.confluent import broker, keys
 from topicberg_local.emulators.confluent.account import Account
 from topicberg_local.emulators.confluent.errors import Refusal
 from topicberg_local.emulators.confluent.kafka_rights import user_of
-from topicberg_local.emulators.confluent.kafka_scram import MECHANISM, log_in
+from topicberg_local.emulators.process import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +54,14 @@ _ITERATIONS = range(4096, 8192)
 given last."""
 
 
-class RefusedError(ConnectionError):
-    """A client that is not served any longer."""
-
-
-class KafkaGateway(threading.Thread):
+class KafkaGateway(Worker):
     """Serves clients until it is stopped.
 
-    :param listener: where clients connect
-    :param port: of the broker's listener
+    :param listener: where clients connect; ``port``: of the broker's listener
     """
 
     def __init__(self, account: Account, listener: socket.socket, port: int) -> None:
-        super().__init__(name="kafka gateway", daemon=True)
+        super().__init__("kafka gateway")
         self._account, self._listener, self._port = account, listener, port
         self._reports = Reports()
         self._passwords: dict[str, str] = {}
@@ -118,8 +116,7 @@ class KafkaGateway(threading.Thread):
             elif api == _HANDSHAKE and version == 1:
                 chosen = _text(request, _after_client_id(request)) == b"PLAIN"
                 code = 0 if chosen else _UNSUPPORTED_MECHANISM
-                body = struct.pack(">ihih", correlation, code, 1, 5) + b"PLAIN"
-                _write(client, body)
+                _write(client, struct.pack(">ihih", correlation, code, 1, 5) + b"PLAIN")
             elif api == _AUTHENTICATE and chosen:
                 user, password = _plain(_token(request, version))
                 refusal = await self._enter(user, password, server)
@@ -127,10 +124,10 @@ class KafkaGateway(threading.Thread):
                 await client[1].drain()
                 if not refusal:
                     return
-                raise RefusedError(refusal)
+                raise ConnectionError(refusal)
             else:
                 _write(client, struct.pack(">ih", correlation, _ILLEGAL_STATE))
-                raise RefusedError(f"request {api} before the login")
+                raise ConnectionError(f"request {api} before the login")
             await client[1].drain()
 
     async def _enter(self, key: str, secret: str, server: Streams) -> str:
@@ -143,8 +140,8 @@ class KafkaGateway(threading.Thread):
             return "Authentication failed"
         user = user_of(caller.resource, caller.principal)
         password = await asyncio.to_thread(self._password, user)
-        await sasl_handshake(server, MECHANISM)
-        await log_in(server, user, password)
+        await sasl_handshake(server, b"SCRAM-SHA-256")
+        await _log_in_with_scram(server, user, password)
         return ""
 
     def _password(self, user: str) -> str:
@@ -175,11 +172,36 @@ class KafkaGateway(threading.Thread):
 
     def _iterations(self, user: str) -> int:
         admin = self._account.kafka_admin()
-        described: Any = admin.describe_user_scram_credentials(
-            [user], request_timeout=TIMEOUT_SECONDS
-        )
-        found = broker.wait(described[user], f"user {user}")
-        return int(found.scram_credential_infos[0].iterations)
+        timeout = TIMEOUT_SECONDS
+        described: Any = admin.describe_user_scram_credentials([user], request_timeout=timeout)
+        credentials = broker.wait(described[user], f"user {user}").scram_credential_infos
+        return int(credentials[0].iterations)
+
+
+async def _log_in_with_scram(server: Streams, user: str, password: str) -> None:
+    """Log in to a broker, with which the mechanism has been chosen.
+
+    :raises OSError: the broker refuses, or does not know the password either
+    """
+    name = user.replace("=", "=3D").replace(",", "=2C")
+    first = f"n={name},r={secrets.token_urlsafe(18)}"
+    challenge = (await sasl_authenticate(server, f"n,,{first}".encode())).decode()
+    values = dict(part.split("=", 1) for part in challenge.split(","))
+    salt, iterations = b64decode(values["s"]), int(values["i"])
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
+    last = f"c=biws,r={values['r']}"  # ``n,,`` in Base64: no channel binding
+    signed = f"{first},{challenge},{last}".encode()
+    client_key = _hmac(salted, b"Client Key")
+    signature = _hmac(hashlib.sha256(client_key).digest(), signed)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    final = await sasl_authenticate(server, f"{last},p={b64encode(proof).decode()}".encode())
+    expected = b"v=" + b64encode(_hmac(_hmac(salted, b"Server Key"), signed))
+    if not hmac.compare_digest(final, expected):
+        raise ConnectionRefusedError("Kafka does not know the password")
+
+
+def _hmac(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, text, "sha256")
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -190,7 +212,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     """
     (size,) = struct.unpack(">i", await reader.readexactly(4))
     if not 0 <= size <= _MAX_REQUEST:
-        raise RefusedError(f"a message of {size} bytes before the login")
+        raise ConnectionError(f"a message of {size} bytes before the login")
     return await reader.readexactly(size)
 
 
@@ -210,9 +232,7 @@ def _text(request: bytes, start: int) -> bytes:
 
 
 def _token(request: bytes, version: int) -> bytes:
-    """Return ``auth_bytes`` of a request; from version 2 on, it is compact, after an empty list of
-    tags.
-    """
+    """Return ``auth_bytes``; from version 2 on, they are compact, after an empty list of tags."""
     start = _after_client_id(request)
     if version < 2:
         (size,) = struct.unpack_from(">i", request, start)
@@ -230,7 +250,7 @@ def _plain(token: bytes) -> tuple[str, str]:
     """:raises OSError: it is not a message of PLAIN"""
     parts = token.split(b"\0")
     if len(parts) != 3:
-        raise RefusedError("not a message of SASL PLAIN")
+        raise ConnectionError("not a message of SASL PLAIN")
     return parts[1].decode(errors="replace"), parts[2].decode(errors="replace")
 
 

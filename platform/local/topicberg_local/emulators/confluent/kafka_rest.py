@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from topicberg_local.emulators.confluent import broker, clusters, roles
 from topicberg_local.emulators.confluent.account import CLUSTER
 from topicberg_local.emulators.confluent.errors import Refusal, Shape, unsupported
-from topicberg_local.emulators.confluent.operation import Call, HttpResponse, KeyKind, Operation
+from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
 from topicberg_local.emulators.store import Stored
 
 PATH = "/kafka/v3/clusters/{cluster_id}"
+kafka_operation = partial(
+    Operation, key=KeyKind.KAFKA, shape=Shape.KAFKA, rated=False, invalid_is_400=True
+)
+"""Makes an operation of Kafka REST."""
 
 
-def cluster_of(call: Call) -> str:
+def cluster_of(call: Call) -> Stored:
     """The cluster of a request."""
-    return _find(call).name[0]
-
-
-def _find(call: Call) -> Stored:
     name = call.path["cluster_id"]
     stored = call.account.store.get(CLUSTER, (name,))
     if stored is None:
@@ -34,7 +35,7 @@ def demand(call: Call, topic: str | None = None) -> str:
 
     :raises Refusal: the owner of the key may not
     """
-    cluster = _find(call)
+    cluster = cluster_of(call)
     name, environment = cluster.name[0], cluster.properties["environment"]
     crn = clusters.crn(call.account, environment, name)
     owned = f"{crn}/kafka={name}/topic={topic}"
@@ -72,26 +73,6 @@ def resource(
     return {"kind": kind, "metadata": metadata, "cluster_id": cluster, **document}
 
 
-def resources(call: Call, kind: str, items: list[dict[str, Any]]) -> HttpResponse:
+def resources(call: Call, kind: str, items: list[dict[str, Any]]) -> dict[str, Any]:
     """A list as Kafka REST shows it: never in pages."""
-    return HttpResponse({"kind": kind, "metadata": {"self": call.url, "next": None}, "data": items})
-
-
-def kafka_operation(
-    method: str, path: str, handler: Any, success: int = 200, **more: Any
-) -> Operation:
-    """An operation of Kafka REST.
-
-    :param path: after the cluster's
-    """
-    return Operation(
-        method,
-        PATH + path,
-        handler,
-        success,
-        key=KeyKind.KAFKA,
-        shape=Shape.KAFKA,
-        rated=False,
-        invalid_is_400=True,
-        **more,
-    )
+    return {"kind": kind, "metadata": {"self": call.url, "next": None}, "data": items}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,19 +23,20 @@ from topicberg_local.emulators.confluent.account import (
     ROLE_BINDING,
     Account,
 )
+from topicberg_local.emulators.process import Worker
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclBindingFilter,
-        AclOperation,
-        AclPermissionType,
-        ResourcePatternType,
-        ResourceType,
-    )
+    from confluent_kafka import admin
+    from confluent_kafka.admin import AclBinding
 
     Arguments = tuple[
-        ResourceType, str, ResourcePatternType, str, str, AclOperation, AclPermissionType
+        admin.ResourceType,
+        str,
+        admin.ResourcePatternType,
+        str,
+        str,
+        admin.AclOperation,
+        admin.AclPermissionType,
     ]
 
 logger = logging.getLogger(__name__)
@@ -86,9 +86,8 @@ def rights(account: Account) -> set[Right]:
         current_rights.add(Right(user, type_, name, pattern, operation, permission, host))
     for cluster in account.store.all(CLUSTER):
         if clusters.GONE_AFTER not in cluster.properties:
-            current_rights.update(
-                _of_roles(account, cluster.name[0], cluster.properties["environment"])
-            )
+            environment = cluster.properties["environment"]
+            current_rights.update(_of_roles(account, cluster.name[0], environment))
     return current_rights
 
 
@@ -103,123 +102,77 @@ def _of_roles(account: Account, cluster: str, environment: str) -> Iterator[Righ
             admins.add(principal)
         part = re.fullmatch(rf"{re.escape(crn)}/kafka={re.escape(cluster)}/([a-z-]+)=(.+)", pattern)
         if part and part[1] in _CRN_TYPES:
-            type_, name = _CRN_TYPES[part[1]], part[2]
-            is_prefix = name.endswith("*") and name != "*"
+            type_, name, pattern_type = _CRN_TYPES[part[1]], part[2], "LITERAL"
+            if name.endswith("*") and name != "*":
+                name, pattern_type = name.removesuffix("*"), "PREFIXED"
             for operation in _ROLES.get(role, {}).get(type_, ()):
-                yield Right(
-                    user_of(cluster, principal),
-                    type_,
-                    name.removesuffix("*") if is_prefix else name,
-                    "PREFIXED" if is_prefix else "LITERAL",
-                    operation,
-                )
+                yield Right(user_of(cluster, principal), type_, name, pattern_type, operation)
     for principal in admins:
         for type_, name in _EVERYTHING:
             yield Right(user_of(cluster, principal), type_, name, "LITERAL", "ALL")
 
 
-class KafkaRights(threading.Thread):
+class KafkaRights(Worker):
     """Gives the broker the access lists, whenever they change."""
 
     def __init__(self, account: Account) -> None:
-        super().__init__(name="kafka rights", daemon=True)
+        super().__init__("kafka rights", LOOK_SECONDS)
         self._account = account
-        self._stopping = threading.Event()
         self._given: set[Right] | None = None
         """What the broker has; None: not looked yet."""
 
-    def stop(self) -> None:
-        self._stopping.set()
+    def look(self) -> None:
+        wanted, given, self._given = rights(self._account), self._given, None
+        try:
+            if wanted != given:
+                self._give(wanted, given)
+        except TopicbergError as error:  # the stack is not up yet, or Kafka restarts
+            logger.debug("access lists: %s", error)
+        else:
+            self._given = wanted
 
-    def run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
-            try:
-                self._give(rights(self._account))
-            except TopicbergError as error:  # the stack is not up yet, or Kafka restarts
-                self._given = None
-                logger.debug("access lists: %s", error)
-            except Exception:
-                self._given = None
-                logger.exception("access lists")
-
-    def _give(self, wanted: set[Right]) -> None:
+    def _give(self, wanted: set[Right], given: set[Right] | None) -> None:
         """:raises TopicbergError: Kafka does not answer"""
-        if wanted == self._given:
-            return
-        if self._given is None:
-            self._given = self._found()
-        admin = self._account.kafka_admin()
-        if missing := [_binding(right) for right in wanted - self._given]:
-            for created in admin.create_acls(missing, request_timeout=TIMEOUT_SECONDS).values():
+        from confluent_kafka import admin as kafka
+
+        client = self._account.kafka_admin()
+        if given is None:
+            unnamed: Any = None
+            types = (kafka.ResourceType.ANY, unnamed, kafka.ResourcePatternType.ANY)
+            operations = (kafka.AclOperation.ANY, kafka.AclPermissionType.ANY)
+            every = kafka.AclBindingFilter(*types, unnamed, unnamed, *operations)
+            described = client.describe_acls(every, request_timeout=TIMEOUT_SECONDS)
+            given = {_right(acl) for acl in broker.wait(described, "access lists")}
+        if missing := [kafka.AclBinding(*_arguments(right)) for right in wanted - given]:
+            for created in client.create_acls(missing, request_timeout=TIMEOUT_SECONDS).values():
                 broker.wait(created, "access lists")
-        if surplus := [_filter(right) for right in self._given - wanted]:
-            for deleted in admin.delete_acls(surplus, request_timeout=TIMEOUT_SECONDS).values():
+        if surplus := [kafka.AclBindingFilter(*_arguments(right)) for right in given - wanted]:
+            for deleted in client.delete_acls(surplus, request_timeout=TIMEOUT_SECONDS).values():
                 broker.wait(deleted, "access lists")
-        self._given = wanted
-
-    def _found(self) -> set[Right]:
-        from confluent_kafka.admin import (
-            AclBindingFilter,
-            AclOperation,
-            AclPermissionType,
-            ResourcePatternType,
-            ResourceType,
-        )
-
-        any_name: Any = None
-        every = AclBindingFilter(
-            ResourceType.ANY,
-            any_name,
-            ResourcePatternType.ANY,
-            any_name,
-            any_name,
-            AclOperation.ANY,
-            AclPermissionType.ANY,
-        )
-        admin = self._account.kafka_admin()
-        future = admin.describe_acls(every, request_timeout=TIMEOUT_SECONDS)
-        acls = broker.wait(future, "access lists")
-        return {
-            Right(
-                acl.principal.removeprefix("User:"),
-                "CLUSTER" if acl.restype is ResourceType.BROKER else acl.restype.name,
-                acl.name,
-                acl.resource_pattern_type.name,
-                acl.operation.name,
-                acl.permission_type.name,
-                acl.host,
-            )
-            for acl in acls
-        }
 
 
-def _binding(right: Right) -> AclBinding:
-    from confluent_kafka.admin import AclBinding
-
-    return AclBinding(*_arguments(right))
-
-
-def _filter(right: Right) -> AclBindingFilter:
-    from confluent_kafka.admin import AclBindingFilter
-
-    return AclBindingFilter(*_arguments(right))
+def _right(acl: AclBinding) -> Right:
+    return Right(
+        acl.principal.removeprefix("User:"),
+        "CLUSTER" if acl.restype.name == "BROKER" else acl.restype.name,
+        acl.name,
+        acl.resource_pattern_type.name,
+        acl.operation.name,
+        acl.permission_type.name,
+        acl.host,
+    )
 
 
 def _arguments(right: Right) -> Arguments:
-    from confluent_kafka.admin import (
-        AclOperation,
-        AclPermissionType,
-        ResourcePatternType,
-        ResourceType,
-    )
+    from confluent_kafka import admin
 
     type_ = "BROKER" if right.resource_type == "CLUSTER" else right.resource_type
     return (
-        ResourceType[type_],
+        admin.ResourceType[type_],
         right.resource_name,
-        ResourcePatternType[right.pattern_type],
+        admin.ResourcePatternType[right.pattern_type],
         f"User:{right.user}",
         right.host,
-        AclOperation[right.operation],
-        AclPermissionType[right.permission],
+        admin.AclOperation[right.operation],
+        admin.AclPermissionType[right.permission],
     )

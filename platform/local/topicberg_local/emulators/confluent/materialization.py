@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,14 +13,12 @@ from topicberg.tableflow.service import control
 from topicberg.tableflow.service.status import read_status
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
+from topicberg_local.emulators.process import Worker
 from topicberg_local.emulators.store import Stored
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
 
-logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 1.0
 Sync = Literal["PENDING", "SYNCED", "FAILED"]
 
 
@@ -35,29 +31,21 @@ class CatalogStatus(NamedTuple):
     at: float | None = None
 
 
-class Tables(threading.Thread):
+class Tables(Worker):
     """Registers the tables in Glue as they grow, as Tableflow does, where there is a catalog
     integration for it.
     """
 
     def __init__(self, account: Account) -> None:
-        super().__init__(name="tables", daemon=True)
+        super().__init__("catalog integrations")
         self._account = account
-        self._stopping = threading.Event()
         self._synced: dict[tuple[str, str], CatalogStatus] = {}
         """Catalog integration's id and topic."""
 
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
-            try:
-                for catalog in self._account.store.all(CATALOG):
-                    if catalog.properties["config"]["kind"] == "AwsGlue":
-                        self._sync_all(catalog)
-            except Exception:
-                logger.exception("catalog integrations")
+    def look(self) -> None:
+        for catalog in self._account.store.all(CATALOG):
+            if catalog.properties["config"]["kind"] == "AwsGlue":
+                self._sync_all(catalog)
 
     def location(self, table: Stored) -> str | None:
         """Where the table is; None: the engine has not made it yet."""
@@ -74,18 +62,16 @@ class Tables(threading.Thread):
 
     def forget(self, catalog: Stored) -> None:
         """Sync all of its tables again."""
-        for key in [key for key in list(self._synced) if key[0] == catalog.name[0]]:
-            del self._synced[key]
+        for key in list(self._synced):
+            if key[0] == catalog.name[0]:
+                del self._synced[key]
 
     def _sync_all(self, catalog: Stored) -> None:
         from pyiceberg.exceptions import NoSuchTableError
 
-        for table in self._account.store.all(TABLE):
-            if not takes(catalog, table):
-                continue
+        for table in self._account.store.all(TABLE, lambda table: takes(catalog, table)):
             topic = table.name[1]
-            before = self.status(catalog, topic)
-            now = read_status(self._account.config, topic)
+            before, now = self.status(catalog, topic), read_status(self._account.config, topic)
             if now.phase != "RUNNING" or now.snapshot_id is None:  # no table without a record
                 continue
             if before.sync == "SYNCED" and before.snapshot_id == now.snapshot_id:
@@ -126,9 +112,8 @@ def point_to_metadata(client: GlueClient, database: str, name: str) -> None:
     file, not of its folder.
     """
     table = client.get_table(DatabaseName=database, Name=name)["Table"]
-    body: Any = {
-        key: table[key] for key in ("Name", "TableType", "Parameters", "StorageDescriptor")
-    }
+    fields = ("Name", "TableType", "Parameters", "StorageDescriptor")
+    body: Any = {field: table[field] for field in fields}
     body["StorageDescriptor"]["Location"] = glue.metadata_location(table)
     version: dict[str, Any] = {"VersionId": table["VersionId"]} if "VersionId" in table else {}
     client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)
@@ -167,5 +152,5 @@ def trust_problem(
         changes = ("GetTable", "CreateTable", "UpdateTable", "DeleteTable")
         needs += [(f"glue:{action}", f"{here}:table/{database}/*") for action in changes]
     principal, external_id = config["iam_role_arn"], config["external_id"]
-    clients = account.aws("iam"), account.aws("s3")
-    return iam.problem(clients[0], arn, principal, external_id, *needs, s3=clients[1])
+    iam_client, s3 = account.aws("iam"), account.aws("s3")
+    return iam.problem(iam_client, arn, principal, external_id, *needs, s3=s3)

@@ -1,4 +1,4 @@
-"""``/iam/v2/role-bindings``, and who may do what.
+"""``/iam/v2``: service accounts, who can own keys; role bindings, and who may do what.
 
 Bindings are demanded where forgetting one is a known trap: to change topics and access lists over
 Kafka REST, and to let Tableflow write through a provider integration. Elsewhere a key of the right
@@ -8,6 +8,7 @@ kind is enough.
 from __future__ import annotations
 
 import time
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -17,15 +18,31 @@ from topicberg_local.emulators.confluent.account import (
     BOOTSTRAP_USER,
     CLUSTER,
     ENVIRONMENT,
+    KEY,
     ROLE_BINDING,
     SERVICE_ACCOUNT,
     Account,
 )
-from topicberg_local.emulators.confluent.errors import Refusal, Shape, bad_request, conflict
-from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Operation, Page
+from topicberg_local.emulators.confluent.errors import (
+    Refusal,
+    Shape,
+    bad_request,
+    conflict,
+    not_found,
+    unsupported,
+)
+from topicberg_local.emulators.confluent.operation import (
+    Body,
+    Call,
+    HttpResponse,
+    Operation,
+    Page,
+    Query,
+)
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
+ACCOUNTS = "/iam/v2/service-accounts"
 PATH = "/iam/v2/role-bindings"
 ADMINS = ("OrganizationAdmin", "EnvironmentAdmin", "CloudClusterAdmin")
 ROLES = {
@@ -49,13 +66,31 @@ ROLES = {
 }
 
 
+class NewServiceAccount(Body):
+    display_name: str = Field(max_length=64)
+    description: str = ""
+
+
+class ServiceAccountChange(Body):
+    display_name: str = ""
+    description: str = ""
+
+
+class NewServiceAccountQuery(Query):
+    assigned_resource_owner: str = ""
+
+
+class ListServiceAccounts(Page):
+    display_name: list[str] = Field(default=[])
+
+
 class NewBinding(Body):
     principal: str = Field(pattern=r"^(User|Group):.+$")
     role_name: str
     crn_pattern: str = Field(pattern=r"^crn://.+$")
 
 
-class ListQuery(Page):
+class ListBindings(Page):
     crn_pattern: str = Field(min_length=1)
     principal: str = ""
     role_name: str = ""
@@ -88,16 +123,67 @@ def demand(account: Account, principal: str, roles: tuple[str, ...], crn: str) -
 
 def covers(pattern: str, crn: str) -> bool:
     """Whether a pattern of a binding has this resource."""
-    if pattern.endswith("*"):
-        return crn.startswith(pattern[:-1])
-    return f"{crn}/".startswith(f"{pattern}/")
+    is_prefix = pattern.endswith("*")
+    return crn.startswith(pattern[:-1]) if is_prefix else f"{crn}/".startswith(f"{pattern}/")
 
 
 def unbind(account: Account, crn: str) -> None:
     """Delete the bindings on a resource, and on what is in it."""
-    account.delete(
-        ROLE_BINDING, lambda document: f"{document['crn_pattern']}/".startswith(f"{crn}/")
+    bindings = account.store.all(
+        ROLE_BINDING, lambda b: f"{b.properties['crn_pattern']}/".startswith(f"{crn}/")
     )
+    account.store.delete(ROLE_BINDING, [binding.name for binding in bindings])
+
+
+def _service_account(call: Call, stored: Stored) -> dict[str, Any]:
+    shown = {key: stored.properties[key] for key in NewServiceAccount.model_fields}
+    kind, crn = "ServiceAccount", "service-account"
+    return call.account.document(VERSION, kind, stored, ACCOUNTS, crn, **shown)
+
+
+def _require_account(call: Call) -> Stored:
+    name = call.path["id"]
+    return call.account.require(SERVICE_ACCOUNT, (name,), not_found(f"Service account {name}"))
+
+
+def _refuse_taken(call: Call, display_name: str, but: str = "") -> None:
+    text = f"Service name '{display_name}' is already in use."
+    call.account.refuse_taken(SERVICE_ACCOUNT, ACCOUNTS, display_name, text, but)
+
+
+def _create_account(call: Call) -> HttpResponse:
+    if call.query.assigned_resource_owner:
+        raise unsupported("assigned_resource_owner")
+    _refuse_taken(call, call.body.display_name)
+    stored = call.account.add(SERVICE_ACCOUNT, "sa", call.body.model_dump())
+    return HttpResponse(_service_account(call, stored), location=f"{ACCOUNTS}/{stored.name[0]}")
+
+
+def _list_accounts(call: Call) -> dict[str, Any]:
+    wanted: list[str] = call.query.display_name
+    accounts = call.account.store.all(
+        SERVICE_ACCOUNT, lambda stored: not wanted or stored.properties["display_name"] in wanted
+    )
+    return call.page(accounts, VERSION, "ServiceAccount", _service_account)
+
+
+def _get_account(call: Call) -> dict[str, Any]:
+    return _service_account(call, _require_account(call))
+
+
+def _change_account(call: Call) -> dict[str, Any]:
+    changes, stored = call.body.model_dump(exclude_unset=True), _require_account(call)
+    if "display_name" in changes:
+        _refuse_taken(call, changes["display_name"], but=stored.name[0])
+    return _service_account(call, call.account.change(stored, changes))
+
+
+def _delete_account(call: Call) -> None:
+    """With its keys and role bindings."""
+    name = _require_account(call).name[0]
+    call.account.delete(KEY, owner=name)
+    call.account.delete(ROLE_BINDING, principal=f"User:{name}")
+    call.account.store.delete(SERVICE_ACCOUNT, [(name,)])
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
@@ -138,10 +224,9 @@ def _refuse_unknown(account: Account, body: NewBinding) -> None:
 
 def _create(call: Call) -> HttpResponse:
     body: NewBinding = call.body
-    account = call.account
+    account, properties = call.account, body.model_dump()
     _refuse_unknown(account, body)
-    properties = body.model_dump()
-    for other in account.find(ROLE_BINDING, lambda other: other == properties):
+    for other in account.find(ROLE_BINDING, **properties):
         raise conflict(
             f"{body.principal} has {body.role_name} on {body.crn_pattern} already.",
             f"{account.url}{PATH}/{other.name[0]}",
@@ -150,38 +235,37 @@ def _create(call: Call) -> HttpResponse:
     return HttpResponse(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
-def _list(call: Call) -> HttpResponse:
-    query: ListQuery = call.query
-    bindings = call.account.find(
-        ROLE_BINDING,
-        lambda document: (
-            query.crn_pattern in document["crn_pattern"]
-            and query.principal in ("", document["principal"])
-            and query.role_name in ("", document["role_name"])
-        ),
-    )
+def _list(call: Call) -> dict[str, Any]:
+    query: ListBindings = call.query
+    bindings = [
+        binding
+        for binding in call.account.store.all(ROLE_BINDING)
+        if query.crn_pattern in binding.properties["crn_pattern"]
+        and query.principal in ("", binding.properties["principal"])
+        and query.role_name in ("", binding.properties["role_name"])
+    ]
     return call.page(bindings, VERSION, "RoleBinding", _document)
 
 
-def _get(call: Call) -> HttpResponse:
-    return HttpResponse(_document(call, _require(call)))
+def _get(call: Call) -> dict[str, Any]:
+    return _document(call, _require(call))
 
 
-def _delete(call: Call) -> HttpResponse:
+def _delete(call: Call) -> dict[str, Any]:
     stored = _require(call)
     call.account.store.delete(ROLE_BINDING, [stored.name])
-    return HttpResponse(_document(call, stored))
+    return _document(call, stored)
 
 
-def _operation(method: str, path: str, handler: Any, **more: Any) -> Operation:
-    return Operation(
-        method, path, handler, shape=Shape.ROLES, rated=False, invalid_is_400=True, **more
-    )
-
-
+_operation = partial(Operation, shape=Shape.ROLES, rated=False, invalid_is_400=True)
 OPERATIONS = [
-    _operation("POST", PATH, _create, success=201, body=NewBinding),
-    _operation("GET", PATH, _list, query=ListQuery),
+    Operation("POST", ACCOUNTS, _create_account, 201, NewServiceAccountQuery, NewServiceAccount),
+    Operation("GET", ACCOUNTS, _list_accounts, query=ListServiceAccounts),
+    Operation("GET", ACCOUNTS + "/{id}", _get_account),
+    Operation("PATCH", ACCOUNTS + "/{id}", _change_account, body=ServiceAccountChange),
+    Operation("DELETE", ACCOUNTS + "/{id}", _delete_account, 204),
+    _operation("POST", PATH, _create, 201, body=NewBinding),
+    _operation("GET", PATH, _list, query=ListBindings),
     _operation("GET", PATH + "/{id}", _get),
     _operation("DELETE", PATH + "/{id}", _delete),
 ]

@@ -13,6 +13,7 @@ from topicberg_local.emulators.confluent import broker
 from topicberg_local.emulators.confluent.account import TOPIC
 from topicberg_local.emulators.confluent.errors import Refusal, unsupported
 from topicberg_local.emulators.confluent.kafka_rest import (
+    PATH,
     cluster_of,
     demand,
     kafka_operation,
@@ -20,7 +21,7 @@ from topicberg_local.emulators.confluent.kafka_rest import (
     resources,
     topic_of,
 )
-from topicberg_local.emulators.confluent.operation import Body, Call, HttpResponse, Query
+from topicberg_local.emulators.confluent.operation import Body, Call, Query
 from topicberg_local.emulators.store import Stored
 
 DEFAULT_PARTITIONS = 6
@@ -62,7 +63,7 @@ class GetTopic(Query):
 def _document(call: Call, name: str, partitions: int, replication: int) -> dict[str, Any]:
     path = f"/topics/{name}"
     base = f"{call.account.url}/kafka/v3/clusters/{call.path['cluster_id']}{path}"
-    document: dict[str, Any] = {
+    document = {
         "topic_name": name,
         "is_internal": False,
         "replication_factor": replication,
@@ -80,19 +81,17 @@ def _shown(call: Call, name: str, description: Any) -> dict[str, Any]:
     return _document(call, name, len(description.partitions), max(replicas, default=1))
 
 
-def _list(call: Call) -> HttpResponse:
-    found = broker.names(call.account, cluster_of(call))
-    return resources(
-        call, "KafkaTopicList", [_shown(call, name, topic) for name, topic in found.items()]
-    )
+def _list(call: Call) -> dict[str, Any]:
+    topics = broker.names(call.account, cluster_of(call).name[0])
+    documents = [_shown(call, name, topic) for name, topic in topics.items()]
+    return resources(call, "KafkaTopicList", documents)
 
 
-def _create(call: Call) -> HttpResponse:
+def _create(call: Call) -> dict[str, Any]:
     from confluent_kafka.admin import NewTopic as Wanted
 
     body: NewTopic = call.body
-    account = call.account
-    name = body.topic_name
+    account, name = call.account, body.topic_name
     cluster = demand(call, name)
     if body.replication_factor not in (1, CLOUD_REPLICATION):
         raise Refusal(HTTPStatus.BAD_REQUEST, "Replication factor must be 3.", number=40002)
@@ -102,75 +101,62 @@ def _create(call: Call) -> HttpResponse:
                 f"the topic {name} in {cluster}: all clusters are on one broker, and"
                 f" {other.name[0]} has a topic of that name"
             )
-    wanted = Wanted(
-        name,
-        num_partitions=body.partitions_count,
-        replication_factor=-1,
-        config={
-            setting.name: setting.value for setting in body.configs if setting.value is not None
-        },
-    )
+    configs = {setting.name: setting.value for setting in body.configs if setting.value is not None}
+    wanted = Wanted(name, body.partitions_count, replication_factor=-1, config=configs)
     # First ours, then the broker's: what is made by halves is seen, and made again.
     new = account.store.get(TOPIC, (cluster, name)) is None
     if new and not body.validate_only:
         account.store.put(Stored(TOPIC, (cluster, name)))
+    timeout, dry = TIMEOUT_SECONDS, body.validate_only
     admin = account.kafka_admin()
     try:
-        made = admin.create_topics(
-            [wanted], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
-        )
+        made = admin.create_topics([wanted], request_timeout=timeout, validate_only=dry)
         broker.wait(made[name], name)
     except Refusal:
         if new:
             account.store.delete(TOPIC, [(cluster, name)])
         raise
-    if not body.validate_only:
+    if not dry:
         requests.topic_created(account.config, name)
-    return HttpResponse(_document(call, name, body.partitions_count, 1))
+    return _document(call, name, body.partitions_count, 1)
 
 
-def _get(call: Call) -> HttpResponse:
-    query: GetTopic = call.query
-    if query.include_authorized_operations:
+def _get(call: Call) -> dict[str, Any]:
+    if call.query.include_authorized_operations:
         raise unsupported("include_authorized_operations")
-    return HttpResponse(_shown(call, *topic_of(call, cluster_of(call))))
+    return _shown(call, *topic_of(call, cluster_of(call).name[0]))
 
 
-def _change(call: Call) -> HttpResponse:
+def _change(call: Call) -> dict[str, Any]:
     from confluent_kafka.admin import NewPartitions
 
-    body: TopicChange = call.body
+    count: int = call.body.partitions_count
     name, found = topic_of(call, demand(call, call.path["topic_name"]))
-    if body.partitions_count != len(found.partitions):
-        grow = [NewPartitions(name, body.partitions_count)]
-        admin = call.account.kafka_admin()
+    if count != len(found.partitions):
+        grow, admin = [NewPartitions(name, count)], call.account.kafka_admin()
         broker.wait(admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[name], name)
-    return HttpResponse(_document(call, name, body.partitions_count, 1))
+    return _document(call, name, count, 1)
 
 
-def _delete(call: Call) -> HttpResponse:
+def _delete(call: Call) -> None:
     cluster = demand(call, call.path["topic_name"])
     name, _ = topic_of(call, cluster)
     admin = call.account.kafka_admin()
     broker.wait(admin.delete_topics([name], request_timeout=TIMEOUT_SECONDS)[name], name)
     requests.topic_deleted(call.account.config, name)
     call.account.store.delete(TOPIC, [(cluster, name)])
-    return HttpResponse()
 
 
-def _get_cluster(call: Call) -> HttpResponse:
-    name = cluster_of(call)
-    base = f"{call.account.url}/kafka/v3/clusters/{name}"
+def _get_cluster(call: Call) -> dict[str, Any]:
+    base = f"{call.account.url}/kafka/v3/clusters/{cluster_of(call).name[0]}"
     parts = ("acls", "brokers", "broker-configs", "consumer-groups", "topics")
-    related: dict[str, Any] = {
-        part.replace("-", "_"): {"related": f"{base}/{part}"} for part in parts
-    }
+    related = {part.replace("-", "_"): {"related": f"{base}/{part}"} for part in parts}
     related["partition_reassignments"] = {"related": f"{base}/topics/-/partitions/-/reassignment"}
-    return HttpResponse(resource(call, "KafkaCluster", "", "", related))
+    return resource(call, "KafkaCluster", "", "", related)
 
 
-def _entries(call: Call, cluster: str) -> tuple[str, dict[str, Any]]:
-    name, _ = topic_of(call, cluster)
+def _entries(call: Call) -> tuple[str, dict[str, Any]]:
+    name, _ = topic_of(call, cluster_of(call).name[0])
     return name, dict(sorted(broker.describe(call.account, name).items()))
 
 
@@ -196,34 +182,25 @@ def _entry(call: Call, topic: str, entry: Any) -> dict[str, Any]:
             for synonym in synonyms
         ],
     }
-    return resource(
-        call,
-        "KafkaTopicConfig",
-        f"/topics/{topic}/configs/{entry.name}",
-        f"/topic={topic}/config={entry.name}",
-        document,
-    )
+    path, crn = f"/topics/{topic}/configs/{entry.name}", f"/topic={topic}/config={entry.name}"
+    return resource(call, "KafkaTopicConfig", path, crn, document)
 
 
-def _configs(call: Call) -> HttpResponse:
-    topic, entries = _entries(call, cluster_of(call))
-    return resources(
-        call, "KafkaTopicConfigList", [_entry(call, topic, entry) for entry in entries.values()]
-    )
+def _configs(call: Call) -> dict[str, Any]:
+    topic, entries = _entries(call)
+    documents = [_entry(call, topic, entry) for entry in entries.values()]
+    return resources(call, "KafkaTopicConfigList", documents)
 
 
-def _get_config(call: Call) -> HttpResponse:
-    topic, entries = _entries(call, cluster_of(call))
-    if call.path["name"] not in entries:
-        raise Refusal(
-            HTTPStatus.NOT_FOUND,
-            f"Config {call.path['name']} cannot be found for TOPIC {topic}",
-            number=404,
-        )
-    return HttpResponse(_entry(call, topic, entries[call.path["name"]]))
+def _get_config(call: Call) -> dict[str, Any]:
+    (topic, entries), name = _entries(call), call.path["name"]
+    if name not in entries:
+        text = f"Config {name} cannot be found for TOPIC {topic}"
+        raise Refusal(HTTPStatus.NOT_FOUND, text, number=404)
+    return _entry(call, topic, entries[name])
 
 
-def _alter(call: Call) -> HttpResponse:
+def _alter(call: Call) -> None:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
     body: Alterations = call.body
@@ -239,18 +216,18 @@ def _alter(call: Call) -> HttpResponse:
         [resource], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
     )
     broker.wait(futures[resource], name)
-    return HttpResponse()
 
 
-_CONFIGS = "/topics/{topic_name}/configs"
+_TOPICS = PATH + "/topics"
+_TOPIC = _TOPICS + "/{topic_name}"
 OPERATIONS = [
-    kafka_operation("GET", "", _get_cluster),
-    kafka_operation("GET", "/topics", _list),
-    kafka_operation("POST", "/topics", _create, 201, body=NewTopic),
-    kafka_operation("GET", "/topics/{topic_name}", _get, query=GetTopic),
-    kafka_operation("PATCH", "/topics/{topic_name}", _change, body=TopicChange),
-    kafka_operation("DELETE", "/topics/{topic_name}", _delete, 204),
-    kafka_operation("GET", _CONFIGS, _configs),
-    kafka_operation("POST", _CONFIGS + ":alter", _alter, 204, body=Alterations),
-    kafka_operation("GET", _CONFIGS + "/{name}", _get_config),
+    kafka_operation("GET", PATH, _get_cluster),
+    kafka_operation("GET", _TOPICS, _list),
+    kafka_operation("POST", _TOPICS, _create, 201, body=NewTopic),
+    kafka_operation("GET", _TOPIC, _get, query=GetTopic),
+    kafka_operation("PATCH", _TOPIC, _change, body=TopicChange),
+    kafka_operation("DELETE", _TOPIC, _delete, 204),
+    kafka_operation("GET", _TOPIC + "/configs", _configs),
+    kafka_operation("POST", _TOPIC + "/configs:alter", _alter, 204, body=Alterations),
+    kafka_operation("GET", _TOPIC + "/configs/{name}", _get_config),
 ]
