@@ -11,7 +11,7 @@ from typing import Any
 
 from topicberg_local.emulators.aws.athena import Athena
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
-from topicberg_local.emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.shapes import Refusal
 
 URL_VARIABLES = ("AWS_ENDPOINT_URL_EMR_SERVERLESS", "AWS_ENDPOINT_URL_ATHENA")
 

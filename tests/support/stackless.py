@@ -21,7 +21,7 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg_deploy.confluent import keys
 from topicberg_local.emulators.confluent import (
     catalogs,
-    connector_rights,
+    connector_checks,
     kafka_rest,
     subjects,
     tableflow,
@@ -33,7 +33,7 @@ from topicberg_local.emulators.confluent.keys import Bootstrap
 from topicberg_local.emulators.confluent.materialization import CatalogStatus
 from topicberg_local.emulators.confluent.operation import Call, HttpResponse, Operation
 from topicberg_local.emulators.confluent.server import OPERATIONS, Server
-from topicberg_local.emulators.confluent.tableflow_bodies import NewSpec
+from topicberg_local.emulators.confluent.tableflow import NewSpec
 from topicberg_local.emulators.store import Stored
 
 MALFORMED = {
@@ -202,9 +202,9 @@ class Stackless(Server):
         """As a service account may; one that may not write fails."""
         environment, cluster = call.path["environment_id"], call.path["kafka_cluster_id"]
         who, topic = config["kafka.service.account.id"], config["kafka.topic"]
-        if unseen := connector_rights.unseen_cluster(self.account, environment, cluster, who):
+        if unseen := connector_checks.unseen_cluster(self.account, environment, cluster, who):
             raise bad_request(unseen)
-        trace = connector_rights.problem(self.account, environment, cluster, who, topic)
+        trace = connector_checks.problem(self.account, environment, cluster, who, topic)
         state = "FAILED" if trace else "RUNNING"
         self.connectors[name] = {"config": config, "state": state, "trace": trace}
         inside = {"environment": environment, "cluster": cluster}

@@ -1,4 +1,4 @@
-"""The Python services: the emulators of AWS, Snowflake and Confluent, and the Tableflow engine."""
+"""The Python services: the access proxy, the emulators and the Tableflow engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import requests
 
 from topicberg.alerts.settings import alert_environment
 from topicberg.clients.lineage import lineage_settings
-from topicberg.clients.liveness import answers_http
+from topicberg.clients.liveness import Check, answers_http
+from topicberg.endpoints import Endpoints
 from topicberg.settings.environment import as_environment, as_text
-from topicberg_local.service import SNOWFLAKE_USER, Context, Service
+from topicberg_local.answers import answers_kafka
+from topicberg_local.schema_registry import API
+from topicberg_local.service import KAFKA_USER, SNOWFLAKE_USER, Context, Service
 
 
 def aws(context: Context) -> Service:
@@ -111,3 +114,49 @@ def _settings(context: Context) -> dict[str, str]:
 def _module(context: Context, module: str, name: str) -> list[str]:
     arguments = ["--host", "127.0.0.1", "--port", str(context.ports[name])]
     return [sys.executable, "-m", module, *arguments, "--state-dir", str(context.folder(name))]
+
+
+def access_proxy(context: Context) -> Service:
+    """Return the process at the addresses of Kafka and the registry for the user's own clients."""
+    secrets = context.credentials
+    token = secrets.registry_login.token
+    assert token is not None  # noqa: S101  it is a bearer token
+    ports = {
+        "--kafka": ("kafka", "kafka_proxied"),
+        "--registry": ("schema_registry", "schema_registry_server"),
+    }
+    arguments = [
+        part
+        for option, (port, target) in ports.items()
+        for part in (option, str(context.ports[port]), str(context.ports[target]))
+    ]
+    return Service(
+        name="access_proxy",
+        command=[sys.executable, "-m", "topicberg_local.access_proxy_server", *arguments],
+        environment={
+            "TOPICBERG_PROXY_KAFKA_USER": KAFKA_USER,
+            "TOPICBERG_PROXY_KAFKA_PASSWORD": secrets.kafka_password.get_secret_value(),
+            "TOPICBERG_PROXY_REGISTRY_TOKEN": token.get_secret_value(),
+        },
+        url=f"127.0.0.1:{context.ports['kafka']}",
+        port=context.ports["kafka"],
+        start_order=20,
+        healthy=_healthy,
+        answers=_answers(context),
+        stop_seconds=10,
+    )
+
+
+def _answers(context: Context) -> Check:
+    """Return the check of both ways; the service behind a way has to answer as well."""
+    kafka = answers_kafka("127.0.0.1", context.ports["kafka"])
+    registry = answers_http(f"{context.url('schema_registry')}{API}/schemas/types")
+    return lambda seconds: kafka(seconds / 2) or registry(seconds / 2)
+
+
+def _healthy(endpoints: Endpoints) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({"bootstrap.servers": endpoints.kafka_bootstrap, "log_level": 0})
+    client.list_topics(timeout=2)
+    requests.get(endpoints.schema_registry + "/subjects", timeout=2).raise_for_status()

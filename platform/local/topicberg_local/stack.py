@@ -18,7 +18,6 @@ from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypas
 from topicberg.errors import StackError
 from topicberg.settings import Settings
 from topicberg_local import (
-    access_proxy,
     class_data,
     health,
     iceberg_rest,
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "kafka": kafka.service,
     "schema_registry": schema_registry.service,
-    "access_proxy": access_proxy.service,
+    "access_proxy": python_services.access_proxy,
     "s3": object_store.service,
     "iceberg_rest": iceberg_rest.service,
     "spark": spark.service,

@@ -41,7 +41,7 @@ from topicberg_deploy.settings import DeploySettings
 from topicberg_local import state
 from topicberg_local.emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
 from topicberg_local.emulators.confluent.operation import Call
-from topicberg_local.emulators.confluent.tableflow_bodies import NewSpec
+from topicberg_local.emulators.confluent.tableflow import NewSpec
 from topicberg_local.emulators.store import Stored
 
 ADMIN = "confluent/role_binding/cluster_admin"

@@ -30,8 +30,7 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic
 from topicberg_local.datagen import runner
-from topicberg_local.datagen.pace import Pace
-from topicberg_local.datagen.producer import avro_encoder, json_encoder, random_of
+from topicberg_local.datagen.producer import Pace, avro_encoder, json_encoder, random_of
 from topicberg_local.datagen.runner import stop, stop_all
 from topicberg_local.datagen.status import (
     DatagenStatus,

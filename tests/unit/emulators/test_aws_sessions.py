@@ -15,7 +15,7 @@ from moto import mock_aws
 
 from topicberg.errors.aws import is_expired
 from topicberg_local.emulators.aws.auth import authenticate
-from topicberg_local.emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.shapes import Refusal
 from topicberg_local.emulators.aws.state import backends
 
 HOST = "127.0.0.1:1"

@@ -11,7 +11,7 @@ from topicberg.settings import Settings
 from topicberg_local import state
 from topicberg_local.emulators.confluent.account import ACL, CLUSTER, ROLE_BINDING, Account
 from topicberg_local.emulators.confluent.clusters import GONE_AFTER
-from topicberg_local.emulators.confluent.connector_rights import unseen_cluster
+from topicberg_local.emulators.confluent.connector_checks import unseen_cluster
 from topicberg_local.emulators.confluent.kafka_gateway import _authenticated, _token
 from topicberg_local.emulators.confluent.kafka_rights import Right, rights
 from topicberg_local.emulators.store import Stored

@@ -12,8 +12,7 @@ from snowflake.connector.errors import ProgrammingError
 from topicberg.catalogs.snowflake.names import text
 from topicberg_local.emulators.snowflake import pass_through
 from topicberg_local.emulators.snowflake.commands import parse
-from topicberg_local.emulators.snowflake.grammar import Statement
-from topicberg_local.emulators.snowflake.tokens import Stream, display, quote
+from topicberg_local.emulators.snowflake.sql import Statement, Stream, display, quote
 
 VOLUME = """CREATE EXTERNAL VOLUME ev STORAGE_LOCATIONS = ((
   NAME = 'loc' STORAGE_PROVIDER = 'S3' STORAGE_AWS_ROLE_ARN = 'arn:aws:iam::1:role/r'

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from topicberg.security.asgi import GuardMiddleware
 from topicberg.security.guard import Guard, Request
 from topicberg.security.wsgi import guarded
-from topicberg_local import peers, sock_diag
+from topicberg_local import peers
 
 OWN = "127.0.0.1:3000"
 GUARD = Guard(json_only=True)
@@ -172,9 +172,9 @@ def owner_of_client(family: int, user: int, *, closed: bool = False) -> int | No
 def _sockets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How Linux says whose a socket is."""
     if request.param == "lists all":
-        monkeypatch.setattr(sock_diag, "is_supported", lambda: False)
+        monkeypatch.setattr(peers, "has_sock_diag", lambda: False)
     else:
-        assert sock_diag.is_supported()
+        assert peers.has_sock_diag()
 
 
 @needs_users

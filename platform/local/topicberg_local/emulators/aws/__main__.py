@@ -2,7 +2,7 @@
 
 ``python -m topicberg_local.emulators.aws --host 127.0.0.1 --port P --state-dir D`` serves Glue,
 IAM, STS, Secrets Manager and SSM Parameter Store; Athena's workgroups and EMR Serverless's
-applications are not moto's (:mod:`topicberg_local.emulators.aws.own`). Added here is what
+applications are not moto's (:mod:`topicberg_local.emulators.aws.state`). Added here is what
 moto lacks:
 
 * every change is on disk before its answer leaves (:mod:`topicberg_local.emulators.aws.state`), so
@@ -11,8 +11,8 @@ moto lacks:
   ``AWS_SECRET_ACCESS_KEY``), one made through IAM's CreateAccessKey, or one of STS;
 * IAM simulates the policies of a user or a role (:mod:`topicberg_local.emulators.aws.simulator`);
 * Lake Formation is before Glue, if the data lake settings say so
-  (:mod:`topicberg_local.emulators.aws.lake_formation`);
-* Glue lists the versions of a schema (:mod:`topicberg_local.emulators.aws.glue_schemas`);
+  (:mod:`topicberg_local.emulators.aws.glue`);
+* Glue lists the versions of a schema (:mod:`topicberg_local.emulators.aws.glue`);
 * Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
 * Secrets Manager's GetSecretValue follows ``AWSCURRENT`` when UpdateSecretVersionStage moves it.
 
@@ -31,21 +31,23 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
 
-from topicberg.errors import StackError
+from werkzeug.test import run_wsgi_app
+
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import guarded
 from topicberg_local.emulators import process
-from topicberg_local.emulators.aws import athena, emr_serverless, glue_schemas, simulator
+from topicberg_local.emulators.aws import athena, emr_serverless, glue, simulator
 from topicberg_local.emulators.aws.auth import authenticate, principal_of, speaks_json
-from topicberg_local.emulators.aws.lake_formation import LISTS, LakeFormation
-from topicberg_local.emulators.aws.own import ATHENA, EMR
-from topicberg_local.emulators.aws.refusal import Refusal
-from topicberg_local.emulators.aws.state import SERVICES, State, backends
+from topicberg_local.emulators.aws.glue import LISTS, LakeFormation
+from topicberg_local.emulators.aws.shapes import Refusal
+from topicberg_local.emulators.aws.state import ATHENA, EMR, SERVICES, State, backends
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,6 @@ READS = ("Get", "List", "Describe", "BatchGet", "Search", "Simulate", "Decode", 
 """Actions of these names change nothing, so nothing has to be written after them."""
 
 Environ = dict[str, Any]
-StartResponse = Callable[..., Any]
 
 
 class AwsResponse(NamedTuple):
@@ -62,10 +63,6 @@ class AwsResponse(NamedTuple):
     status: str
     headers: list[tuple[str, str]]
     body: bytes
-
-    @property
-    def ok(self) -> bool:
-        return self.status.startswith("2")
 
 
 class Application:
@@ -77,13 +74,14 @@ class Application:
     """
 
     def __init__(self, moto: Callable[..., Iterable[bytes]], state: State) -> None:
-        self._moto = moto
-        self._state = state
-        self._lock = threading.Lock()
+        self._moto, self._state, self._lock = moto, state, threading.Lock()
 
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        response = self._answer(environ, body)
+        try:
+            response = self._answer(environ, body)
+        except Refusal as refusal:
+            response = _refused(environ, refusal)
         start_response(response.status, response.headers)
         return [response.body]
 
@@ -91,90 +89,73 @@ class Application:
         if environ["PATH_INFO"] == "/health":
             return _json({"status": "ok", "services": list(SERVICES)})
         with self._lock:
-            try:
-                service, region = authenticate(environ, body)
-                if service not in SERVICES:
-                    raise Refusal(
-                        HTTPStatus.NOT_IMPLEMENTED,
-                        "UnsupportedOperation",
-                        f"not supported by the local AWS emulator: {service} (it serves "
-                        f"{', '.join(SERVICES)}; objects and buckets are the object store's)",
-                    )
-                action = _action(environ, body, service)
-                keep = None
-                if action == "UpdateTable":
-                    keep = _guard_update_table(body, region)
-                elif action == "UpdateSecretVersionStage":
-                    keep = _follow_current(body, region)
-                lake = LakeFormation(os.environ["MOTO_ACCOUNT_ID"], region)
-                is_governed = service == "glue" and lake.is_on
-                if is_governed:
-                    principal = principal_of(environ)
-                    lake.check(action, body, principal)
-                    if action == "BatchDeleteTable" and (
-                        errors := lake.undroppable(body, principal)
-                    ):
-                        return _json({"Errors": errors})
-                response = self._forward(environ, body, service, region)
-                if is_governed and response.ok:
-                    lake.remember_creator(action, body, principal)
-                    if action in LISTS:
-                        visible = lake.visible(action, body, json.loads(response.body), principal)
-                        response = _json(visible)
-            except Refusal as refusal:
-                return _refused(environ, refusal)
-            if keep is not None and response.ok:
-                keep()
-            if action.startswith(READS):
-                return response
-            try:
-                self._state.save()
-            except (OSError, TypeError, pickle.PicklingError) as error:
-                logger.error("the change was taken back: %s", error)
-                self._state.restore()
-                return _refused(
-                    environ,
-                    Refusal(
-                        HTTPStatus.INTERNAL_SERVER_ERROR,
-                        "InternalFailure",
-                        f"{self._state.path} cannot be written, so nothing was changed: {error}",
-                    ),
+            service, region = authenticate(environ, body)
+            if service not in SERVICES:
+                raise Refusal(
+                    HTTPStatus.NOT_IMPLEMENTED,
+                    "UnsupportedOperation",
+                    f"not supported by the local AWS emulator: {service} (it serves "
+                    f"{', '.join(SERVICES)}; objects and buckets are the object store's)",
                 )
+            action = _action(environ, body, service)
+            keep: Callable[[], None] | None = None
+            if action == "UpdateTable":
+                keep = _guard_update_table(body, region)
+            elif action == "UpdateSecretVersionStage":
+                keep = _follow_current(body, region)
+            lake = LakeFormation(os.environ["MOTO_ACCOUNT_ID"], region)
+            is_governed = service == "glue" and lake.is_on
+            if is_governed:
+                principal = principal_of(environ)
+                lake.check(action, body, principal)
+                if action == "BatchDeleteTable" and (errors := lake.undroppable(body, principal)):
+                    return _json({"Errors": errors})
+            response = self._forward(environ, body, service, region, action)
+            ok = response.status.startswith("2")
+            if is_governed and ok:
+                lake.remember_creator(action, body, principal)
+                if action in LISTS:
+                    shown = lake.visible(action, body, json.loads(response.body), principal)
+                    response = _json(shown)
+            if keep is not None and ok:
+                keep()
+            if not action.startswith(READS):
+                self._save()
             return response
 
-    def _forward(self, environ: Environ, body: bytes, service: str, region: str) -> AwsResponse:
+    def _save(self) -> None:
+        """:raises Refusal: the state cannot be written; the change is taken back"""
+        try:
+            self._state.save()
+        except (OSError, TypeError, pickle.PicklingError) as error:
+            logger.error("the change was taken back: %s", error)
+            self._state.restore()
+            text = f"{self._state.path} cannot be written, so nothing was changed: {error}"
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "InternalFailure", text) from None
+
+    def _forward(
+        self, environ: Environ, body: bytes, service: str, region: str, action: str
+    ) -> AwsResponse:
         """Return moto's answer, complete, or that of a service which is not moto's.
 
         :raises Refusal: such a service refuses
         """
-        if service == emr_serverless.SERVICE:
-            emr = EMR.of(os.environ["MOTO_ACCOUNT_ID"], region)
-            request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
-            return _json(emr.answer(*request, environ.get("QUERY_STRING", ""), body))
-        if service == athena.SERVICE:
-            workgroups = ATHENA.of(os.environ["MOTO_ACCOUNT_ID"], region)
-            return _json(workgroups.answer(_action(environ, body, service), body))
-        if service == "iam" and _action(environ, body, service) == simulator.ACTION:
-            principal = principal_of(environ)
-            simulated = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
-            return AwsResponse("200 OK", [("Content-Type", "text/xml")], simulated)
-        if service == "glue" and _action(environ, body, service) == glue_schemas.ACTION:
-            return _json(glue_schemas.list_versions(body, os.environ["MOTO_ACCOUNT_ID"], region))
-        status: list[Any] = []
-
-        def start_response(*args: Any) -> Callable[[bytes], None]:
-            status[:] = args
-            return lambda _: None
-
+        account = os.environ["MOTO_ACCOUNT_ID"]
+        match service, action:
+            case emr_serverless.SERVICE, _:
+                request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
+                emr = EMR.of(account, region)
+                return _json(emr.answer(*request, environ.get("QUERY_STRING", ""), body))
+            case athena.SERVICE, _:
+                return _json(ATHENA.of(account, region).answer(action, body))
+            case "iam", simulator.ACTION:
+                simulated = simulator.simulate(body, account, principal_of(environ))
+                return AwsResponse("200 OK", [("Content-Type", "text/xml")], simulated)
+            case "glue", glue.ACTION:
+                return _json(glue.SchemaVersions(backends("glue")[account][region]).answer(body))
         environ["wsgi.input"] = io.BytesIO(body)
-        chunks = self._moto(environ, start_response)
-        try:
-            content = b"".join(chunks)
-        finally:
-            close = getattr(chunks, "close", None)
-            if close:
-                close()
-        return AwsResponse(status[0], status[1], content)
+        chunks, status, headers = run_wsgi_app(self._moto, environ, buffered=True)
+        return AwsResponse(status, [*headers], b"".join(chunks))
 
 
 def _action(environ: Environ, body: bytes, service: str) -> str:
@@ -183,8 +164,7 @@ def _action(environ: Environ, body: bytes, service: str) -> str:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         operation, _ = emr_serverless.operation_of(method, path)
         return operation.name if operation else ""
-    target = environ.get("HTTP_X_AMZ_TARGET")
-    if target:
+    if target := environ.get("HTTP_X_AMZ_TARGET"):
         return str(target).rpartition(".")[2]
     form = body.decode("utf-8", "replace") or environ.get("QUERY_STRING", "")
     return str(parse_qs(form).get("Action", [""])[0])
@@ -203,8 +183,8 @@ def _guard_update_table(body: bytes, region: str) -> Callable[[], None] | None:
 
     request = json.loads(body)
     try:
-        glue = backends("glue")[os.environ["MOTO_ACCOUNT_ID"]][region]
-        table = glue.get_table(request["DatabaseName"], request["TableInput"]["Name"])
+        backend = backends("glue")[os.environ["MOTO_ACCOUNT_ID"]][region]
+        table = backend.get_table(request["DatabaseName"], request["TableInput"]["Name"])
     except (KeyError, JsonRESTError):
         return None  # moto's own refusal says what is wrong
     current = str(table._current_version)
@@ -216,13 +196,7 @@ def _guard_update_table(body: bytes, region: str) -> Callable[[], None] | None:
             f"{request['VersionId']} of {request['DatabaseName']}.{table.name} is not the "
             f"current one ({current}).",
         )
-    if not request.get("SkipArchive"):
-        return None
-
-    def drop_replaced() -> None:
-        table.versions.pop(current, None)
-
-    return drop_replaced
+    return partial(table.versions.pop, current, None) if request.get("SkipArchive") else None
 
 
 def _follow_current(body: bytes, region: str) -> Callable[[], None]:
@@ -243,12 +217,13 @@ def _follow_current(body: bytes, region: str) -> Callable[[], None]:
 
 
 def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AwsResponse:
-    body = json.dumps(content).encode()
-    return AwsResponse(
-        f"{status.value} {status.phrase}",
-        [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body)))],
-        body,
-    )
+    return _response(status, "application/x-amz-json-1.1", json.dumps(content))
+
+
+def _response(status: HTTPStatus, media_type: str, text: str) -> AwsResponse:
+    body = text.encode()
+    headers = [("Content-Type", media_type), ("Content-Length", str(len(body)))]
+    return AwsResponse(f"{status.value} {status.phrase}", headers, body)
 
 
 def _refused(environ: Environ, refusal: Refusal) -> AwsResponse:
@@ -257,17 +232,12 @@ def _refused(environ: Environ, refusal: Refusal) -> AwsResponse:
         response = _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
         response.headers.append(("x-amzn-ErrorType", refusal.code))
         return response
-    from xml.sax.saxutils import escape
-
-    body = (
+    return _response(
+        refusal.status,
+        "text/xml",
         "<ErrorResponse><Error><Type>Sender</Type>"
         f"<Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>"
-        "</Error><RequestId>00000000-0000-0000-0000-000000000000</RequestId></ErrorResponse>"
-    ).encode()
-    return AwsResponse(
-        f"{refusal.status.value} {refusal.status.phrase}",
-        [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))],
-        body,
+        "</Error><RequestId>00000000-0000-0000-0000-000000000000</RequestId></ErrorResponse>",
     )
 
 
@@ -276,9 +246,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
 
     :raises StackError: the state cannot be loaded, a key is missing, or the port is taken
     """
-    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        if not os.environ.get(variable):
-            raise StackError(f"{variable} is not set: no client could sign a request")
+    process.require_variables(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
     from topicberg.settings import settings
 
     os.environ["MOTO_ACCOUNT_ID"] = settings().aws_account_id

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
-from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from topicberg_local.emulators.aws.refusal import Refusal
-from topicberg_local.emulators.aws.shapes import serve, service
+import sqlglot
+from sqlglot.errors import SqlglotError
+
+from topicberg_local.emulators.aws.shapes import Refusal, serve, service
 
 SERVICE = "athena"
 PRIMARY = "primary"
@@ -46,11 +47,6 @@ class WorkGroup:
     state: str = "ENABLED"
 
 
-@cache
-def _model() -> Any:
-    return service(SERVICE)
-
-
 class Athena:
     """The service in one account and region."""
 
@@ -60,13 +56,12 @@ class Athena:
 
     def answer(self, action: str, body: bytes) -> dict[str, Any]:
         """:raises Refusal: the request is not valid, or not supported"""
-        model = _model()
+        model, given = service(SERVICE), json.loads(body or b"{}")
         if action not in model.operation_names:
             raise _invalid(f"there is no operation {action}")
-        given = json.loads(body or b"{}")
-        operation = model.operation_model(action)
         if action == "StartQueryExecution":
             _check_sql(given.get("QueryString", ""))
+        operation = model.operation_model(action)
         return serve(self, operation, given, INVALID, "it runs no queries of Athena")
 
     def _create_work_group(
@@ -85,30 +80,16 @@ class Athena:
             "EngineVersion": _ENGINE,
             **(Configuration or {}),
         }
-        tags = {tag["Key"]: tag.get("Value", "") for tag in Tags or []}
-        self.workgroups[Name] = WorkGroup(Name, Description, configuration, tags)
+        self.workgroups[Name] = WorkGroup(Name, Description, configuration, _tags(Tags or []))
 
     def _get_work_group(self, WorkGroup: str) -> dict[str, Any]:
         workgroup = self._workgroup(WorkGroup)
-        description = {
-            "Name": workgroup.name,
-            "State": workgroup.state,
-            "Configuration": workgroup.configuration,
-            "CreationTime": workgroup.created,
-        }
-        return {"WorkGroup": {**description, "Description": workgroup.description}}
+        times = {"CreationTime": workgroup.created}
+        configuration = {"Configuration": workgroup.configuration}
+        return {"WorkGroup": {**_summary(workgroup), **configuration, **times}}
 
     def _list_work_groups(self, **_: Any) -> dict[str, Any]:
-        return {
-            "WorkGroups": [
-                {
-                    "Name": workgroup.name,
-                    "State": workgroup.state,
-                    "Description": workgroup.description,
-                }
-                for workgroup in self.workgroups.values()
-            ]
-        }
+        return {"WorkGroups": [_summary(workgroup) for workgroup in self.workgroups.values()]}
 
     def _update_work_group(
         self,
@@ -134,8 +115,7 @@ class Athena:
         del self.workgroups[WorkGroup]
 
     def _tag_resource(self, ResourceARN: str, Tags: list[dict[str, str]]) -> None:
-        tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags
-        tags.update({tag["Key"]: tag.get("Value", "") for tag in Tags})
+        self._workgroup(ResourceARN.rpartition("/")[2]).tags.update(_tags(Tags))
 
     def _list_tags_for_resource(self, ResourceARN: str, **_: Any) -> dict[str, Any]:
         tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags
@@ -147,11 +127,17 @@ class Athena:
         return self.workgroups[name]
 
 
+def _tags(tags: list[dict[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag.get("Value", "") for tag in tags}
+
+
+def _summary(workgroup: WorkGroup) -> dict[str, Any]:
+    fields = {"Name": workgroup.name, "State": workgroup.state}
+    return {**fields, "Description": workgroup.description}
+
+
 def _check_sql(sql: str) -> None:
     """:raises Refusal: it is not one statement of Athena's SQL: Trino's, or Hive's for DDL"""
-    import sqlglot
-    from sqlglot.errors import SqlglotError
-
     try:
         parsed = sqlglot.parse(sql, read=SERVICE)
     except SqlglotError as error:

@@ -11,10 +11,14 @@ import os
 import re
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
-from topicberg_local.emulators.aws.refusal import Refusal
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from topicberg_local.emulators.aws.shapes import Refusal
 from topicberg_local.emulators.aws.state import backends
 
 AUTHORIZATION = re.compile(
@@ -24,19 +28,13 @@ AUTHORIZATION = re.compile(
 )
 
 
-class Scope(NamedTuple):
-    """What a signature is good for."""
-
-    service: str
-    region: str
-
-
-def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
+def authenticate(environ: dict[str, Any], body: bytes) -> tuple[str, str]:
     """The service and region that a request is signed for, e.g. ``glue`` in ``us-east-1``.
 
     :raises Refusal: no signature, an unknown or inactive key, or a wrong secret
     """
     as_json = speaks_json(environ)
+    status = HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN
     parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))
     if parts is None:
         raise Refusal(
@@ -44,41 +42,31 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
             "MissingAuthenticationTokenException" if as_json else "MissingAuthenticationToken",
             "The request must contain a valid AWS Signature Version 4 in its Authorization header.",
         )
-    token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
-    if _is_expired(parts["key"], token):
-        raise Refusal(
-            HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
-            "ExpiredTokenException" if as_json else "ExpiredToken",
-            "The security token included in the request is expired",
-        )
-    secret = _secret(parts["key"], token)
-    if secret is None:
-        raise Refusal(
-            HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
-            "UnrecognizedClientException" if as_json else "InvalidClientTokenId",
-            "The security token included in the request is invalid.",
-        )
+    key, token = parts["key"], environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
+    if _is_expired(key, token):
+        code = "ExpiredTokenException" if as_json else "ExpiredToken"
+        raise Refusal(status, code, "The security token included in the request is expired")
+    if (secret := _secret(key, token)) is None:
+        code = "UnrecognizedClientException" if as_json else "InvalidClientTokenId"
+        raise Refusal(status, code, "The security token included in the request is invalid.")
     if not hmac.compare_digest(_signature(environ, body, parts, secret), parts["signature"]):
         raise Refusal(
-            HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
+            status,
             "InvalidSignatureException" if as_json else "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided. "
             "Check your AWS Secret Access Key and signing method.",
         )
-    return Scope(parts["service"].lower(), parts["region"])
+    return parts["service"].lower(), parts["region"]
 
 
 def principal_of(environ: dict[str, Any]) -> str:
     """Return the ARN of who signed a request: the role of a session, a user, else the account."""
     parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))
     key = parts["key"] if parts else ""
-    role = _session(key)
-    if role is not None:
+    if (role := _session(key)) is not None:
         return str(role.role_arn)
-    for account, _, iam in backends("iam").iter_backends():
-        access_key = iam.access_keys.get(key)
-        if access_key is not None:
-            return f"arn:aws:iam::{account}:user/{access_key.user_name}"
+    for account, access_key in _access_keys(key):
+        return f"arn:aws:iam::{account}:user/{access_key.user_name}"
     return f"arn:aws:iam::{os.environ['MOTO_ACCOUNT_ID']}:root"
 
 
@@ -90,11 +78,15 @@ def speaks_json(environ: dict[str, Any]) -> bool:
 
 def _session(key: str) -> Any:
     """Return moto's session of a role that has this access key; None: there is none."""
-    for _, _, sts in backends("sts").iter_backends():
-        role = sts.get_assumed_role_from_access_key(key)
-        if role is not None:
-            return role
-    return None
+    every = (backend for _, _, backend in backends("sts").iter_backends())
+    roles = (sts.get_assumed_role_from_access_key(key) for sts in every)
+    return next((role for role in roles if role is not None), None)
+
+
+def _access_keys(key: str) -> list[tuple[str, Any]]:
+    """Return account and key of the user who has this access key; none or one."""
+    every = [(id, iam.access_keys.get(key)) for id, _, iam in backends("iam").iter_backends()]
+    return [(account, access_key) for account, access_key in every if access_key is not None]
 
 
 def _is_expired(key: str, token: str) -> bool:
@@ -102,10 +94,8 @@ def _is_expired(key: str, token: str) -> bool:
 
     https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
     """
-    role = _session(key)
-    if role is None or role.session_token != token:
-        return False
-    return bool(datetime.now(UTC).replace(tzinfo=None) >= role.expiration)
+    role, now = _session(key), datetime.now(UTC).replace(tzinfo=None)
+    return role is not None and role.session_token == token and bool(now >= role.expiration)
 
 
 def _secret(key: str, token: str) -> str | None:
@@ -115,21 +105,14 @@ def _secret(key: str, token: str) -> str | None:
     """
     if key == os.environ["AWS_ACCESS_KEY_ID"]:
         return os.environ["AWS_SECRET_ACCESS_KEY"]
-    role = _session(key)
-    if role is not None:  # IAM has its key too, without an end
+    if (role := _session(key)) is not None:  # IAM has its key too, without an end
         return str(role.secret_access_key) if role.session_token == token else None
-    for _, _, iam in backends("iam").iter_backends():
-        access_key = iam.access_keys.get(key)
-        if access_key is not None:
-            return str(access_key.secret_access_key) if access_key.status == "Active" else None
+    for _, access_key in _access_keys(key):
+        return str(access_key.secret_access_key) if access_key.status == "Active" else None
     return None
 
 
 def _signature(environ: dict[str, Any], body: bytes, parts: re.Match[str], secret: str) -> str:
-    from botocore.auth import SigV4Auth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
     special = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
     headers = {
         name: environ.get(special.get(name) or f"HTTP_{name.upper().replace('-', '_')}", "")
@@ -142,6 +125,5 @@ def _signature(environ: dict[str, Any], body: bytes, parts: re.Match[str], secre
     request = AWSRequest(method=environ["REQUEST_METHOD"], url=url, data=body, headers=headers)
     request.context["timestamp"] = environ.get("HTTP_X_AMZ_DATE", "")
     signer = SigV4Auth(Credentials(parts["key"], secret), parts["service"], parts["region"])
-    return str(
-        signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
-    )
+    text = signer.string_to_sign(request, signer.canonical_request(request))
+    return str(signer.signature(text, request))

@@ -18,8 +18,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from topicberg_local.emulators.aws.refusal import Refusal
-from topicberg_local.emulators.aws.shapes import routes, serve, service
+from topicberg_local.emulators.aws.shapes import Refusal, routes, serve, service
 
 SERVICE = "emr-serverless"
 INVALID = "ValidationException"
@@ -157,13 +156,9 @@ class EmrServerless:
     def _list_applications(
         self, states: list[str] | None = None, nextToken: str = "0", maxResults: int = 50
     ) -> dict[str, Any]:
-        chosen = [
-            application
-            for application in self.applications.values()
-            if not states or application.state in states
-        ]
-        begin = int(nextToken)
-        page, rest = chosen[begin : begin + maxResults], chosen[begin + maxResults :]
+        every = self.applications.values()
+        chosen = [one for one in every if not states or one.state in states]
+        begin, end = int(nextToken), int(nextToken) + maxResults
         summaries = [
             {
                 "id": application.id,
@@ -176,9 +171,9 @@ class EmrServerless:
                 "updatedAt": application.created,
                 "architecture": application.configuration["architecture"],
             }
-            for application in page
+            for application in chosen[begin:end]
         ]
-        more = {"nextToken": str(begin + maxResults)} if rest else {}
+        more = {"nextToken": str(end)} if len(chosen) > end else {}
         return {"applications": summaries, **more}
 
     def _update_application(
@@ -193,34 +188,24 @@ class EmrServerless:
         application = self._application(applicationId)
         if application.state in CHANGEABLE:
             application.become("STARTING")
-        elif application.state not in ("STARTING", "STARTED"):
-            raise _invalid(
-                f"Application {application.id} cannot be started in state {application.state}"
-            )
+        elif (state := application.state) not in ("STARTING", "STARTED"):
+            raise _invalid(f"Application {application.id} cannot be started in state {state}")
 
     def _stop_application(self, applicationId: str) -> None:
         application = self._application(applicationId)
-        if application.active:
-            raise _invalid(
-                f"Application {application.id} has {len(application.active)} active job runs"
-            )
+        if active := len(application.active):
+            raise _invalid(f"Application {application.id} has {active} active job runs")
         if application.state == "STARTED":
             application.become("STOPPING")
-        elif application.state not in (*CHANGEABLE, "STOPPING"):
-            raise _invalid(
-                f"Application {application.id} cannot be stopped in state {application.state}"
-            )
+        elif (state := application.state) not in (*CHANGEABLE, "STOPPING"):
+            raise _invalid(f"Application {application.id} cannot be stopped in state {state}")
 
     def _delete_application(self, applicationId: str) -> None:
         self._changeable(applicationId).become("TERMINATED")
 
     def _application(self, identity: str) -> Application:
         if identity not in self.applications:
-            raise Refusal(
-                HTTPStatus.NOT_FOUND,
-                "ResourceNotFoundException",
-                f"Application {identity} does not exist",
-            )
+            raise _missing(f"Application {identity} does not exist")
         return self.applications[identity]
 
     def _changeable(self, identity: str) -> Application:
@@ -258,9 +243,7 @@ class EmrServerless:
     def _cancel_job_run(self, applicationId: str, jobRunId: str, **_: Any) -> dict[str, Any]:
         application = self._application(applicationId)
         if jobRunId not in application.jobs:
-            raise Refusal(
-                HTTPStatus.NOT_FOUND, "ResourceNotFoundException", f"no job run {jobRunId}"
-            )
+            raise _missing(f"no job run {jobRunId}")
         if jobRunId in application.active:
             application.jobs[jobRunId] = "CANCELLED"
         return {"applicationId": applicationId, "jobRunId": jobRunId}
@@ -294,14 +277,18 @@ def operation_of(method: str, path: str) -> tuple[Any, dict[str, str]]:
 
 def _query(query: str, operation: Any) -> dict[str, Any]:
     """Return the parameters in a query, of the types that the service describes."""
-    parameters: dict[str, Any] = {}
-    for name, values in parse_qs(query).items():
-        shape = operation.input_shape.members.get(name)
-        kind = shape.type_name if shape is not None else "string"
-        parameters[name] = (
-            values if kind == "list" else int(values[0]) if kind == "integer" else values[0]
-        )
-    return parameters
+
+    def typed(name: str, values: list[str]) -> Any:
+        kind = getattr(operation.input_shape.members.get(name), "type_name", "string")
+        if kind == "list":
+            return values
+        return int(values[0]) if kind == "integer" else values[0]
+
+    return {name: typed(name, values) for name, values in parse_qs(query).items()}
+
+
+def _missing(message: str) -> Refusal:
+    return Refusal(HTTPStatus.NOT_FOUND, "ResourceNotFoundException", message)
 
 
 def _invalid(message: str) -> Refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -12,7 +13,15 @@ from botocore import xform_name
 from botocore.model import OperationModel, ServiceModel, Shape, StructureShape
 from botocore.validate import ParamValidator
 
-from topicberg_local.emulators.aws.refusal import Refusal
+
+@dataclass
+class Refusal(Exception):
+    """An answer that is an AWS error: HTTP status, AWS's error code, message."""
+
+    status: HTTPStatus
+    code: str
+    message: str
+
 
 _OF_JAVA = {
     r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010FFFF",
@@ -31,13 +40,13 @@ def service(name: str) -> ServiceModel:
 
 def routes(model: ServiceModel) -> list[tuple[OperationModel, str, str]]:
     """Return the operations of a REST API, each with its method and a pattern of its path."""
-    listed = []
-    for operation in map(model.operation_model, model.operation_names):
-        path = operation.http["requestUri"]
+
+    def pattern(path: str) -> str:
         part = ".+" if path.startswith("/tags/") else "[^/]+"  # an ARN has slashes
-        pattern = re.sub(r"\{(\w+)\}", rf"(?P<\1>{part})", path)
-        listed.append((operation, operation.http["method"], pattern))
-    return listed
+        return re.sub(r"\{(\w+)\}", rf"(?P<\1>{part})", path)
+
+    operations = map(model.operation_model, model.operation_names)
+    return [(one, one.http["method"], pattern(one.http["requestUri"])) for one in operations]
 
 
 def serve(

@@ -9,12 +9,14 @@ https://docs.aws.amazon.com/IAM/latest/APIReference/API_EvaluationResult.html
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from topicberg_local.emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.shapes import Refusal
 from topicberg_local.emulators.aws.state import backends
 from topicberg_local.emulators.policies import Document, Policies, Request, is_about, statements
 
@@ -35,12 +37,10 @@ def simulate(body: bytes, account: str, principal: str) -> bytes:
         if reason := policies_of(principal, account).denial(request):
             text = f"User: {principal} is not authorized to perform: {request} {reason}"
             raise Refusal(HTTPStatus.FORBIDDEN, "AccessDenied", text)
-    policies = policies_of(source, account)
-    context = _context(form)
-    results = [
-        _result(policies, action, _members(form, "ResourceArns") or ["*"], context)
-        for action in _members(form, "ActionNames")
-    ]
+    policies, context = policies_of(source, account), _context(form)
+    resources = _members(form, "ResourceArns") or ["*"]
+    actions = _members(form, "ActionNames")
+    results = [_result(policies, action, resources, context) for action in actions]
     return (
         '<SimulatePrincipalPolicyResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/">'
         "<SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated>"
@@ -53,20 +53,19 @@ def simulate(body: bytes, account: str, principal: str) -> bytes:
 
 def _members(form: dict[str, list[str]], name: str) -> list[str]:
     """Return the items of a list, in their order: ``ActionNames.member.1`` and so on."""
-    members = {}
-    for key, values in form.items():
-        if key.startswith(f"{name}.member.") and key.removeprefix(f"{name}.member.").isdigit():
-            members[int(key.rpartition(".")[2])] = values[0]
+    pattern = re.compile(rf"{name}\.member\.(\d+)")
+    numbered = ((pattern.fullmatch(key), values[0]) for key, values in form.items())
+    members = {int(match[1]): value for match, value in numbered if match}
     return [members[number] for number in sorted(members)]
 
 
 def _context(form: dict[str, list[str]]) -> dict[str, str]:
-    context = {}
-    for key, values in form.items():
-        if key.startswith("ContextEntries.member.") and key.endswith(".ContextKeyName"):
-            begin = key.removesuffix(".ContextKeyName")
-            context[values[0].lower()] = form[f"{begin}.ContextKeyValues.member.1"][0]
-    return context
+    names = {
+        values[0].lower(): key.removesuffix("Name")
+        for key, values in form.items()
+        if key.startswith("ContextEntries.member.") and key.endswith(".ContextKeyName")
+    }
+    return {name: form[f"{key}Values.member.1"][0] for name, key in names.items()}
 
 
 def policies_of(arn: str, account: str) -> Policies:
@@ -75,23 +74,15 @@ def policies_of(arn: str, account: str) -> Policies:
     :raises Refusal: NoSuchEntity
     """
     iam = backends("iam")[account]["aws"]
-    kind, _, name = arn.split(":")[5].partition("/")
-    name = name.rpartition("/")[2]
-    principal: Any = None
-    if kind == "role":
-        principal = next((role for role in iam.roles.values() if role.arn == arn), None)
-    elif kind == "user":
-        principal = iam.users.get(name)
+    kind, _, path = arn.split(":")[5].partition("/")
+    name = path.rpartition("/")[2]
+    roles = {role.arn: role for role in iam.roles.values()}
+    principal: Any = roles.get(arn) or (iam.users.get(name) if kind == "user" else None)
     if principal is None:
-        raise Refusal(
-            HTTPStatus.NOT_FOUND, "NoSuchEntity", f"The entity with name {name} cannot be found."
-        )
-    identity = [
-        statement for policy in principal.managed_policies.values() for statement in _of(policy)
-    ]
-    identity += [
-        statement for text in principal.policies.values() for statement in statements(text)
-    ]
+        text = f"The entity with name {name} cannot be found."
+        raise Refusal(HTTPStatus.NOT_FOUND, "NoSuchEntity", text)
+    managed = (_of(policy) for policy in principal.managed_policies.values())
+    identity = chain(*managed, *map(statements, principal.policies.values()))
     boundary = getattr(principal, "permissions_boundary_arn", None)
     limits = tuple(_of(iam.managed_policies[boundary])) if boundary else None
     return Policies(tuple(identity), limits, principal=arn)

@@ -12,14 +12,43 @@ import os
 import pickle
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import cloudpickle
 
 from topicberg.errors import StackError
-from topicberg_local.emulators.aws.own import OWN
+from topicberg.files import replacing
+from topicberg_local.emulators.aws import athena, emr_serverless
+
+T = TypeVar("T")
+
+
+class Regions(defaultdict[str, dict[str, T]], Generic[T]):
+    """Account → region → a service there, like moto's ``BackendDict``."""
+
+    def __init__(self, make: Callable[[str, str], T]) -> None:
+        super().__init__(dict)
+        self._make = make
+
+    def of(self, account: str, region: str) -> T:
+        service = self[account].get(region)
+        if service is None:
+            service = self[account][region] = self._make(account, region)
+        return service
+
+    def iter_backends(self) -> Iterator[tuple[str, str, T]]:
+        for account, regions in self.items():
+            for region, backend in regions.items():
+                yield account, region, backend
+
+
+EMR = Regions(emr_serverless.EmrServerless)
+ATHENA = Regions(athena.Athena)
+OWN = {emr_serverless.SERVICE: EMR, athena.SERVICE: ATHENA}
+
 
 SERVICES = (*OWN, "glue", "iam", "lakeformation", "secretsmanager", "ssm", "sts")
 FILE = "aws-state.bin"
@@ -58,8 +87,7 @@ def _install(saved: Backends) -> None:
         accounts = backends(service)
         accounts.clear()
         for account, regions in saved.get(service, {}).items():
-            for region, backend in regions.items():
-                accounts[account][region] = backend
+            accounts[account].update(regions)
 
 
 def _empty(cls: type[defaultdict[Any, Any]], factory: Any) -> defaultdict[Any, Any]:
@@ -93,8 +121,7 @@ class State:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE
-        self._saved = b""
+        self.path, self._saved = directory / FILE, b""
 
     def load(self) -> None:
         """Fill moto from the file; without one moto starts empty.
@@ -142,13 +169,10 @@ class State:
         if pickled == self._saved:
             return
         checksum = hashlib.sha256(pickled).hexdigest().encode()
-        partial = self.path.with_suffix(".partial")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with replacing(self.path) as file:
             file.write(b"\n".join([_header(), checksum, pickled]))
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(self.path)
         directory = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -26,18 +26,17 @@ the stack's admin token (``topicberg env``).
 
 | module | does |
 |---|---|
-| ``server``, ``operation``, ``wire``, ``errors`` | requests, answers, pages, errors |
+| ``server``, ``operation``, ``errors`` | requests, answers, pages, errors |
 | ``faults`` | what a client must survive |
 | ``account`` | the objects, on disk |
-| ``keys``, ``roles`` | who may: keys and role bindings, and their APIs |
-| ``environments``, ``clusters``, ``registries`` | one API each |
-| ``service_accounts``, ``integrations`` | likewise |
-| ``kafka_rest``, ``topics``, ``acls``, ``broker`` | Kafka REST over the broker |
-| ``kafka_gateway``, ``kafka_scram`` | Kafka's own protocol, for clients with an API key |
+| ``keys``, ``roles`` | who may: keys, service accounts and role bindings, and their APIs |
+| ``environments``, ``clusters``, ``integrations`` | one API each; registries are ``environments`` |
+| ``kafka_rest``, ``broker`` | Kafka REST over the broker: topics and access lists |
+| ``kafka_gateway`` | Kafka's own protocol, for clients with an API key |
 | ``kafka_rights`` | access lists and role bindings, as the broker enforces them |
 | ``subjects`` | the registry |
 | ``connectors``, ``generators`` | connectors, and the generators they run |
-| ``connector_configs``, ``connector_rights`` | what is wrong with one, what it may not do |
-| ``tableflow``, ``tableflow_bodies``, ``catalogs`` | Tableflow |
+| ``connector_checks`` | what is wrong with one, and what it may not do |
+| ``tableflow``, ``catalogs`` | Tableflow |
 | ``materialization`` | what became of its tables: storage, Glue |
 """

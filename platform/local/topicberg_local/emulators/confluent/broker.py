@@ -10,6 +10,9 @@ from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ConfigResource, ResourceType
+
 from topicberg.errors import TopicbergError
 from topicberg.kafka.topics import TIMEOUT_SECONDS
 from topicberg.topics import requests
@@ -24,8 +27,6 @@ def names(account: Account, cluster: str) -> dict[str, Any]:
 
     :raises Refusal: the broker does not answer
     """
-    from confluent_kafka import KafkaException
-
     owners = {stored.name[1]: stored.name[0] for stored in account.store.all(TOPIC)}
     try:
         topics = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
@@ -52,11 +53,9 @@ def describe(account: Account, topic: str) -> dict[str, Any]:
 
     :raises Refusal: there is no such topic, or the broker does not answer
     """
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
-    what = ConfigResource(ResourceType.TOPIC, topic)
-    admin = account.kafka_admin()
-    return wait(admin.describe_configs([what], request_timeout=TIMEOUT_SECONDS)[what], topic)
+    resource, admin = ConfigResource(ResourceType.TOPIC, topic), account.kafka_admin()
+    futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
+    return wait(futures[resource], topic)
 
 
 def delete_all(account: Account, cluster: str) -> None:
@@ -64,22 +63,19 @@ def delete_all(account: Account, cluster: str) -> None:
 
     :raises Refusal: the broker does not answer
     """
-    made = [stored.name[1] for stored in account.store.all(TOPIC) if stored.name[0] == cluster]
-    for name in made:
-        admin = account.kafka_admin()
+    for topic in account.store.all(TOPIC, lambda topic: topic.name[0] == cluster):
+        name = topic.name[1]
         try:
-            wait(admin.delete_topics([name])[name], name)
+            wait(account.kafka_admin().delete_topics([name])[name], name)
         except Refusal as refusal:
             if refusal.status is not HTTPStatus.NOT_FOUND:
                 raise
         requests.topic_deleted(account.config, name)
-        account.store.delete(TOPIC, [(cluster, name)])
+        account.store.delete(TOPIC, [topic.name])
 
 
 def wait(future: Future[T], action: str) -> T:
     """:raises Refusal: the broker refuses, or does not answer"""
-    from confluent_kafka import KafkaException
-
     try:
         return future.result(TIMEOUT_SECONDS)
     except KafkaException as error:
@@ -89,8 +85,6 @@ def wait(future: Future[T], action: str) -> T:
 
 
 def _refusal(error: Exception, resource: str) -> Exception:
-    from confluent_kafka import KafkaError
-
     reason = error.args[0]
     if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return unknown(resource)
@@ -101,8 +95,5 @@ def _refusal(error: Exception, resource: str) -> Exception:
 
 
 def unknown(topic: str) -> Refusal:
-    return Refusal(
-        HTTPStatus.NOT_FOUND,
-        f"This server does not host this topic-partition: {topic}",
-        number=40403,
-    )
+    text = f"This server does not host this topic-partition: {topic}"
+    return Refusal(HTTPStatus.NOT_FOUND, text, number=40403)

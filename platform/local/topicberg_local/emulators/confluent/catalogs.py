@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from topicberg_local.emulators.confluent import clusters, environments, integrations
-from topicberg_local.emulators.confluent.account import CATALOG, TABLE, timestamp
+from topicberg_local.emulators.confluent.account import CATALOG, TABLE, Account, timestamp
 from topicberg_local.emulators.confluent.errors import bad_request, conflict, invalid, not_found
 from topicberg_local.emulators.confluent.materialization import database_of, trust_problem
 from topicberg_local.emulators.confluent.operation import (
@@ -24,10 +24,10 @@ from topicberg_local.emulators.confluent.operation import (
     Call,
     HttpResponse,
     InCluster,
-    Operation,
     PageInCluster,
     Reference,
     ScopedReference,
+    SpecBody,
 )
 from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
 from topicberg_local.emulators.store import Stored
@@ -35,10 +35,13 @@ from topicberg_local.emulators.store import Stored
 PATH = "/tableflow/v1/catalog-integrations"
 
 
-class NewGlue(Body):
+class GlueChange(Body):
     kind: Literal["AwsGlue"]
-    provider_integration_id: str
     custom_database: str = ""
+
+
+class NewGlue(GlueChange):
+    provider_integration_id: str
 
 
 class NewSnowflake(Body):
@@ -68,32 +71,19 @@ class NewSpec(Body):
     suspended: bool = False
 
 
-class NewCatalog(Body):
-    spec: NewSpec
-
-
-class GlueChange(Body):
-    kind: Literal["AwsGlue"]
-    custom_database: str = ""
-
-
-class SnowflakeChange(Body):
-    kind: Literal["Snowflake"]
+class SnowflakeChange(NewSnowflake):
     endpoint: str = ""
     client_id: str = ""
     client_secret: str = ""
     warehouse: str = ""
     allowed_scope: str = ""
-    custom_namespace: str = ""
 
 
-class UnityChange(Body):
-    kind: Literal["Unity"]
+class UnityChange(NewUnity):
     workspace_endpoint: str = ""
     catalog_name: str = ""
     client_id: str = ""
     client_secret: str = ""
-    custom_schema: str = ""
 
 
 class SpecChange(Body):
@@ -106,42 +96,35 @@ class SpecChange(Body):
     suspended: bool = False
 
 
-class CatalogChange(Body):
-    spec: SpecChange
-
-
 def _status(call: Call, stored: Stored) -> dict[str, Any]:
-    properties = stored.properties
-    config = properties["config"]
-    if time.time() < properties["since"] + call.account.delays.tableflow:
+    account, config = call.account, stored.properties["config"]
+    if time.time() < stored.properties["since"] + account.delays.tableflow:
         return {"phase": "PENDING"}
     if config["kind"] != "AwsGlue":
         address = config.get("endpoint") or config.get("workspace_endpoint")
         problem = f"the local stack cannot reach a catalog at {address}"
     else:
-        problem = _verdict(call, stored)
+        problem = _verdict(account, stored)
     if problem:
         return {"phase": "FAILED", "error_message": problem}
-    syncs = [call.tables.status(stored, table.name[1]) for table in call.account.store.all(TABLE)]
+    syncs = (call.tables.status(stored, table.name[1]) for table in account.store.all(TABLE))
     times = [sync.at for sync in syncs if sync.at is not None]
     if not times:
         return {"phase": "PENDING"}
     return {"phase": "CONNECTED", "last_sync_at": timestamp(max(times))}
 
 
-def _verdict(call: Call, stored: Stored) -> str:
+def _verdict(account: Account, stored: Stored) -> str:
     """Why it cannot be used; empty: it can. It is tried once: nothing makes one that failed try
     again, and only another one helps.
     """
-    with call.account.store.lock:
-        now = call.account.store.get(CATALOG, stored.name) or stored
+    with account.store.lock:
+        now = account.store.get(CATALOG, stored.name) or stored
         if "verdict" not in now.properties:
-            database = database_of(call.account, stored)
-            problem = trust_problem(
-                call.account, stored.properties["integration"], database=database
-            )
+            integration, database = stored.properties["integration"], database_of(account, stored)
+            problem = trust_problem(account, integration, database=database)
             now.properties["verdict"] = problem or ""
-            call.account.store.put(now)
+            account.store.put(now)
         return str(now.properties["verdict"])
 
 
@@ -184,13 +167,13 @@ def _require(call: Call, environment: str, cluster: str) -> Stored:
 
 
 def _create(call: Call) -> HttpResponse:
-    spec: NewSpec = call.body.spec
     account = call.account
+    spec: NewSpec = call.body.spec
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id).name[0]
     if spec.suspended:
         raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
     kind = spec.config.kind
-    for other in account.find(CATALOG, lambda document: document["cluster"] == cluster):
+    for other in account.find(CATALOG, cluster=cluster):
         if other.properties["config"]["kind"] == kind:
             raise conflict(
                 f"The Kafka cluster {cluster} has a catalog integration of kind {kind} already.",
@@ -199,8 +182,7 @@ def _create(call: Call) -> HttpResponse:
     integration = ""
     if isinstance(spec.config, NewGlue):
         integration = spec.config.provider_integration_id
-        if integrations.find(account, spec.environment.id, integration) is None:
-            raise not_found(f"Provider integration {integration}")
+        integrations.require(account, spec.environment.id, integration)
     properties = {
         "display_name": spec.display_name,
         "environment": spec.environment.id,
@@ -213,21 +195,18 @@ def _create(call: Call) -> HttpResponse:
     return HttpResponse(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
-def _list(call: Call) -> HttpResponse:
+def _list(call: Call) -> dict[str, Any]:
     query: PageInCluster = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
-    catalogs = call.account.find(
-        CATALOG, lambda document: document["cluster"] == query.kafka_cluster
-    )
+    catalogs = call.account.find(CATALOG, cluster=query.kafka_cluster)
     return call.page(catalogs, VERSION, "CatalogIntegration", _document)
 
 
-def _get(call: Call) -> HttpResponse:
-    query: InCluster = call.query
-    return HttpResponse(_document(call, _require(call, query.environment, query.kafka_cluster)))
+def _get(call: Call) -> dict[str, Any]:
+    return _document(call, _require(call, call.query.environment, call.query.kafka_cluster))
 
 
-def _change(call: Call) -> HttpResponse:
+def _change(call: Call) -> dict[str, Any]:
     change: SpecChange = call.body.spec
     stored = _require(call, change.environment.id, change.kafka_cluster.id)
     given = change.model_fields_set
@@ -243,20 +222,18 @@ def _change(call: Call) -> HttpResponse:
         changes["config"] = {**before, **shown(change.config.model_dump(exclude_unset=True))}
         changes["since"] = time.time()
         call.tables.forget(stored)
-    return HttpResponse(_document(call, call.account.change(stored, changes)))
+    return _document(call, call.account.change(stored, changes))
 
 
-def _delete(call: Call) -> HttpResponse:
-    query: InCluster = call.query
-    stored = _require(call, query.environment, query.kafka_cluster)
+def _delete(call: Call) -> None:
+    stored = _require(call, call.query.environment, call.query.kafka_cluster)
     call.account.store.delete(CATALOG, [stored.name])
-    return HttpResponse()
 
 
-OPERATIONS: list[Operation] = [
-    tableflow_operation("POST", PATH, _create, 202, body=NewCatalog),
+OPERATIONS = [
+    tableflow_operation("POST", PATH, _create, 202, body=SpecBody[NewSpec]),
     tableflow_operation("GET", PATH, _list, query=PageInCluster),
     tableflow_operation("GET", PATH + "/{id}", _get, query=InCluster),
-    tableflow_operation("PATCH", PATH + "/{id}", _change, body=CatalogChange),
+    tableflow_operation("PATCH", PATH + "/{id}", _change, body=SpecBody[SpecChange]),
     tableflow_operation("DELETE", PATH + "/{id}", _delete, 204, query=InCluster),
 ]

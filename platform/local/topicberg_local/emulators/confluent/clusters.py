@@ -32,6 +32,7 @@ from topicberg_local.emulators.confluent.operation import (
     PageInEnvironment,
     Reference,
     ScopedReference,
+    SpecBody,
     distinct,
 )
 from topicberg_local.emulators.store import Stored
@@ -75,20 +76,12 @@ class NewSpec(Body):
     byok: Reference = Reference(id="-")
 
 
-class NewCluster(Body):
-    spec: NewSpec
-
-
 class SpecChange(Body):
     environment: ScopedReference
     display_name: str = ""
     availability: Availability = "LOW"
     config: Config = Elastic(kind="Basic")
     deletion_protection: bool = False
-
-
-class ClusterChange(Body):
-    spec: SpecChange
 
 
 class ListClusters(PageInEnvironment):
@@ -109,11 +102,15 @@ def _is_gone(cluster: Stored) -> bool:
     return bool(time.time() > cluster.properties.get(GONE_AFTER, float("inf")))
 
 
-def require_main(account: Account, cluster: str, action: str) -> None:
-    """:raises Refusal: not the cluster whose topics the local engine and generators know"""
-    main = account.config.cluster_id
+def require_main(account: Account, environment: str, cluster: str, action: str) -> Stored:
+    """
+    :raises Refusal: there is no such cluster in the environment, or it is not the one whose topics
+        the local engine and generators know
+    """
+    stored, main = require(account, environment, cluster), account.config.cluster_id
     if cluster != main:
         raise unsupported(f"{action} on a further Kafka cluster ({cluster}); only {main} has them")
+    return stored
 
 
 def crn(account: Account, environment: str, cluster: str) -> str:
@@ -225,9 +222,9 @@ def _delete(call: Call) -> None:
 
 
 OPERATIONS = [
-    Operation("POST", PATH, _create, 202, body=NewCluster),
+    Operation("POST", PATH, _create, 202, body=SpecBody[NewSpec]),
     Operation("GET", PATH, _list, query=ListClusters),
     Operation("GET", PATH + "/{id}", _get, query=InEnvironment),
-    Operation("PATCH", PATH + "/{id}", _change, body=ClusterChange),
+    Operation("PATCH", PATH + "/{id}", _change, body=SpecBody[SpecChange]),
     Operation("DELETE", PATH + "/{id}", _delete, 204, query=InEnvironment),
 ]

@@ -7,6 +7,8 @@ refused. Its rate is that of ``max.interval``, or else the spec's.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -15,15 +17,16 @@ from pydantic import Field
 from topicberg_local.datagen.status import ALIVE, read_status
 from topicberg_local.emulators.confluent import clusters
 from topicberg_local.emulators.confluent.account import CONNECTOR, Account
-from topicberg_local.emulators.confluent.connector_configs import (
+from topicberg_local.emulators.confluent.connector_checks import (
     PLUGIN,
     Configuration,
     complaints,
+    denied,
     kept,
+    principal_of,
     shown,
     validated,
 )
-from topicberg_local.emulators.confluent.connector_rights import denied, principal_of
 from topicberg_local.emulators.confluent.errors import (
     Refusal,
     Shape,
@@ -31,14 +34,7 @@ from topicberg_local.emulators.confluent.errors import (
     not_found,
     unsupported,
 )
-from topicberg_local.emulators.confluent.operation import (
-    Body,
-    Call,
-    HttpResponse,
-    KeyKind,
-    Operation,
-    Query,
-)
+from topicberg_local.emulators.confluent.operation import Body, Call, Operation, Query
 from topicberg_local.emulators.store import Stored
 
 PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
@@ -62,14 +58,12 @@ def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configur
         wrong.setdefault("name", []).append(f"it is '{config.get('name')}', not '{name}'")
     if wrong:
         raise bad_request("; ".join(f"{key}: {' '.join(texts)}" for key, texts in wrong.items()))
-    for other in account.find(
-        CONNECTOR, lambda document: document["topic"] == config["kafka.topic"]
-    ):
+    for other in account.find(CONNECTOR, topic=config["kafka.topic"]):
         if other.name != (cluster.name[0], name):
             raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
 
 
-def state(account: Account, connector: Stored) -> tuple[str, str]:
+def _state(account: Account, connector: Stored) -> tuple[str, str]:
     """State and trace, as the service names them."""
     properties = connector.properties
     if properties["paused"]:
@@ -81,35 +75,29 @@ def state(account: Account, connector: Stored) -> tuple[str, str]:
     status = read_status(account.config, properties["topic"])
     if status is not None and status.state in ALIVE:
         return ("RUNNING" if status.state == "running" else "PROVISIONING"), ""
-    if properties["trace"]:
-        return "FAILED", properties["trace"]
-    return "PROVISIONING", ""
+    return ("FAILED" if properties["trace"] else "PROVISIONING"), properties["trace"]
 
 
 def _status(account: Account, connector: Stored) -> dict[str, Any]:
     name = connector.name[1]
-    now, trace = state(account, connector)
-    tasks = [{"id": 0, "state": now, "worker_id": name, "msg": trace}]
+    state, trace = _state(account, connector)
+    tasks = [{"id": 0, "state": state, "worker_id": name, "msg": trace}]
     return {
         "name": name,
         "type": "source",
-        "connector": {"state": now, "worker_id": name, "trace": trace},
-        "tasks": [] if now == "PROVISIONING" else tasks,
+        "connector": {"state": state, "worker_id": name, "trace": trace},
+        "tasks": [] if state == "PROVISIONING" else tasks,
     }
 
 
 def _cluster(call: Call) -> Stored:
-    cluster = clusters.require(
-        call.account, call.path["environment_id"], call.path["kafka_cluster_id"]
-    )
-    clusters.require_main(call.account, cluster.name[0], "connectors")
-    return cluster
+    environment, name = call.path["environment_id"], call.path["kafka_cluster_id"]
+    return clusters.require_main(call.account, environment, name, "connectors")
 
 
 def _require(call: Call) -> tuple[Stored, Stored]:
     """Cluster and connector."""
-    cluster = _cluster(call)
-    name = call.path["connector_name"]
+    cluster, name = _cluster(call), call.path["connector_name"]
     missing = not_found(f"Connector {name}")
     return cluster, call.account.require(CONNECTOR, (cluster.name[0], name), missing)
 
@@ -124,10 +112,9 @@ def _info(account: Account, cluster: Stored, connector: Stored) -> dict[str, Any
     }
 
 
-def _create(call: Call) -> HttpResponse:
+def _create(call: Call) -> dict[str, Any]:
     body: NewConnector = call.body
-    account = call.account
-    cluster = _cluster(call)
+    account, cluster = call.account, _cluster(call)
     if account.store.get(CONNECTOR, (cluster.name[0], body.name)):
         raise Refusal(HTTPStatus.CONFLICT, f"A connector named {body.name} exists already.")
     _refuse_wrong(account, cluster, body.name, body.config)
@@ -142,67 +129,48 @@ def _create(call: Call) -> HttpResponse:
     }
     stored = Stored(CONNECTOR, (cluster.name[0], body.name), properties)
     _start(call, stored)
-    return HttpResponse({**_info(account, cluster, stored), "tasks": []})
+    return {**_info(account, cluster, stored), "tasks": []}
 
 
-def _list(call: Call) -> HttpResponse:
-    query: ListQuery = call.query
-    account = call.account
-    cluster = _cluster(call)
-    connectors = account.find(CONNECTOR, lambda document: document["cluster"] == cluster.name[0])
-    if not query.expand:
-        return HttpResponse([connector.name[1] for connector in connectors])
-    expanded = query.expand.split(",")
-    response = {}
-    for connector in connectors:
-        parts: dict[str, Any] = {
-            "id": {"id": connector.properties["id"], "id_type": "ID"},
-            "info": _info(account, cluster, connector),
-            "status": _status(account, connector),
-        }
-        response[connector.name[1]] = {part: parts[part] for part in expanded}
-    return HttpResponse(response)
+def _list(call: Call) -> list[str] | dict[str, Any]:
+    account, cluster = call.account, _cluster(call)
+    connectors = account.find(CONNECTOR, cluster=cluster.name[0])
+    if not call.query.expand:
+        return [connector.name[1] for connector in connectors]
+    parts: dict[str, Callable[[Stored], Any]] = {
+        "id": lambda connector: {"id": connector.properties["id"], "id_type": "ID"},
+        "info": partial(_info, account, cluster),
+        "status": partial(_status, account),
+    }
+    expanded = call.query.expand.split(",")
+    return {each.name[1]: {part: parts[part](each) for part in expanded} for each in connectors}
 
 
-def _get_status(call: Call) -> HttpResponse:
-    return HttpResponse(_status(call.account, _require(call)[1]))
-
-
-def _put_config(call: Call) -> HttpResponse:
+def _put_config(call: Call) -> dict[str, Any]:
     config: Configuration = call.body
-    account = call.account
-    cluster, connector = _require(call)
-    name = connector.name[1]
-    _refuse_wrong(account, cluster, name, config)
+    account, (cluster, connector) = call.account, _require(call)
+    _refuse_wrong(account, cluster, connector.name[1], config)
     call.generators.end(connector)
     connector.properties |= {
         "config": kept(config),
-        "principal": principal_of(account, config) or connector.properties.get("principal", ""),
+        "principal": principal_of(account, config) or connector.properties["principal"],
         "topic": config["kafka.topic"],
     }
     _start(call, connector)
-    return HttpResponse(_info(account, cluster, connector))
+    return _info(account, cluster, connector)
 
 
-def _end(call: Call) -> Stored:
-    """Pause a connector, and end its generator."""
+def _pause(call: Call) -> None:
     _, connector = _require(call)
     connector.properties["paused"] = True
     call.account.store.put(connector)
     call.generators.end(connector)
-    return connector
 
 
-def _pause(call: Call) -> HttpResponse:
-    _end(call)
-    return HttpResponse()
-
-
-def _resume(call: Call) -> HttpResponse:
+def _resume(call: Call) -> None:
     _, connector = _require(call)
     connector.properties["paused"] = False
     _start(call, connector)
-    return HttpResponse()
 
 
 def _start(call: Call, connector: Stored) -> None:
@@ -213,44 +181,29 @@ def _start(call: Call, connector: Stored) -> None:
     call.generators.wake()
 
 
-def _delete(call: Call) -> HttpResponse:
-    call.account.store.delete(CONNECTOR, [_end(call).name])
-    return HttpResponse({"error": None})
+def _delete(call: Call) -> dict[str, Any]:
+    _pause(call)
+    call.account.store.delete(CONNECTOR, [_require(call)[1].name])
+    return {"error": None}
 
 
-def _validate(call: Call) -> HttpResponse:
-    """Every field with its value and what is wrong with it."""
-    config: Configuration = call.body
+def _validate(call: Call) -> dict[str, Any]:
     cluster = _cluster(call)
     if call.path["plugin_name"] != PLUGIN:
         raise unsupported(f"the connector plugin {call.path['plugin_name']}; there is {PLUGIN}")
-    return HttpResponse(validated(call.account, cluster, config))
+    return validated(call.account, cluster, call.body)
 
 
-def _operation(method: str, path: str, handler: Any, success: int = 200, **more: Any) -> Operation:
-    return Operation(
-        method,
-        PATH + path,
-        handler,
-        success,
-        key=KeyKind.CLOUD,
-        shape=Shape.CONNECT,
-        rated=False,
-        invalid_is_400=True,
-        **more,
-    )
-
-
-_ONE = "/connectors/{connector_name}"
+_operation = partial(Operation, shape=Shape.CONNECT, rated=False, invalid_is_400=True)
+_ALL, _ONE = PATH + "/connectors", PATH + "/connectors/{connector_name}"
+_VALIDATION = PATH + "/connector-plugins/{plugin_name}/config/validate"
 OPERATIONS = [
-    _operation("GET", "/connectors", _list, query=ListQuery),
-    _operation("POST", "/connectors", _create, 201, body=NewConnector),
+    _operation("GET", _ALL, _list, query=ListQuery),
+    _operation("POST", _ALL, _create, 201, body=NewConnector),
     _operation("DELETE", _ONE, _delete),
     _operation("PUT", _ONE + "/config", _put_config, body=Configuration),
-    _operation("GET", _ONE + "/status", _get_status),
+    _operation("GET", _ONE + "/status", lambda call: _status(call.account, _require(call)[1])),
     _operation("PUT", _ONE + "/pause", _pause, 202),
     _operation("PUT", _ONE + "/resume", _resume, 202),
-    _operation(
-        "PUT", "/connector-plugins/{plugin_name}/config/validate", _validate, body=Configuration
-    ),
+    _operation("PUT", _VALIDATION, _validate, body=Configuration),
 ]

@@ -98,7 +98,8 @@ def wrong_field(error: ValidationError) -> Refusal:
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return bad_request("The body is not valid JSON.")
-    pointer = "".join(f"/{part}" for part in first["loc"] if not _is_tag(part))
+    # pydantic names the member of a union by its class, which is not a field of the body.
+    pointer = "".join(f"/{part}" for part in first["loc"] if not str(part)[:1].isupper())
     reason = _reason(first, "is not a field that can be set: unknown, or read-only")
     return invalid(f"The property '{pointer or '/'}': {reason}", pointer)
 
@@ -115,11 +116,6 @@ def _reason(complaint: ErrorDetails, unknown: str) -> str:
     return reasons.get(complaint["type"], complaint["msg"].removeprefix("Value error, "))
 
 
-def _is_tag(part: int | str) -> bool:
-    """pydantic names the member of a union by its class, which is not a field of the body."""
-    return isinstance(part, str) and part[:1].isupper()
-
-
 def render(refusal: Refusal, shape: Shape, method: str) -> tuple[str, str | None]:
     """Return the body and the content type; none for 429, which the control plane sends so."""
     status = refusal.status
@@ -133,27 +129,19 @@ def render(refusal: Refusal, shape: Shape, method: str) -> tuple[str, str | None
         return text, "text/html;charset=iso-8859-1"
     if too_many:
         return "", None
-    numbered = {"error_code": refusal.number or status.value, "message": refusal.detail}
-    is_numbered = (
-        shape in (Shape.KAFKA, Shape.REGISTRY)
-        or (shape in (Shape.PROVIDER, Shape.CONNECT) and status is HTTPStatus.NOT_FOUND)
-        or (shape is Shape.ROLES and status is HTTPStatus.FORBIDDEN)
-    )
+    numbered = {
+        Shape.PROVIDER: (HTTPStatus.NOT_FOUND,),
+        Shape.CONNECT: (HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        Shape.ROLES: (HTTPStatus.FORBIDDEN,),
+    }
     content: dict[str, Any] = {"errors": [_cloud(refusal)]}
-    if is_numbered:
-        content = numbered
+    if shape in (Shape.KAFKA, Shape.REGISTRY) or status in numbered.get(shape, ()):
+        content = {"error_code": refusal.number or status.value, "message": refusal.detail}
     elif shape is Shape.CONNECT:
-        content = _connect(refusal, numbered, method)
+        plain = {"code": status.value, "message": refusal.detail}
+        is_plain = status is HTTPStatus.BAD_REQUEST and method == "POST"
+        content = plain if is_plain else {"error": plain}
     return json.dumps(content), "application/json"
-
-
-def _connect(refusal: Refusal, numbered: dict[str, Any], method: str) -> dict[str, Any]:
-    plain = {"code": refusal.status.value, "message": refusal.detail}
-    if refusal.status is HTTPStatus.INTERNAL_SERVER_ERROR:
-        return numbered
-    if refusal.status is HTTPStatus.BAD_REQUEST and method == "POST":
-        return plain
-    return {"error": plain}
 
 
 def _cloud(refusal: Refusal) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from random import Random
 from re import Pattern
 from typing import Literal
@@ -37,26 +36,19 @@ class Fault(BaseModel):
         return self
 
 
-@dataclass
 class _Active:
-    fault: Fault
-    random: Random = field(init=False)
-    left: int | None = field(init=False)
-    hits: int = 0
-
-    def __post_init__(self) -> None:
-        self.random = Random(self.fault.seed)  # noqa: S311
-        self.left = self.fault.times
+    def __init__(self, fault: Fault) -> None:
+        self.fault, self.left, self.hits = fault, fault.times, 0
+        self.random = Random(fault.seed)  # noqa: S311
 
     def strikes(self, method: str, path: str) -> bool:
         if self.fault.method not in ("*", method) or not self.fault.path.search(path):
             return False
-        if self.left is not None:
-            if self.left == 0:
-                return False
-            self.left -= 1
-        elif self.random.random() * 100 >= (self.fault.percent or 0):
+        if self.left == 0 or (
+            self.left is None and self.random.random() * 100 >= (self.fault.percent or 0)
+        ):
             return False
+        self.left = None if self.left is None else self.left - 1
         self.hits += 1
         return True
 
@@ -86,7 +78,5 @@ class Faults:
     def strike(self, method: str, path: str) -> Fault | None:
         """The first fault that this request meets."""
         with self._lock:
-            for active in self._active:
-                if active.strikes(method, path):
-                    return active.fault
-        return None
+            faults = (active.fault for active in self._active if active.strikes(method, path))
+            return next(faults, None)

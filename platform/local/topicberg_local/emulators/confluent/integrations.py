@@ -50,11 +50,6 @@ def crn(account: Account, stored: Stored) -> str:
     )
 
 
-def find(account: Account, environment: str, name: str) -> Stored | None:
-    stored = account.store.get(INTEGRATION, (name,))
-    return stored if stored and stored.properties["environment"] == environment else None
-
-
 def _usages(account: Account, stored: Stored) -> list[str]:
     """What writes through it."""
 
@@ -84,8 +79,10 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
 
 def require(account: Account, environment: str, name: str) -> Stored:
     """:raises Refusal: there is no such integration in the environment"""
-    if (stored := find(account, environment, name)) is None:
-        raise not_found(f"Provider integration {name}")
+    missing = not_found(f"Provider integration {name}")
+    stored = account.require(INTEGRATION, (name,), missing)
+    if stored.properties["environment"] != environment:
+        raise missing
     return stored
 
 

@@ -25,6 +25,8 @@ import time
 from base64 import b64decode, b64encode
 from typing import Any
 
+from confluent_kafka import admin as kafka
+
 from topicberg.errors import TopicbergError
 from topicberg.kafka.topics import TIMEOUT_SECONDS
 from topicberg_local.access_proxy_server import (
@@ -135,10 +137,10 @@ class KafkaGateway(Worker):
 
         :raises OSError: the broker refuses
         """
-        caller = await asyncio.to_thread(keys.of_kafka, self._account, key, secret)
-        if caller is None or caller.resource is None:
+        owner = await asyncio.to_thread(keys.of_kafka, self._account, key, secret)
+        if owner is None:
             return "Authentication failed"
-        user = user_of(caller.resource, caller.principal)
+        user = user_of(*owner)
         password = await asyncio.to_thread(self._password, user)
         await sasl_handshake(server, b"SCRAM-SHA-256")
         await _log_in_with_scram(server, user, password)
@@ -149,16 +151,10 @@ class KafkaGateway(Worker):
 
         :raises TopicbergError: Kafka does not answer
         """
-        from confluent_kafka.admin import (
-            ScramCredentialInfo,
-            ScramMechanism,
-            UserScramCredentialUpsertion,
-        )
-
         if user not in self._passwords:
-            password = secrets.token_urlsafe(24)
-            how = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, secrets.choice(_ITERATIONS))
-            change = UserScramCredentialUpsertion(user, how, password.encode())
+            password, mechanism = secrets.token_urlsafe(24), kafka.ScramMechanism.SCRAM_SHA_256
+            how = kafka.ScramCredentialInfo(mechanism, secrets.choice(_ITERATIONS))
+            change = kafka.UserScramCredentialUpsertion(user, how, password.encode())
             admin = self._account.kafka_admin()
             changed = admin.alter_user_scram_credentials([change], request_timeout=TIMEOUT_SECONDS)
             broker.wait(changed[user], f"user {user}")

@@ -11,7 +11,9 @@ import logging
 import re
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from confluent_kafka import admin as kafka
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.topics import TIMEOUT_SECONDS
@@ -25,20 +27,15 @@ from topicberg_local.emulators.confluent.account import (
 )
 from topicberg_local.emulators.process import Worker
 
-if TYPE_CHECKING:
-    from confluent_kafka import admin
-    from confluent_kafka.admin import AclBinding
-
-    Arguments = tuple[
-        admin.ResourceType,
-        str,
-        admin.ResourcePatternType,
-        str,
-        str,
-        admin.AclOperation,
-        admin.AclPermissionType,
-    ]
-
+Arguments = tuple[
+    kafka.ResourceType,
+    str,
+    kafka.ResourcePatternType,
+    str,
+    str,
+    kafka.AclOperation,
+    kafka.AclPermissionType,
+]
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
@@ -133,8 +130,6 @@ class KafkaRights(Worker):
 
     def _give(self, wanted: set[Right], given: set[Right] | None) -> None:
         """:raises TopicbergError: Kafka does not answer"""
-        from confluent_kafka import admin as kafka
-
         client = self._account.kafka_admin()
         if given is None:
             unnamed: Any = None
@@ -151,7 +146,7 @@ class KafkaRights(Worker):
                 broker.wait(deleted, "access lists")
 
 
-def _right(acl: AclBinding) -> Right:
+def _right(acl: kafka.AclBinding) -> Right:
     return Right(
         acl.principal.removeprefix("User:"),
         "CLUSTER" if acl.restype.name == "BROKER" else acl.restype.name,
@@ -164,15 +159,14 @@ def _right(acl: AclBinding) -> Right:
 
 
 def _arguments(right: Right) -> Arguments:
-    from confluent_kafka import admin
 
     type_ = "BROKER" if right.resource_type == "CLUSTER" else right.resource_type
     return (
-        admin.ResourceType[type_],
+        kafka.ResourceType[type_],
         right.resource_name,
-        admin.ResourcePatternType[right.pattern_type],
+        kafka.ResourcePatternType[right.pattern_type],
         f"User:{right.user}",
         right.host,
-        admin.AclOperation[right.operation],
-        admin.AclPermissionType[right.permission],
+        kafka.AclOperation[right.operation],
+        kafka.AclPermissionType[right.permission],
     )

@@ -25,6 +25,7 @@ from topicberg_local.emulators.confluent.account import (
     REGISTRY,
     SERVICE_ACCOUNT,
     Account,
+    random_text,
 )
 from topicberg_local.emulators.confluent.errors import (
     gone,
@@ -42,6 +43,7 @@ from topicberg_local.emulators.confluent.operation import (
     Operation,
     Page,
     ScopedReference,
+    SpecBody,
 )
 from topicberg_local.emulators.store import Stored
 
@@ -61,10 +63,6 @@ class NewSpec(Body):
     description: str = ""
     resource: TypedReference | None = None
     resources: list[TypedReference] = Field(default=[])
-
-
-class NewKey(Body):
-    spec: NewSpec
 
 
 class ListQuery(Page):
@@ -93,16 +91,11 @@ def authenticate(
     if hmac.compare_digest(name, bootstrap.key) and hmac.compare_digest(secret, bootstrap.secret):
         stored_kind, caller = KeyKind.CLOUD, Caller(name, BOOTSTRAP_USER, None)
     else:
-        stored = account.store.get(KEY, (name,))
-        if (
-            stored is None
-            or not hmac.compare_digest(stored.properties["hash"], _hash(secret))
-            or time.time() < stored.created + account.delays.api_key
-        ):
+        key = _opened(account, name, secret)
+        if key is None or time.time() < key.created + account.delays.api_key:
             raise unauthorized("invalid API key: unknown, or its secret is wrong")
-        properties = stored.properties
-        stored_kind = KeyKind(properties["kind"])
-        caller = Caller(name, properties["owner"], properties["resource"])
+        stored_kind = KeyKind(key.properties["kind"])
+        caller = Caller(name, key.properties["owner"], key.properties["resource"])
     if stored_kind is not kind:
         raise unauthorized(
             f"invalid API key: make sure you're using a {kind.value} API Key and not a"
@@ -113,27 +106,28 @@ def authenticate(
     return caller
 
 
+def _opened(account: Account, name: str, secret: str) -> Stored | None:
+    """Return the key that has this name and secret."""
+    stored = account.store.get(KEY, (name,))
+    digest = stored.properties["hash"] if stored else ""
+    return stored if hmac.compare_digest(digest, _hash(secret)) else None
+
+
 def opens(account: Account, name: str, secret: str, resource: str) -> bool:
     """Whether a key is one of this resource."""
-    stored = account.store.get(KEY, (name,))
-    return (
-        stored is not None
-        and stored.properties["resource"] == resource
-        and hmac.compare_digest(stored.properties["hash"], _hash(secret))
-    )
+    key = _opened(account, name, secret)
+    return key is not None and key.properties["resource"] == resource
 
 
-def of_kafka(account: Account, name: str, secret: str) -> Caller | None:
-    """Who logs in to Kafka with a key; None: no key of a cluster, or not one that is valid yet."""
-    stored = account.store.get(KEY, (name,))
-    if (
-        stored is None
-        or KeyKind(stored.properties["kind"]) is not KeyKind.KAFKA
-        or not hmac.compare_digest(stored.properties["hash"], _hash(secret))
-        or time.time() < stored.created + account.delays.api_key
-    ):
+def of_kafka(account: Account, name: str, secret: str) -> tuple[str, str] | None:
+    """Cluster and principal of who logs in to Kafka with a key; None: no key of a cluster, or not
+    one that is valid yet.
+    """
+    key = _opened(account, name, secret)
+    if key is None or time.time() < key.created + account.delays.api_key:
         return None
-    return Caller(name, stored.properties["owner"], stored.properties["resource"])
+    is_of_kafka = KeyKind(key.properties["kind"]) is KeyKind.KAFKA
+    return (key.properties["resource"], key.properties["owner"]) if is_of_kafka else None
 
 
 def _basic(header: str) -> tuple[str, str]:
@@ -152,56 +146,46 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-class Resource(NamedTuple):
-    """What a key is for, as it is stored and answered."""
+def _resource(account: Account, given: TypedReference) -> tuple[KeyKind, dict[str, str]]:
+    """Return the kind of a key for a resource, and the resource as it is stored and answered.
 
-    kind: KeyKind
-    name: str
-    reference: dict[str, str]
-
-
-def _resource(account: Account, given: TypedReference) -> Resource:
-    """:raises Refusal: it does not exist, or is called another kind than it is"""
+    :raises Refusal: it does not exist, or is called another kind than it is
+    """
     name = given.id
     if name.startswith("lkc-"):
-        _refuse_mislabelled(given, "Cluster", "cmk/v2")
+        typed = _typed(given, "Cluster", "cmk/v2", "")
         cluster = account.require(CLUSTER, (name,), not_found(f"Kafka cluster {name}"))
         environment = cluster.properties["environment"]
         clusters.require(account, environment, name)
-        described = clusters.reference(account, environment, name)
-        version, kind = "cmk/v2", KeyKind.KAFKA
-    elif name.startswith("lsrc-"):
-        _refuse_mislabelled(given, "Cluster", "srcm/v3", "srcm/v2")
+        return KeyKind.KAFKA, clusters.reference(account, environment, name) | typed
+    if name.startswith("lsrc-"):
+        typed = _typed(given, "Cluster", "srcm/v3", "srcm/v2", "")
         missing = not_found(f"Schema Registry cluster {name}")
         environment = account.require(REGISTRY, (name,), missing).properties["environment"]
-        described = account.reference(
-            name,
-            f"/srcm/v3/clusters/{name}",
-            f"environment={environment}",
-            f"schema-registry={name}",
-        )
-        version, kind = "srcm/v3", KeyKind.SCHEMA_REGISTRY
-    elif name.lower() == "tableflow":
-        _refuse_mislabelled(given, "Tableflow", "tableflow/v1", needed=True)
-        described = account.reference("tableflow", "/tableflow/v1", "tableflow")
-        described |= {"api_version": "tableflow/v1", "kind": "Tableflow"}
-        return Resource(KeyKind.TABLEFLOW, "tableflow", described)
-    else:
-        raise unsupported(f"API keys for {name}")
-    return Resource(kind, name, {**described, "api_version": version, "kind": "Cluster"})
+        crn = (f"environment={environment}", f"schema-registry={name}")
+        reference = account.reference(name, f"/srcm/v3/clusters/{name}", *crn)
+        return KeyKind.SCHEMA_REGISTRY, reference | typed
+    if name.lower() == "tableflow":
+        typed = _typed(given, "Tableflow", "tableflow/v1")
+        reference = account.reference("tableflow", "/tableflow/v1", "tableflow")
+        return KeyKind.TABLEFLOW, reference | typed
+    raise unsupported(f"API keys for {name}")
 
 
-def _refuse_mislabelled(
-    given: TypedReference, kind: str, *versions: str, needed: bool = False
-) -> None:
-    kind_ok = given.kind == kind or (not given.kind and not needed)
-    version_ok = given.api_version in versions or (not given.api_version and not needed)
-    if not kind_ok or not version_ok:
+def _typed(given: TypedReference, kind: str, *versions: str) -> dict[str, str]:
+    """Return kind and version of a resource.
+
+    :param versions: that may be given; with an empty one, the kind may be left out as well
+    :raises Refusal: others are given
+    """
+    is_kind = given.kind == kind or (not given.kind and "" in versions)
+    if not is_kind or given.api_version not in versions:
         raise invalid(
             f"{given.id} is of kind {kind} and api_version {versions[0]}, not"
             f" '{given.kind}' and '{given.api_version}'.",
             "/spec/resource",
         )
+    return {"api_version": versions[0], "kind": kind}
 
 
 def _owner(account: Account, given: TypedReference) -> dict[str, str]:
@@ -229,8 +213,8 @@ def _require(call: Call) -> Stored:
 
 def _create(call: Call) -> HttpResponse:
     """The one response that has the secret."""
-    spec: NewSpec = call.body.spec
     account = call.account
+    spec: NewSpec = call.body.spec
     if spec.resources:
         raise unsupported("API keys for several resources")
     owner = _owner(account, spec.owner)
@@ -239,18 +223,17 @@ def _create(call: Call) -> HttpResponse:
         "description": spec.description,
         "owner": owner,
     }
-    kind, name = KeyKind.CLOUD, None
+    kind = KeyKind.CLOUD
     if spec.resource is not None:
-        kind, name, fields["resource"] = _resource(account, spec.resource)
-    secret = secrets.token_urlsafe(48)
+        kind, fields["resource"] = _resource(account, spec.resource)
+    secret, key = secrets.token_urlsafe(48), random_text(_KEY_ALPHABET, 16)
     properties = {
         "kind": kind.value,
         "hash": _hash(secret),
         "owner": owner["id"],
-        "resource": name,
+        "resource": fields["resource"]["id"] if spec.resource else None,
         "spec": fields,
     }
-    key = "".join(secrets.choice(_KEY_ALPHABET) for _ in range(16))
     stored = Stored(KEY, (key,), properties)
     account.store.put(stored)
     document = _document(call, stored)
@@ -258,30 +241,24 @@ def _create(call: Call) -> HttpResponse:
     return HttpResponse(document, location=f"{PATH}/{key}")
 
 
-def _list(call: Call) -> HttpResponse:
+def _list(call: Call) -> dict[str, Any]:
     query: ListQuery = call.query
-    keys = call.account.find(
-        KEY,
-        lambda key: (
-            query.owner in ("", key["owner"]) and query.resource in ("", key["resource"] or "")
-        ),
-    )
-    keys = [key for key in keys if call.account.delays.lists(key)]
+    keys = [
+        key
+        for key in call.account.store.all(KEY, call.account.delays.lists)
+        if query.owner in ("", key.properties["owner"])
+        and query.resource in ("", key.properties["resource"] or "")
+    ]
     return call.page(keys, VERSION, "ApiKey", _document)
 
 
-def _get(call: Call) -> HttpResponse:
-    return HttpResponse(_document(call, _require(call)))
-
-
-def _delete(call: Call) -> HttpResponse:
+def _delete(call: Call) -> None:
     call.account.store.delete(KEY, [_require(call).name])
-    return HttpResponse()
 
 
 OPERATIONS = [
-    Operation("POST", PATH, _create, 202, body=NewKey, rated=False),
+    Operation("POST", PATH, _create, 202, body=SpecBody[NewSpec], rated=False),
     Operation("GET", PATH, _list, query=ListQuery, rated=False),
-    Operation("GET", PATH + "/{id}", _get, rated=False),
+    Operation("GET", PATH + "/{id}", lambda call: _document(call, _require(call)), rated=False),
     Operation("DELETE", PATH + "/{id}", _delete, 204, rated=False),
 ]

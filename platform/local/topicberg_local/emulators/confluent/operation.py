@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_origin
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,6 +42,12 @@ class Body(BaseModel):
     """A JSON object in a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False)
+
+
+class SpecBody(Body, Generic[T]):
+    """A body that is one object, ``spec``."""
+
+    spec: T
 
 
 class Reference(Body):

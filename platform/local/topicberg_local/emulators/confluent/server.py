@@ -18,7 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -30,22 +30,19 @@ from topicberg.errors import TopicbergError
 from topicberg.security.asgi import GuardMiddleware
 from topicberg.security.guard import Guard
 from topicberg_local.emulators.confluent import (
-    acls,
     catalogs,
     clusters,
     connectors,
     environments,
     integrations,
+    kafka_rest,
     keys,
-    registries,
     roles,
-    service_accounts,
     subjects,
     tableflow,
-    topics,
 )
 from topicberg_local.emulators.confluent.account import Account, Delays
-from topicberg_local.emulators.confluent.connector_rights import denied
+from topicberg_local.emulators.confluent.connector_checks import denied
 from topicberg_local.emulators.confluent.errors import (
     Refusal,
     Shape,
@@ -66,13 +63,10 @@ logger = logging.getLogger(__name__)
 _APIS = (
     environments,
     clusters,
-    registries,
-    service_accounts,
     keys,
     roles,
     integrations,
-    topics,
-    acls,
+    kafka_rest,
     subjects,
     connectors,
     tableflow,
@@ -102,32 +96,25 @@ class Rate:
         began, used = self._windows.get(key, (window, 0))
         used = used + 1 if began == window else 1
         self._windows[key] = (window, used)
-        reset = str((window + 1) * RATE_SECONDS - now)
-        headers = {
-            "X-RateLimit-Limit": str(RATE_LIMIT),
-            "X-RateLimit-Remaining": str(max(0, RATE_LIMIT - used)),
-            "X-RateLimit-Reset": reset,
-        }
+        headers = _limits(max(0, RATE_LIMIT - used), (window + 1) * RATE_SECONDS - now)
         if used > RATE_LIMIT:
-            raise Refusal(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "Rate Limit Exceeded",
-                headers={**headers, "Retry-After": reset},
-            )
+            headers["Retry-After"] = headers["X-RateLimit-Reset"]
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "Rate Limit Exceeded", headers=headers)
         return headers
+
+
+def _limits(remaining: int, reset_seconds: int) -> dict[str, str]:
+    limits = {"Limit": RATE_LIMIT, "Remaining": remaining, "Reset": reset_seconds}
+    return {f"X-RateLimit-{name}": str(value) for name, value in limits.items()}
 
 
 class Server:
     """The APIs, over one account."""
 
     def __init__(self, account: Account, bootstrap: keys.Bootstrap, admin_token: str) -> None:
-        self.account = account
+        self.account, self._bootstrap, self._admin_token = account, bootstrap, admin_token
         self.generators = Generators(account, partial(denied, account))
-        self.tables = Tables(account)
-        self.faults = Faults()
-        self._bootstrap = bootstrap
-        self._admin_token = admin_token
-        self._rate = Rate()
+        self.tables, self.faults, self._rate = Tables(account), Faults(), Rate()
 
     def application(self) -> Starlette:
         return Starlette(
@@ -159,20 +146,19 @@ class Server:
             answer = await run_in_threadpool(
                 self._answer, operation, parameters, request, content, fault
             )
-        except Refusal as refusal:
+            if fault is not None and fault.kind == "lost":
+                raise _injected(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return answer
+        except Refusal as error:
+            refusal = error
             if fault is not None and fault.kind == "reworded" and refusal.status in _REWORDED:
                 refusal.detail = f"Error {uuid.uuid4().hex}"
-            return _refused(refusal, operation.shape, method)
         except TopicbergError as error:  # a service of the stack does not answer
-            unavailable = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, number=50302)
-            return _refused(unavailable, operation.shape, method)
+            refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, number=50302)
         except Exception as error:
             logger.exception("%s %s failed unexpectedly", method, path)
-            failure = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
-            return _refused(failure, operation.shape, method)
-        if fault is not None and fault.kind == "lost":
-            return _refused(_injected(HTTPStatus.INTERNAL_SERVER_ERROR), operation.shape, method)
-        return answer
+            refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+        return _refused(refusal, operation.shape, method)
 
     def _answer(
         self,
@@ -245,31 +231,25 @@ class Server:
                 current = self.account.delays.model_dump()
                 self.account.delays = Delays.model_validate({**current, **given})
                 return JSONResponse(self.account.delays.model_dump())
-        return _refused(
-            Refusal(HTTPStatus.NOT_FOUND, "There are faults and delays.", "not_found"),
-            Shape.CLOUD,
-            request.method,
-        )
+        missing = Refusal(HTTPStatus.NOT_FOUND, "There are faults and delays.", "not_found")
+        return _refused(missing, Shape.CLOUD, request.method)
 
 
 def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
     """:raises Refusal: no operation is there"""
-    others = []
-    for operation in OPERATIONS:
-        parameters = operation.match(path)
-        if parameters is None:
-            continue
+    matches = [(one, match) for one in OPERATIONS if (match := one.match(path)) is not None]
+    for operation, parameters in matches:
         if operation.method == method:
             return operation, parameters
-        others.append(operation.method)
-    if others:
-        raise Refusal(
-            HTTPStatus.METHOD_NOT_ALLOWED,
-            f"{method} {path}: only {', '.join(others)}",
-            "method_not_allowed",
-            headers={"Allow": ", ".join(others)},
-        )
-    raise unsupported(f"{method} {path}")
+    if not matches:
+        raise unsupported(f"{method} {path}")
+    allowed = ", ".join(operation.method for operation, _ in matches)
+    raise Refusal(
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        f"{method} {path}: only {allowed}",
+        "method_not_allowed",
+        headers={"Allow": allowed},
+    )
 
 
 def _shape_of(path: str) -> Shape:
@@ -284,16 +264,11 @@ def _body(operation: Operation, headers: Mapping[str, str], content: bytes) -> A
         return None
     media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise Refusal(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"The content type must be application/json, not '{media_type}'.",
-            "unsupported_media_type",
-        )
+        text = f"The content type must be application/json, not '{media_type}'."
+        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text, "unsupported_media_type")
     if not content:
         raise bad_request("A body is required.")
     try:
-        if isinstance(operation.body, type) and issubclass(operation.body, BaseModel):
-            return operation.body.model_validate_json(content)
         return TypeAdapter(operation.body).validate_json(content, strict=True)
     except ValidationError as error:
         refusal = wrong_field(error)
@@ -309,9 +284,8 @@ async def _suffer(fault: Fault) -> None:
     """
     match fault.kind:
         case "429":
-            wait = str(int(fault.seconds))
-            limits = {"X-RateLimit-Limit": str(RATE_LIMIT), "X-RateLimit-Remaining": "0"}
-            headers = {**limits, "X-RateLimit-Reset": wait, "Retry-After": wait}
+            wait = int(fault.seconds)
+            headers = {**_limits(0, wait), "Retry-After": str(wait)}
             raise _injected(HTTPStatus.TOO_MANY_REQUESTS, headers)
         case "500" | "503":
             raise _injected(HTTPStatus(int(fault.kind)))

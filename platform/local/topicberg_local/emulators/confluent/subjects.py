@@ -7,6 +7,7 @@ were registered through it.
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -20,7 +21,6 @@ from topicberg_local.emulators.confluent.operation import Call, HttpResponse, Ke
 from topicberg_local.emulators.store import Stored
 
 TIMEOUT_SECONDS = 30
-_ROOTS = ("subjects", "schemas", "config", "mode", "compatibility", "contexts")
 _MANAGERS = ("DeveloperManage", "ResourceOwner", "DataSteward", "EnvironmentAdmin")
 _ROLES = {
     "Read": ("DeveloperRead", "DeveloperWrite", *_MANAGERS),
@@ -38,16 +38,9 @@ def demand(call: Call, subject: str, operation: str) -> None:
     :param operation: Read, Write or Delete
     :raises Refusal: the owner of the key may not
     """
-    if not _may(call, subject, operation):
-        raise Refusal(
-            HTTPStatus.FORBIDDEN,
-            f"User is denied operation {operation} on Subject: {subject}",
-            number=40301,
-        )
-
-
-def _may(call: Call, subject: str, operation: str) -> bool:
-    return may(call.account, _registry(call), call.caller.principal, subject, operation)
+    if not may(call.account, _registry(call), call.caller.principal, subject, operation):
+        text = f"User is denied operation {operation} on Subject: {subject}"
+        raise Refusal(HTTPStatus.FORBIDDEN, text, number=40301)
 
 
 def may(
@@ -62,8 +55,7 @@ def may(
 
 def of_environment(account: Account, environment: str) -> Stored | None:
     """The registry of an environment, if it has one yet."""
-    registries = account.find(REGISTRY, lambda document: document["environment"] == environment)
-    return registries[0] if registries else None
+    return next(iter(account.find(REGISTRY, environment=environment)), None)
 
 
 def _registry(call: Call) -> Stored | None:
@@ -93,19 +85,15 @@ def check(call: Call) -> None:
 def _forward(call: Call) -> HttpResponse:
     """:raises TopicbergError: the registry does not answer"""
     check(call)
-    path = call.url.removeprefix(call.account.url)
+    account, path = call.account, call.url.removeprefix(call.account.url)
     subject, operation = operation_on(call)
-    new = (
-        operation == "Write"
-        and _ask(call.account, "GET", f"/subjects/{subject}/versions").ok is False
-    )
-    response = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
+    new = operation == "Write" and not _ask(account, "GET", f"/subjects/{subject}/versions").ok
+    response = _ask(account, call.method, path, list(call.parameters), call.content or None)
     registry = _registry(call)
     if new and response.ok and registry is not None:
-        call.account.store.put(Stored(SUBJECT, (registry.properties["environment"], subject)))
-    return HttpResponse(
-        response.content, response.status_code, media_type=response.headers.get("Content-Type")
-    )
+        account.store.put(Stored(SUBJECT, (registry.properties["environment"], subject)))
+    media_type = response.headers.get("Content-Type")
+    return HttpResponse(response.content, response.status_code, media_type=media_type)
 
 
 def _ask(
@@ -141,17 +129,12 @@ def delete_all(account: Account, environment: str) -> None:
         account.store.delete(SUBJECT, [stored.name])
 
 
+_operation = partial(
+    Operation, key=KeyKind.SCHEMA_REGISTRY, shape=Shape.REGISTRY, rated=False, any_query=True
+)
 OPERATIONS = [
-    Operation(
-        method,
-        path,
-        _forward,
-        key=KeyKind.SCHEMA_REGISTRY,
-        shape=Shape.REGISTRY,
-        rated=False,
-        any_query=True,
-    )
-    for root in _ROOTS
+    _operation(method, path, _forward)
+    for root in ("subjects", "schemas", "config", "mode", "compatibility", "contexts")
     for path in (f"/{root}", f"/{root}/{{rest}}")
     for method in ("GET", "POST", "PUT", "DELETE")
 ]

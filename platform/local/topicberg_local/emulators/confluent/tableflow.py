@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
 
 from topicberg.errors import SpecError
 from topicberg.iceberg.tables import find_table
@@ -35,23 +38,109 @@ from topicberg_local.emulators.confluent.errors import (
 )
 from topicberg_local.emulators.confluent.materialization import takes, trust_problem
 from topicberg_local.emulators.confluent.operation import (
+    Body,
     Call,
     HttpResponse,
     InCluster,
     KeyKind,
     Operation,
-)
-from topicberg_local.emulators.confluent.tableflow_bodies import (
-    ByobAws,
-    ListRegions,
-    ListTables,
-    NewSpec,
-    NewTable,
-    Options,
-    SpecChange,
-    TableChange,
+    Page,
+    PageInCluster,
+    Reference,
+    ScopedReference,
+    SpecBody,
+    distinct,
 )
 from topicberg_local.emulators.store import Stored
+
+DAY_MS = 86_400_000
+
+
+def _at_least(minimum: int) -> Any:
+    """A number that is sent as text: int64."""
+
+    def check(text: str) -> str:
+        if not text.isdecimal() or not minimum <= int(text) < 2**63:
+            raise ValueError(f"{text!r} is no whole number from {minimum}")
+        return text
+
+    return AfterValidator(check)
+
+
+class SuspendOrSkip(Body):
+    mode: Literal["SUSPEND", "SKIP"]
+
+
+class Log(Body):
+    mode: Literal["LOG"]
+    target: str = "error_log"
+
+
+class Options(Body):
+    """``config`` of a topic."""
+
+    retention_ms: Annotated[str, _at_least(DAY_MS)] = str(7 * DAY_MS)
+    data_retention_ms: Annotated[str, _at_least(30 * DAY_MS)] = ""
+    record_failure_strategy: Literal["SUSPEND", "SKIP"] = "SUSPEND"
+    error_handling: Annotated[SuspendOrSkip | Log, Field(discriminator="mode")] = SuspendOrSkip(
+        mode="SUSPEND"
+    )
+    metadata_column_naming_scheme: Literal["DEFAULT", "PORTABLE"] = "DEFAULT"
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Options:
+        if {"record_failure_strategy", "error_handling"} <= self.model_fields_set:
+            raise ValueError("error_handling and record_failure_strategy exclude each other")
+        return self
+
+
+class ByobAws(Body):
+    kind: Literal["ByobAws"]
+    bucket_name: str
+    provider_integration_id: str
+
+
+class Managed(Body):
+    kind: Literal["Managed"]
+
+
+Formats = Annotated[
+    list[Literal["DELTA", "ICEBERG"]], Field(min_length=1), AfterValidator(distinct)
+]
+
+
+class NewSpec(Body):
+    display_name: str
+    environment: Reference
+    kafka_cluster: ScopedReference
+    storage: Annotated[ByobAws | Managed, Field(discriminator="kind")]
+    table_formats: Formats = Field(default=["ICEBERG"])
+    config: Options = Options()
+    suspended: bool = False
+
+    @model_validator(mode="after")
+    def _delta_in_a_bucket(self) -> NewSpec:
+        """https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html"""
+        if isinstance(self.storage, Managed) and "DELTA" in self.table_formats:
+            raise ValueError("Delta tables are not supported in Confluent Managed Storage")
+        return self
+
+
+class SpecChange(Body):
+    environment: Reference
+    kafka_cluster: ScopedReference = ScopedReference(id="-")
+    table_formats: Formats = Field(default=["ICEBERG"])
+    config: Options = Options()
+    suspended: bool = False
+
+
+class ListTables(PageInCluster):
+    table_formats: list[str] = Field(default=[], alias="spec.table_formats")
+
+
+class ListRegions(Page):
+    cloud: str = ""
+
 
 VERSION = "tableflow/v1"
 PATH = "/tableflow/v1/tableflow-topics"
@@ -75,14 +164,11 @@ def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
         phase = "PENDING"
     else:
         suspended = engine_status.suspended
+    catalogs = account.store.all(CATALOG, lambda catalog: takes(catalog, stored))
     status: dict[str, Any] = {
         "phase": phase,
-        "write_mode": stored.properties.get("write_mode") or engine_status.write_mode,
-        "catalog_sync_statuses": [
-            _sync(call, catalog, topic)
-            for catalog in account.store.all(CATALOG)
-            if takes(catalog, stored)
-        ],
+        "write_mode": stored.properties["write_mode"],
+        "catalog_sync_statuses": [_sync(call, catalog, topic) for catalog in catalogs],
         "failing_table_formats": [
             table_format.model_dump() for table_format in engine_status.failing_table_formats
         ],
@@ -104,8 +190,7 @@ def _sync(call: Call, catalog: Stored, topic: str) -> dict[str, Any]:
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
-    account = call.account
-    cluster = stored.name[0]
+    account, cluster = call.account, stored.name[0]
     environment = stored.properties["environment"]
     status, suspended = _status(call, stored)
     spec = dict(stored.properties["spec"])
@@ -150,9 +235,7 @@ def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str
 
 def find_cluster(call: Call, environment: str, name: str) -> Stored:
     """:raises Refusal: no such cluster, or one that Tableflow is not on"""
-    cluster = clusters.require(call.account, environment, name)
-    clusters.require_main(call.account, name, "Tableflow")
-    return cluster
+    return clusters.require_main(call.account, environment, name, "Tableflow")
 
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
@@ -175,10 +258,8 @@ def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
     if topic not in broker.names(account, cluster.name[0]):
         raise not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
-    specs = {
-        topic_spec.name: topic_spec.value_subject for topic_spec in check_topics(account.config)[0]
-    }
-    value_subject = specs.get(topic, f"{topic}-value")
+    value_subjects = {spec.name: spec.value_subject for spec in check_topics(account.config)[0]}
+    value_subject = value_subjects.get(topic, f"{topic}-value")
     if value_subject not in registry.get_subjects():
         raise bad_request(
             f"Schemaless topic detected for topic {topic}. Schemaless topics are not supported."
@@ -204,23 +285,20 @@ def demand(call: Call, spec: NewSpec, subject: str) -> None:
     above = clusters.crn(account, environment, spec.kafka_cluster.id)
     roles.demand(account, principal, roles.ADMINS, above)
     if isinstance(spec.storage, ByobAws):
-        integration = integrations.find(account, environment, spec.storage.provider_integration_id)
-        if integration is None:
-            raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
+        integration = integrations.require(
+            account, environment, spec.storage.provider_integration_id
+        )
         owners = ("ResourceOwner", "Assigner", *roles.ADMINS)
         roles.demand(account, principal, owners, integrations.crn(account, integration))
     registry = subjects.of_environment(account, environment)
     if not subjects.may(account, registry, principal, subject, "Read"):
-        raise Refusal(
-            HTTPStatus.FORBIDDEN,
-            f"{principal} is not authorized: it may not read the subject {subject}",
-            "forbidden",
-        )
+        text = f"{principal} is not authorized: it may not read the subject {subject}"
+        raise Refusal(HTTPStatus.FORBIDDEN, text, "forbidden")
 
 
 def _create(call: Call) -> HttpResponse:
-    spec: NewSpec = call.body.spec
     account = call.account
+    spec: NewSpec = call.body.spec
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id)
     if spec.suspended:
         raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
@@ -259,15 +337,12 @@ def _drop_earlier(call: Call, name: str) -> None:
 
     The table of the topic that is there now stays: the stack's engine may be writing it.
     """
-    account = call.account
-    endpoints = account.endpoints()
-    catalog = endpoints.catalog(account.config)
-    identifier = (account.config.topics_namespace, name)
-    if (table := find_table(catalog, identifier)) is None:
-        return
-    committed_id = committed(table).topic_id
-    if committed_id is not None and committed_id != kafka.topic_id(endpoints, name):
-        drop(catalog, identifier)
+    config, endpoints = call.account.config, call.account.endpoints()
+    catalog, identifier = endpoints.catalog(config), (config.topics_namespace, name)
+    if table := find_table(catalog, identifier):
+        committed_id = committed(table).topic_id
+        if committed_id is not None and committed_id != kafka.topic_id(endpoints, name):
+            drop(catalog, identifier)
 
 
 def _enable(
@@ -278,7 +353,6 @@ def _enable(
     :param discovered: what Kafka and the registry have of a topic that is new to Tableflow
     :raises Refusal: the engine cannot do what is asked
     """
-    config = call.account.config
     every = spec["config"]
     options = {
         "table_formats": spec["table_formats"],
@@ -289,36 +363,31 @@ def _enable(
     policy = broker.cleanup_policy(call.account, topic)
     mode: Literal["append", "upsert"] = "upsert" if "compact" in policy else "append"
     try:
-        control.enable(config, topic, options, mode, discovered=discovered)
+        control.enable(call.account.config, topic, options, mode, discovered=discovered)
     except SpecError as error:
         raise unsupported(error.message) from None
     return mode.upper()
 
 
-def _list(call: Call) -> HttpResponse:
+def _list(call: Call) -> dict[str, Any]:
     query: ListTables = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
-    topics = call.account.find(
-        TABLE,
-        lambda document: (
-            document["cluster"] == query.kafka_cluster
-            and (
-                not query.table_formats
-                or bool({*query.table_formats} & {*document["spec"]["table_formats"]})
-            )
-        ),
-    )
+    formats = {*query.table_formats}
+    topics = [
+        table
+        for table in call.account.find(TABLE, cluster=query.kafka_cluster)
+        if not formats or formats & {*table.properties["spec"]["table_formats"]}
+    ]
     return call.page(topics, VERSION, "TableflowTopic", _document)
 
 
-def _get(call: Call) -> HttpResponse:
-    query: InCluster = call.query
-    return HttpResponse(_document(call, _require(call, query.environment, query.kafka_cluster)))
+def _get(call: Call) -> dict[str, Any]:
+    return _document(call, _require(call, call.query.environment, call.query.kafka_cluster))
 
 
-def _change(call: Call) -> HttpResponse:
-    change: SpecChange = call.body.spec
+def _change(call: Call) -> dict[str, Any]:
     account = call.account
+    change: SpecChange = call.body.spec
     given = change.model_fields_set
     cluster = change.kafka_cluster.id if "kafka_cluster" in given else account.config.cluster_id
     stored = _require(call, change.environment.id, cluster)
@@ -335,53 +404,44 @@ def _change(call: Call) -> HttpResponse:
     stored = account.change(stored, {"spec": spec})
     if "suspended" in given:
         control.resume(account.config, topic)
-    return HttpResponse(_document(call, stored))
+    return _document(call, stored)
 
 
-def _delete(call: Call) -> HttpResponse:
-    query: InCluster = call.query
-    stored = _require(call, query.environment, query.kafka_cluster)
+def _delete(call: Call) -> None:
+    stored = _require(call, call.query.environment, call.query.kafka_cluster)
     control.disable(call.account.config, stored.name[1])
     call.account.store.delete(TABLE, [stored.name])
-    return HttpResponse()
 
 
-def _regions(call: Call) -> HttpResponse:
-    query: ListRegions = call.query
-    regions = [Stored("region", (region,), created=0.0) for region in REGIONS]
-    if query.cloud.upper() not in ("", "AWS"):
-        regions = []
-
-    def document(call: Call, stored: Stored) -> dict[str, Any]:
-        region = stored.name[0]
-        return {
-            "api_version": VERSION,
-            "kind": "Region",
-            "id": f"aws.{region}",
-            "metadata": {
-                "self": f"{call.account.url}/tableflow/v1/regions/aws.{region}",
-                "created_at": timestamp(0),
-                "updated_at": timestamp(0),
-            },
-            "cloud": "AWS",
-            "region": region,
-        }
-
-    return call.page(regions, VERSION, "Region", document)
+def _regions(call: Call) -> dict[str, Any]:
+    names = REGIONS if call.query.cloud.upper() in ("", "AWS") else ()
+    regions = [Stored("region", (name,), created=0.0) for name in names]
+    return call.page(regions, VERSION, "Region", _region)
 
 
-def tableflow_operation(
-    method: str, path: str, handler: Any, success: int = 200, **more: Any
-) -> Operation:
-    """An operation of Tableflow's API, which wants a key of its own."""
-    return Operation(method, path, handler, success, key=KeyKind.TABLEFLOW, **more)
+def _region(call: Call, stored: Stored) -> dict[str, Any]:
+    region = stored.name[0]
+    return {
+        "api_version": VERSION,
+        "kind": "Region",
+        "id": f"aws.{region}",
+        "metadata": {
+            "self": f"{call.account.url}/tableflow/v1/regions/aws.{region}",
+            "created_at": timestamp(0),
+            "updated_at": timestamp(0),
+        },
+        "cloud": "AWS",
+        "region": region,
+    }
 
 
+tableflow_operation = partial(Operation, key=KeyKind.TABLEFLOW)
+"""Makes an operation of Tableflow's API, which wants a key of its own."""
 OPERATIONS = [
     tableflow_operation("GET", "/tableflow/v1/regions", _regions, query=ListRegions),
-    tableflow_operation("POST", PATH, _create, 202, body=NewTable),
+    tableflow_operation("POST", PATH, _create, 202, body=SpecBody[NewSpec]),
     tableflow_operation("GET", PATH, _list, query=ListTables),
     tableflow_operation("GET", PATH + "/{display_name}", _get, query=InCluster),
-    tableflow_operation("PATCH", PATH + "/{display_name}", _change, body=TableChange),
+    tableflow_operation("PATCH", PATH + "/{display_name}", _change, body=SpecBody[SpecChange]),
     tableflow_operation("DELETE", PATH + "/{display_name}", _delete, 204, query=InCluster),
 ]

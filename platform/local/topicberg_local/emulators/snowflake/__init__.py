@@ -16,11 +16,11 @@ or time travel. Error numbers that no public source shows are at the end of :mod
 | module | does |
 |---|---|
 | ``server``, ``logins``, ``session``, ``results`` | the protocol, logins, one session, rows |
-| ``tokens``, ``options``, ``grammar`` | reading statements |
+| ``sql`` | reading statements |
 | ``commands`` | which statement is answered by which function |
-| ``volumes``, ``integrations``, ``tables``, ``table_views``, ``relations`` | Iceberg objects |
+| ``volumes``, ``integrations``, ``tables``, ``table_views`` | Iceberg objects |
 | ``databases``, ``linked`` | databases, schemas, those of a catalog |
-| ``users``, ``keys``, ``roles``, ``network_policies`` | the rest of the account |
+| ``users``, ``roles``, ``tags``, ``login_policies`` | the rest of the account |
 | ``privileges`` | which role may do what |
 | ``iceberg``, ``sources``, ``refresher`` | metadata files, S3 and Glue, automated refresh |
 | ``account``, ``engine``, ``pass_through`` | state on disk, DuckDB, what may pass to it |

@@ -12,10 +12,9 @@ from typing import Any
 
 from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.engine import Engine
-from topicberg_local.emulators.snowflake.grammar import Statement
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sources import Sources
-from topicberg_local.emulators.snowflake.tokens import Name, display
+from topicberg_local.emulators.snowflake.sql import Name, Statement, display
 from topicberg_local.emulators.store import Store, Stored
 
 VOLUME = "EXTERNAL VOLUME"

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topicberg_local.emulators.snowflake import (
-    authentication_policies,
     databases,
     integrations,
     linked,
-    network_policies,
+    login_policies,
     private_endpoints,
     privileges,
-    relations,
     roles,
     table_views,
     tables,
@@ -31,9 +29,14 @@ from topicberg_local.emulators.snowflake.account import (
     set_properties,
 )
 from topicberg_local.emulators.snowflake.errors import unsupported
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement, parse_object_statement
 from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Name,
+    Statement,
+    Stream,
+    parse_object_statement,
+)
 
 Command = Callable[[Account, Context, Statement], Rows]
 
@@ -43,11 +46,11 @@ KINDS: tuple[Kind, ...] = (
     tables.TABLE_KIND,
     databases.DATABASE_KIND,
     databases.SCHEMA_KIND,
-    network_policies.POLICY_KIND,
+    login_policies.POLICY_KIND,
     users.USER_KIND,
     roles.ROLE_KIND,
     roles.WAREHOUSE_KIND,
-    relations.TABLES,
+    table_views.ALL_TABLES_KIND,
 )
 
 COMMANDS: dict[tuple[str, str], Command] = {
@@ -84,20 +87,20 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("ALTER", "WAREHOUSE"): set_properties,
     ("DROP", "WAREHOUSE"): roles.drop_warehouse,
     ("SHOW", "WAREHOUSE"): roles.show_warehouses,
-    ("CREATE", "NETWORK POLICY"): network_policies.create_policy,
+    ("CREATE", "NETWORK POLICY"): login_policies.create_network_policy,
     ("ALTER", "NETWORK POLICY"): set_properties,
-    ("DROP", "NETWORK POLICY"): network_policies.drop_policy,
-    ("SHOW", "NETWORK POLICY"): network_policies.show_policies,
-    ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
-    ("ALTER", ACCOUNT): network_policies.alter_account,
-    ("SHOW", "PARAMETER"): network_policies.show_parameter,
-    ("CREATE", AUTHENTICATION_POLICY): authentication_policies.create_policy,
-    (authentication_policies.SET, ACCOUNT): authentication_policies.set_policy,
-    (authentication_policies.SET, USER): authentication_policies.set_policy,
+    ("DROP", "NETWORK POLICY"): login_policies.drop_network_policy,
+    ("SHOW", "NETWORK POLICY"): login_policies.show_network_policies,
+    ("DESCRIBE", "NETWORK POLICY"): login_policies.describe_network_policy,
+    ("ALTER", ACCOUNT): login_policies.alter_account,
+    ("SHOW", "PARAMETER"): login_policies.show_parameter,
+    ("CREATE", AUTHENTICATION_POLICY): login_policies.create_authentication_policy,
+    (login_policies.SET, ACCOUNT): login_policies.set_authentication_policy,
+    (login_policies.SET, USER): login_policies.set_authentication_policy,
     ("CREATE", "TAG"): tags.create_tag,
     ("DROP", "TAG"): tags.drop_tag,
     **{(verb, kind): tags.change_tags for verb in (tags.SET, tags.UNSET) for kind in tags.KINDS},
-    ("SHOW", "TABLE"): relations.show_tables,
+    ("SHOW", "TABLE"): table_views.show_all_tables,
     ("GRANT", "GRANT"): roles.grant,
     ("REVOKE", "GRANT"): roles.revoke,
     ("SHOW", "GRANT"): roles.show_grants,
@@ -126,9 +129,9 @@ def parse(sql: str) -> Statement | None:
         roles.parse_grant,
         roles.parse_show_grants,
         roles.parse_use,
-        authentication_policies.parse,
-        network_policies.parse_alter_account,
-        network_policies.parse_show_parameters,
+        login_policies.parse_authentication_policy,
+        login_policies.parse_alter_account,
+        login_policies.parse_show_parameters,
         tags.parse,
     )
     for read in readers:

@@ -24,11 +24,19 @@ from topicberg_local.emulators.snowflake.account import (
     drop,
 )
 from topicberg_local.emulators.snowflake.errors import already_exists, no_current, unsupported
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement
-from topicberg_local.emulators.snowflake.options import Spec, integer, reference, text
 from topicberg_local.emulators.snowflake.privileges import PUBLIC
 from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Name,
+    Spec,
+    Statement,
+    Stream,
+    display,
+    integer,
+    reference,
+    text,
+)
 from topicberg_local.emulators.store import Stored
 
 _PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")

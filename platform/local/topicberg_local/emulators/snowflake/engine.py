@@ -18,8 +18,8 @@ from fakesnow.transforms import show, stage
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.errors import StackError
 from topicberg.iceberg.readers import READ_ALL_FILES
-from topicberg_local.emulators.snowflake.region import region
-from topicberg_local.emulators.snowflake.tokens import Name
+from topicberg_local.emulators.snowflake.sources import region
+from topicberg_local.emulators.snowflake.sql import Name
 
 logger = logging.getLogger(__name__)
 

@@ -29,21 +29,26 @@ from topicberg_local.emulators.snowflake.account import (
     create,
     remove,
 )
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, nothing
-from topicberg_local.emulators.snowflake.options import (
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.sources import region
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Name,
     Properties,
     Reader,
     Spec,
+    Statement,
+    Stream,
+    alters,
     boolean,
     choice,
+    display,
     group,
     integer,
+    nothing,
     text,
     texts,
 )
-from topicberg_local.emulators.snowflake.region import region
-from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
 from topicberg_local.emulators.store import Stored
 
 

@@ -36,10 +36,13 @@ from topicberg_local.emulators.snowflake.account import (
     Context,
     drop,
 )
-from topicberg_local.emulators.snowflake.grammar import Statement
 from topicberg_local.emulators.snowflake.integrations import list_problem
-from topicberg_local.emulators.snowflake.options import (
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.sql import (
+    Name,
     Spec,
+    Statement,
+    Stream,
     choice,
     group,
     integer,
@@ -47,8 +50,6 @@ from topicberg_local.emulators.snowflake.options import (
     text,
     texts,
 )
-from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream
 from topicberg_local.emulators.store import Stored
 
 SYNC_SECONDS = (30, 86400)

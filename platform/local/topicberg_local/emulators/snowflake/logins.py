@@ -5,12 +5,10 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 
-from topicberg_local.emulators.snowflake import keys
 from topicberg_local.emulators.snowflake.account import USER, Account, Context
-from topicberg_local.emulators.snowflake.authentication_policies import rejects
-from topicberg_local.emulators.snowflake.network_policies import PARAMETER, refuses
+from topicberg_local.emulators.snowflake.login_policies import PARAMETER, refuses, rejects
 from topicberg_local.emulators.snowflake.privileges import PUBLIC, holds, may_use_warehouse
-from topicberg_local.emulators.snowflake.users import matches
+from topicberg_local.emulators.snowflake.users import matches, token_user, verify_token
 from topicberg_local.emulators.store import Stored
 
 ADMIN = "ACCOUNTADMIN"
@@ -82,8 +80,8 @@ class Logins:
         users = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
         user = users[0] if users else None
         if login.authenticator == "SNOWFLAKE_JWT":
-            same = keys.token_user(login.token) == name
-            if user is None or not same or not keys.verify_token(login.token, user.properties):
+            same = token_user(login.token) == name
+            if user is None or not same or not verify_token(login.token, user.properties):
                 raise LoginRefused("390144", "JWT token is invalid.")
         elif login.authenticator != "SNOWFLAKE" or user is None or not _knows(login, user):
             raise LoginRefused("390100", _INCORRECT)

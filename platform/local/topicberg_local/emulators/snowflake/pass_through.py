@@ -17,7 +17,7 @@ from sqlglot.errors import ParseError, TokenError
 
 from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import Context
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.snowflake.sql import Name, Stream, display
 
 _PLAIN = (
     exp.Query,

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import Account, Context
-from topicberg_local.emulators.snowflake.tokens import Stream
+from topicberg_local.emulators.snowflake.sql import Stream
 from topicberg_local.emulators.store import Stored
 
 PROVISION = "SYSTEM$PROVISION_PRIVATELINK_ENDPOINT"

@@ -42,8 +42,7 @@ from topicberg_local.emulators.snowflake.errors import (
     insufficient_privileges,
     no_warehouse,
 )
-from topicberg_local.emulators.snowflake.grammar import Statement
-from topicberg_local.emulators.snowflake.tokens import Name, display
+from topicberg_local.emulators.snowflake.sql import Name, Statement, display
 
 PUBLIC = "PUBLIC"
 SYSTEM_ROLES = ("ACCOUNTADMIN", "ORGADMIN", PUBLIC, "SECURITYADMIN", "SYSADMIN", "USERADMIN")

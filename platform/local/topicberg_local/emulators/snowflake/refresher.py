@@ -13,8 +13,8 @@ import time
 
 from topicberg_local.emulators.snowflake.account import DATABASE, INTEGRATION, TABLE, Account
 from topicberg_local.emulators.snowflake.linked import discover, is_due
+from topicberg_local.emulators.snowflake.sql import display
 from topicberg_local.emulators.snowflake.tables import refresh
-from topicberg_local.emulators.snowflake.tokens import display
 from topicberg_local.emulators.store import Stored
 
 logger = logging.getLogger(__name__)

@@ -32,11 +32,22 @@ from topicberg_local.emulators.snowflake.account import (
     remove,
     resolve,
 )
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, creates
-from topicberg_local.emulators.snowflake.options import Spec, boolean, choice, integer, text
 from topicberg_local.emulators.snowflake.privileges import SYSTEM_ROLES, holds
 from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Name,
+    Spec,
+    Statement,
+    Stream,
+    alters,
+    boolean,
+    choice,
+    creates,
+    display,
+    integer,
+    text,
+)
 from topicberg_local.emulators.store import Stored
 
 _ROLE = Spec("ROLE", {"COMMENT": text})

@@ -24,10 +24,9 @@ from sqlglot.errors import SqlglotError
 from topicberg_local.emulators.snowflake import commands, pass_through
 from topicberg_local.emulators.snowflake.account import TABLE, Account, Context, resolve
 from topicberg_local.emulators.snowflake.errors import already_exists, does_not_exist, read_only
-from topicberg_local.emulators.snowflake.grammar import Statement
 from topicberg_local.emulators.snowflake.privileges import check_read
 from topicberg_local.emulators.snowflake.results import Rows, arrow_payload, text_column
-from topicberg_local.emulators.snowflake.tokens import Name, display
+from topicberg_local.emulators.snowflake.sql import Name, Statement, display
 
 DDL = 0x6000
 

@@ -12,7 +12,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.snowflake.errors import catalog_failure
-from topicberg_local.emulators.snowflake.region import region
 
 _TIMEOUT_SECONDS = 10
 FAILURES = (BotoCoreError, ClientError)
@@ -192,3 +191,7 @@ def lies_within(url: str, base: str) -> bool:
     base_bucket, prefix = split_url(base)
     folder = prefix.rstrip("/") + "/" if prefix else ""
     return bucket == base_bucket and key.startswith(folder)
+
+
+def region() -> str:
+    return os.environ.get("AWS_REGION", "us-east-1")

@@ -35,12 +35,22 @@ from topicberg_local.emulators.snowflake.account import (
     resolve,
     set_properties,
 )
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, nothing
 from topicberg_local.emulators.snowflake.iceberg import Metadata, select
 from topicberg_local.emulators.snowflake.integrations import role_of, unreachable, vends
-from topicberg_local.emulators.snowflake.options import Spec, boolean, reference, text
 from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Name,
+    Spec,
+    Statement,
+    Stream,
+    alters,
+    boolean,
+    display,
+    nothing,
+    reference,
+    text,
+)
 from topicberg_local.emulators.snowflake.volumes import check_inside, role_problem
 from topicberg_local.emulators.store import Stored
 

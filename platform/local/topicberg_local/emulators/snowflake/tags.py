@@ -29,10 +29,16 @@ from topicberg_local.emulators.snowflake.account import (
     resolve,
 )
 from topicberg_local.emulators.snowflake.errors import does_not_exist, invalid_request, unsupported
-from topicberg_local.emulators.snowflake.grammar import Statement
-from topicberg_local.emulators.snowflake.options import Spec, listed, text
 from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.snowflake.sql import (
+    Name,
+    Spec,
+    Statement,
+    Stream,
+    display,
+    listed,
+    text,
+)
 from topicberg_local.emulators.store import Stored
 
 SET, UNSET = "SET TAG", "UNSET TAG"

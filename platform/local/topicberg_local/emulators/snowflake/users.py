@@ -1,14 +1,23 @@
-"""Users: https://docs.snowflake.com/en/sql-reference/sql/create-user and …/desc-user."""
+"""Users, and their RSA public keys.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-user, …/desc-user and
+https://docs.snowflake.com/en/user-guide/key-pair-auth
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import secrets
 import time
 from datetime import UTC, datetime
 from typing import Any
 
-from topicberg_local.emulators.snowflake import keys
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+
 from topicberg_local.emulators.snowflake.account import (
     NETWORK_POLICY,
     USER,
@@ -19,12 +28,72 @@ from topicberg_local.emulators.snowflake.account import (
     forget_grantee,
     remove,
 )
-from topicberg_local.emulators.snowflake.errors import invalid_property
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, creates, nothing
-from topicberg_local.emulators.snowflake.options import Spec, boolean, choice, integer, listed, text
+from topicberg_local.emulators.snowflake.errors import invalid_property, invalid_public_key
 from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.tokens import Stream
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Spec,
+    Statement,
+    Stream,
+    alters,
+    boolean,
+    choice,
+    creates,
+    integer,
+    listed,
+    nothing,
+    text,
+)
 from topicberg_local.emulators.store import Stored
+
+MIN_BITS = 2048
+
+
+def load_key(key: str) -> RSAPublicKey:
+    """A key as users set it: the body of a PEM file, without its header and footer.
+
+    :raises ProgrammingError: it is not an RSA key, or too short
+    """
+    try:
+        public_key = load_der_public_key(base64.b64decode("".join(key.split()), validate=True))
+    except (binascii.Error, ValueError, UnsupportedAlgorithm):
+        raise invalid_public_key() from None
+    if not isinstance(public_key, RSAPublicKey) or public_key.key_size < MIN_BITS:
+        raise invalid_public_key()
+    return public_key
+
+
+def fingerprint(key: str) -> str:
+    """``SHA256:`` and the base64 digest of the key's DER form."""
+    digest = hashlib.sha256(base64.b64decode("".join(key.split()))).digest()
+    return f"SHA256:{base64.b64encode(digest).decode()}"
+
+
+def verify_token(token: str, properties: dict[str, Any]) -> bool:
+    """Whether a JWT is signed by one of the user's keys and names it in ``iss``."""
+    import jwt
+
+    for name in ("RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_2"):
+        key = properties.get(name)
+        if not key:
+            continue
+        try:
+            claims = jwt.decode(token, load_key(key), algorithms=["RS256"], leeway=60)
+        except jwt.InvalidTokenError:
+            continue
+        return str(claims.get("iss", "")).endswith(f".{fingerprint(key)}")
+    return False
+
+
+def token_user(token: str) -> str:
+    """The user that a JWT speaks of: ``sub`` is ``ACCOUNT.USER``. Empty when it is no JWT."""
+    import jwt
+
+    try:
+        claims = jwt.decode(token, options={"verify_signature": False})
+    except jwt.InvalidTokenError:
+        return ""
+    return str(claims.get("sub", "")).partition(".")[2]
 
 
 def _text_or_name(stream: Stream, _name: str) -> str:
@@ -120,7 +189,7 @@ def _prepared(given: dict[str, Any]) -> dict[str, Any]:
         prepared["LOGIN_NAME"] = prepared["LOGIN_NAME"].upper()
     for name in _KEYS:
         if prepared.get(name):
-            keys.load(prepared[name])
+            load_key(prepared[name])
             prepared[name] = "".join(prepared[name].split())
             prepared[f"{name}_LAST_SET_TIME"] = time.time()
     if prepared.get("PASSWORD"):
@@ -175,7 +244,7 @@ def describe_user(account: Account, _context: Context, statement: Statement) -> 
     values = {**user.properties, "NAME": user.name[0]}
     for name in _KEYS:
         if values.get(name):
-            values[f"{name}_FP"] = keys.fingerprint(values[name])
+            values[f"{name}_FP"] = fingerprint(values[name])
     if values.get("PASSWORD"):
         values["PASSWORD"] = "********"  # noqa: S105  what Snowflake shows instead of one
     rows = [(name, _shown(name, values.get(name)), "null", "") for name in _DESCRIBED]

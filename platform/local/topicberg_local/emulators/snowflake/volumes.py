@@ -23,21 +23,25 @@ from topicberg_local.emulators.snowflake.account import (
     create,
     remove,
 )
-from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, nothing
-from topicberg_local.emulators.snowflake.options import (
+from topicberg_local.emulators.snowflake.privileges import must_own
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.sources import lies_within, region, split_url
+from topicberg_local.emulators.snowflake.sql import (
+    Kind,
+    Name,
     Properties,
     Spec,
+    Statement,
+    Stream,
+    alters,
     boolean,
     choice,
+    display,
     group,
     listed,
+    nothing,
     text,
 )
-from topicberg_local.emulators.snowflake.privileges import must_own
-from topicberg_local.emulators.snowflake.region import region
-from topicberg_local.emulators.snowflake.results import Rows
-from topicberg_local.emulators.snowflake.sources import lies_within, split_url
-from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
 from topicberg_local.emulators.store import Stored
 
 _ENCRYPTION = Spec(
