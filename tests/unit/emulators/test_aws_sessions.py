@@ -47,7 +47,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_session_that_lasts_is_let_in(session: dict[str, Any]) -> None:
-    assert authenticate(signed(session), BODY).service == "secretsmanager"
+    assert authenticate(signed(session), BODY)[0] == "secretsmanager"
 
 
 def test_session_that_ended_is_expired_and_not_unknown(session: dict[str, Any]) -> None:

@@ -575,7 +575,7 @@ def test_delays_can_be_changed_and_stay(cloud: Cloud, tmp_path: Path) -> None:
         assert cloud.call("PATCH", path, wrong, auth=None, headers=ADMIN).status_code == 422
     again = Account(tmp_path, cloud.account.config, URL)
     assert again.delays.cluster == 9
-    again.close()
+    again.store.close()
 
 
 def test_answers_tell_the_limits_where_the_api_does(cloud: Cloud) -> None:

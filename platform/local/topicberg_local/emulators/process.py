@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,10 +79,14 @@ def main(
         sys.exit(f"error: {error}")
 
 
-def require_variables(names: Iterable[str]) -> None:
-    """:raises StackError: one of them is missing in the environment"""
+def require_variables(*names: str) -> list[str]:
+    """Return the values of environment variables.
+
+    :raises StackError: one of them is missing
+    """
     if missing := [name for name in names if not os.environ.get(name)]:
         raise StackError(f"not set in the environment: {', '.join(missing)}")
+    return [os.environ[name] for name in names]
 
 
 def listen(vendor: str, host: str, port: int) -> socket.socket:

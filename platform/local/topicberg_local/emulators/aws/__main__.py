@@ -246,7 +246,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
 
     :raises StackError: the state cannot be loaded, a key is missing, or the port is taken
     """
-    process.require_variables(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    process.require_variables("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     from topicberg.settings import settings
 
     os.environ["MOTO_ACCOUNT_ID"] = settings().aws_account_id

@@ -14,12 +14,6 @@ from pathlib import Path
 
 from topicberg_local.emulators import process
 
-_KEY = "TOPICBERG_EMULATOR_API_KEY"
-_SECRET = "TOPICBERG_EMULATOR_API_SECRET"  # noqa: S105
-_TOKEN = "TOPICBERG_EMULATOR_ADMIN_TOKEN"  # noqa: S105
-_KAFKA_PORT = "TOPICBERG_EMULATOR_KAFKA_PORT"
-_KAFKA_LISTENER = "TOPICBERG_EMULATOR_KAFKA_LISTENER"
-
 
 def serve(host: str, port: int, folder: Path) -> None:
     """Serve until SIGTERM.
@@ -27,7 +21,11 @@ def serve(host: str, port: int, folder: Path) -> None:
     :raises StackError: something is missing in the environment, the port is taken, or the state is
         damaged
     """
-    process.require_variables((_KEY, _SECRET, _TOKEN, _KAFKA_PORT, _KAFKA_LISTENER))
+    names = ("API_KEY", "API_SECRET", "ADMIN_TOKEN", "KAFKA_PORT", "KAFKA_LISTENER")
+    variables = [f"TOPICBERG_EMULATOR_{name}" for name in names]
+    key, secret, token, kafka_port, kafka_listener = process.require_variables(*variables)
+    for variable in variables:  # what this process starts must not inherit them
+        del os.environ[variable]
 
     from topicberg.settings import settings
     from topicberg_local.emulators.confluent.account import Account
@@ -37,13 +35,10 @@ def serve(host: str, port: int, folder: Path) -> None:
     from topicberg_local.emulators.confluent.server import Server
 
     listener = process.listen("Confluent", host, port)
-    kafka_port = int(os.environ[_KAFKA_PORT])
-    kafka = process.listen("Confluent", host, kafka_port)
+    kafka = process.listen("Confluent", host, int(kafka_port))
     account = Account(folder, settings(), f"http://{host}:{port}", f"{host}:{kafka_port}")
-    gateway = KafkaGateway(account, kafka, int(os.environ[_KAFKA_LISTENER]))
-    # What this process starts must not inherit them.
-    bootstrap = Bootstrap(os.environ.pop(_KEY), os.environ.pop(_SECRET))
-    endpoints = Server(account, bootstrap, os.environ.pop(_TOKEN))
+    gateway = KafkaGateway(account, kafka, int(kafka_listener))
+    endpoints = Server(account, Bootstrap(key, secret), token)
     workers = (endpoints.generators, endpoints.tables, KafkaRights(account), gateway)
     process.run(endpoints.application(), listener, workers)
     account.store.close()

@@ -146,7 +146,7 @@ class KafkaRights(Worker):
                 broker.wait(deleted, "access lists")
 
 
-def _right(acl: kafka.AclBinding) -> Right:
+def _right(acl: Any) -> Right:
     return Right(
         acl.principal.removeprefix("User:"),
         "CLUSTER" if acl.restype.name == "BROKER" else acl.restype.name,

@@ -111,9 +111,9 @@ def point_to_metadata(client: GlueClient, database: str, name: str) -> None:
     """Give a table in Glue the location that Confluent's Tableflow gives it: that of its metadata
     file, not of its folder.
     """
-    table = client.get_table(DatabaseName=database, Name=name)["Table"]
+    table: Any = client.get_table(DatabaseName=database, Name=name)["Table"]
     fields = ("Name", "TableType", "Parameters", "StorageDescriptor")
-    body: Any = {field: table[field] for field in fields}
+    body = {field: table[field] for field in fields}
     body["StorageDescriptor"]["Location"] = glue.metadata_location(table)
     version: dict[str, Any] = {"VersionId": table["VersionId"]} if "VersionId" in table else {}
     client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)

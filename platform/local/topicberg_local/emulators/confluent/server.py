@@ -136,8 +136,8 @@ class Server:
         method, path = request.method, request.url.path
         try:
             operation, parameters = _find(method, path)
-        except Refusal as refusal:
-            return _refused(refusal, _shape_of(path), method)
+        except Refusal as unknown:
+            return _refused(unknown, _shape_of(path), method)
         fault = self.faults.strike(method, path)
         try:
             if fault is not None:

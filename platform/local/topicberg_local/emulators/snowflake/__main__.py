@@ -14,17 +14,6 @@ from pathlib import Path
 
 from topicberg_local.emulators import process
 
-_USER, _PASSWORD = "TOPICBERG_SNOWFLAKE_USER", "TOPICBERG_SNOWFLAKE_PASSWORD"
-_SIGV4 = "TOPICBERG_SNOWFLAKE_SIGV4_PROPERTIES"
-_NEEDED = (
-    _USER,
-    _PASSWORD,
-    "TOPICBERG_S3_ENDPOINT",
-    "TOPICBERG_AWS_ENDPOINT",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-)
-
 
 def serve(host: str, port: int, folder: Path) -> None:
     """Serve until SIGTERM.
@@ -32,7 +21,14 @@ def serve(host: str, port: int, folder: Path) -> None:
     :raises StackError: something is missing in the environment, the port is taken, or the state is
         damaged
     """
-    process.require_variables(_NEEDED)
+    user, password, *_ = process.require_variables(
+        "TOPICBERG_SNOWFLAKE_USER",
+        "TOPICBERG_SNOWFLAKE_PASSWORD",
+        "TOPICBERG_S3_ENDPOINT",
+        "TOPICBERG_AWS_ENDPOINT",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    )
 
     from topicberg_local.emulators.snowflake.account import Account
     from topicberg_local.emulators.snowflake.logins import Logins
@@ -41,13 +37,10 @@ def serve(host: str, port: int, folder: Path) -> None:
     from topicberg_local.emulators.snowflake.tables import restore
 
     listener = process.listen("Snowflake", host, port)
-    account = Account(folder, os.environ.get(_SIGV4, "GLUE"))
+    account = Account(folder, os.environ.get("TOPICBERG_SNOWFLAKE_SIGV4_PROPERTIES", "GLUE"))
     restore(account)
-    refresher = Refresher(account)
-    refresher.start()
-    endpoints = Server(account, Logins(account, os.environ[_USER], os.environ[_PASSWORD]))
-    process.run(endpoints.application(), listener, endpoints.interrupt)
-    refresher.stop()
+    server = Server(account, Logins(account, user, password))
+    process.run(server.application(), listener, [Refresher(account)], server.interrupt)
     account.close()
 
 

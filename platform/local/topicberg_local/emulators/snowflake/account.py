@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
+import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,20 +109,14 @@ class Account:
         folded = [part.lower() for part in name[1:]]
         names = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
         names += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
-        same = (
-            stored_name
-            for stored_name in names
-            if [part.lower() for part in stored_name[1:]] == folded
-        )
-        return next(same, name)
+        return next((n for n in names if [part.lower() for part in n[1:]] == folded), name)
 
     def refuse_write(self, name: Name, statement: str) -> None:
         """
         :param statement: a statement that would have to be committed to the catalog
         :raises ProgrammingError: the name is of a catalog-linked database
         """
-        database = self.linked(name[0]) if name else None
-        if database is None:
+        if (database := self.linked(name[0]) if name else None) is None:
             return
         called = display(name[:1])
         if database.properties["LINKED_CATALOG"]["ALLOWED_WRITE_OPERATIONS"] == "NONE":
@@ -133,28 +128,55 @@ class Account:
             f"{statement} in catalog-linked database {called}, as a write to its catalog"
         )
 
-    def using(self, option: str, name: str) -> list[str]:
-        """Iceberg tables and linked databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
-        tables = self.store.all(TABLE, lambda t: t.properties[option] == name)
-        databases = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
-        linked = [database for database in databases if "LINKED_CATALOG" in database.properties]
-        return [display(one.name) for one in (*tables, *linked)]
+    def refuse_used(self, option: str, called: str, stored: Stored) -> None:
+        """:raises ProgrammingError: it is the volume or catalog of a table or a linked database"""
+        (name,) = stored.name
+        databases = self.store.all(DATABASE, lambda d: "LINKED_CATALOG" in d.properties)
+        users = [*self.store.all(TABLE), *databases]
+        if used_by := [display(u.name) for u in users if u.properties.get(option) == name]:
+            raise errors.in_use(called, display(stored.name), used_by)
+
+    def is_there(self, kind: str, name: Name) -> bool:
+        """Whether there is such an object, whoever owns it."""
+        if kind == DATABASE:
+            return name[0] in self.engine.databases()
+        if kind == SCHEMA:
+            return self.engine.has_schema(*name[:2])
+        return self.store.get(kind, name) is not None
 
     def require_database(self, name: str) -> None:
         """:raises ProgrammingError: there is no such database"""
-        if name not in self.engine.databases():
+        if not self.is_there(DATABASE, (name,)):
             raise errors.does_not_exist("Database", display((name,)))
 
     def require_schema(self, name: Name) -> None:
         """:raises ProgrammingError: there is no such schema"""
-        if not self.engine.has_schema(*name):
+        if not self.is_there(SCHEMA, name):
             raise errors.does_not_exist("Schema", display(name))
+
+    def new_name(self, statement: Statement, context: Context) -> Name:
+        """Return the full name of a new object of a schema.
+
+        :raises ProgrammingError: there is no such schema, or it is of a catalog-linked database
+        """
+        command = f"{statement.verb} {statement.kind}"
+        name = resolve(statement.name, context, command)
+        if statement.kind == TABLE:
+            self.refuse_write(name, command)
+        self.require_database(name[0])
+        self.require_schema(name[:2])
+        return name
 
     def require(self, kind: str, name: Name) -> Stored:
         stored = self.store.get(kind, name)
         if stored is None:
             raise errors.does_not_exist(_title(kind), display(name))
         return stored
+
+
+def new_external_id() -> str:
+    """Return an external id as Snowflake makes one, where the user gives none."""
+    return f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}="
 
 
 def resolve(name: Name, context: Context, command: str) -> Name:
@@ -236,19 +258,20 @@ def drop(account: Account, kind: str, *names: Name) -> None:
         account.store.delete(kind, list(names))
 
 
+def grants(account: Account, **properties: Any) -> list[Stored]:
+    """Return the grants that have these properties."""
+    return account.store.all(GRANT, lambda g: properties.items() <= g.properties.items())
+
+
 def forget_grants_on(account: Account, kind: str, name: Name) -> None:
-    kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
-    grants = account.store.all(
-        GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
-    )
-    account.store.delete(GRANT, [one.name for one in grants])
+    for on in {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind]):
+        granted = grants(account, ON=on, OBJECT=[*name])
+        account.store.delete(GRANT, [grant.name for grant in granted])
 
 
 def forget_grantee(account: Account, kind: str, name: str) -> None:
-    grants = account.store.all(
-        GRANT, lambda g: g.properties["TO"] == kind and g.properties["GRANTEE"] == name
-    )
-    account.store.delete(GRANT, [one.name for one in grants])
+    granted = grants(account, TO=kind, GRANTEE=name)
+    account.store.delete(GRANT, [grant.name for grant in granted])
 
 
 def _title(kind: str) -> str:
@@ -257,34 +280,26 @@ def _title(kind: str) -> str:
 
 def like(pattern: str) -> re.Pattern[str]:
     """A SQL pattern: ``%``, ``_`` and backslash; SHOW … LIKE ignores case."""
-    parts, escaped = [], False
-    for character in pattern:
-        if escaped or character not in "%_\\":
-            parts.append(re.escape(character))
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        else:
-            parts.append(".*" if character == "%" else ".")
-    return re.compile("".join(parts), re.IGNORECASE | re.DOTALL)
+    marks = {"%": ".*", "_": ".", "\\": ""}
+    parts = re.findall(r"\\?.", pattern, re.DOTALL)
+    wanted = "".join(marks.get(part, re.escape(part[-1])) for part in parts)
+    return re.compile(wanted, re.IGNORECASE | re.DOTALL)
 
 
-def chosen(statement: Statement, objects: Iterable[Stored]) -> list[Stored]:
-    """What a SHOW … LIKE keeps."""
+def show(statement: Statement, objects: Iterable[Stored], columns: Mapping[str, Any]) -> Rows:
+    """SHOW, with what its LIKE keeps.
+
+    :param columns: see :meth:`Rows.shown`
+    """
     pattern = like("%" if statement.like is None else statement.like)
-    return [stored for stored in objects if pattern.fullmatch(stored.name[-1])]
+    shown = [stored for stored in objects if pattern.fullmatch(stored.name[-1])]
+    return Rows.shown(shown, columns)
 
 
-@dataclass
-class PropertyRows:
-    """The rows of a DESCRIBE whose columns are property, type, value and default."""
+CREATED = {"created_on": lambda stored: stored.created}
+"""The first column of most SHOWs."""
 
-    rows: list[Sequence[str]] = field(default_factory=list)
 
-    def add(self, name: str, kind: str, value: Any, default: str = "") -> None:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        self.rows.append((name, kind, text, default))
-
-    def result(self) -> Rows:
-        names = ("property", "property_type", "property_value", "property_default")
-        return Rows.of(names, self.rows)
+def value_of(name: str, default: Any = "") -> Callable[[Stored], Any]:
+    """Return what takes a property of an object."""
+    return lambda stored: stored.properties.get(name, default)

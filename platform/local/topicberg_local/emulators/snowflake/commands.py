@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from topicberg_local.emulators.snowflake import (
     databases,
@@ -36,6 +37,7 @@ from topicberg_local.emulators.snowflake.sql import (
     Statement,
     Stream,
     parse_object_statement,
+    read_name,
 )
 
 Command = Callable[[Account, Context, Statement], Rows]
@@ -50,6 +52,8 @@ KINDS: tuple[Kind, ...] = (
     users.USER_KIND,
     roles.ROLE_KIND,
     roles.WAREHOUSE_KIND,
+    tags.TAG_KIND,
+    login_policies.AUTHENTICATION_KIND,
     table_views.ALL_TABLES_KIND,
 )
 
@@ -125,20 +129,22 @@ def parse(sql: str) -> Statement | None:
 
     :raises ProgrammingError: it is ours and wrong
     """
-    readers = (
+    readers: tuple[Callable[[Stream], Statement | None], ...] = (
         roles.parse_grant,
         roles.parse_show_grants,
         roles.parse_use,
         login_policies.parse_authentication_policy,
         login_policies.parse_alter_account,
         login_policies.parse_show_parameters,
-        tags.parse,
+        tags.parse_alter,
+        partial(parse_object_statement, kinds=KINDS),
     )
     for read in readers:
-        statement = read(Stream(sql))
-        if statement is not None:
+        stream = Stream(sql)
+        if (statement := read(stream)) is not None:
+            stream.end()
             return statement
-    return parse_object_statement(Stream(sql), KINDS)
+    return None
 
 
 def run(account: Account, context: Context, statement: Statement) -> Rows:
@@ -183,21 +189,20 @@ def call_system_function(
     stream = Stream(sql)
     if not stream.take("SELECT") or not stream.peek().value.startswith("SYSTEM$"):
         return None
-    function = stream.word()
-    start = stream.peek(-1).start
-    value: str | None
-    if function == "SYSTEM$GET_TAG":
-        value = tags.call_get_tag(account, context, stream)
-    elif function == private_endpoints.PROVISION:
-        value = private_endpoints.call_provision(account, context, stream)
-    elif function in SYSTEM_FUNCTIONS:
-        stream.expect("(")
-        inner = Stream(stream.string())
-        name = inner.name(3)
-        inner.end()
-        value = SYSTEM_FUNCTIONS[function](account, context, name)
-    else:
+    start, function = stream.peek().start, stream.word()
+    calls: dict[str, Callable[[Account, Context, Stream], str | None]] = {
+        "SYSTEM$GET_TAG": tags.call_get_tag,
+        private_endpoints.PROVISION: private_endpoints.call_provision,
+    }
+    if function not in calls and function not in SYSTEM_FUNCTIONS:
         raise unsupported(f"the function {function}")
+    stream.expect("(")
+    value: str | None
+    if function in calls:
+        value = calls[function](account, context, stream)
+    else:
+        name = read_name(stream.string(), 3)
+        value = SYSTEM_FUNCTIONS[function](account, context, name)
     stream.expect(")")
     end = stream.peek(-1).start + 1
     column = sql[start:end].upper()

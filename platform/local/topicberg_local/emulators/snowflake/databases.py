@@ -11,6 +11,7 @@ import re
 from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import linked
 from topicberg_local.emulators.snowflake.account import (
+    CREATED,
     DATABASE,
     INTEGRATION,
     NOTHING_DROPPED,
@@ -20,8 +21,9 @@ from topicberg_local.emulators.snowflake.account import (
     VOLUME,
     Account,
     Context,
-    chosen,
     drop,
+    show,
+    value_of,
 )
 from topicberg_local.emulators.snowflake.errors import already_exists, no_current, unsupported
 from topicberg_local.emulators.snowflake.privileges import PUBLIC
@@ -86,11 +88,10 @@ def create_database(account: Account, context: Context, statement: Statement) ->
 
     One that links a catalog has the catalog's namespaces instead.
     """
-    (name,) = statement.name
+    (name,), properties = statement.name, statement.properties
     for option, kind in (("EXTERNAL_VOLUME", VOLUME), ("CATALOG", INTEGRATION)):
-        if option in statement.properties:
-            account.require(kind, (statement.properties[option],))
-    properties = statement.properties
+        if option in properties:
+            account.require(kind, (properties[option],))
     links = "LINKED_CATALOG" in properties
     if links:
         properties = linked.properties_of(account, properties)
@@ -186,11 +187,9 @@ def drop_schema(account: Account, context: Context, statement: Statement) -> Row
 
 
 def show_schemas(account: Account, context: Context, statement: Statement) -> Rows:
-    prefix: Name = ()
-    if statement.scope is not None and statement.scope[0] != "ACCOUNT":
-        prefix = statement.scope[1][:1] or ((context.database,) if context.database else ())
-    elif statement.scope is None and context.database:
-        prefix = (context.database,)
+    kind, prefix = statement.scope or ("", ())
+    if kind != "ACCOUNT":
+        prefix = prefix[:1] or ((context.database,) if context.database else ())
     if prefix:
         account.require_database(prefix[0])
     schemas = [
@@ -198,34 +197,20 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
         for name in account.engine.schemas()
         if name[: len(prefix)] == prefix
     ]
-    names = (
-        "created_on",
-        "name",
-        "is_default",
-        "is_current",
-        "database_name",
-        "owner",
-        "comment",
-        "options",
-        "retention_time",
-        "owner_role_type",
-    )
-    rows = [
-        (
-            schema.created,
-            schema.name[1],
-            "N",
-            "Y" if schema.name == (context.database, context.schema) else "N",
-            schema.name[0],
-            schema.properties.get(OWNER, "SYSADMIN"),
-            "",
-            "",
-            "1",
-            "ROLE",
-        )
-        for schema in chosen(statement, schemas)
-    ]
-    return Rows.of(names, rows, times=("created_on",))
+    current = (context.database, context.schema)
+    columns = {
+        **CREATED,
+        "name": lambda schema: schema.name[1],
+        "is_default": "N",
+        "is_current": lambda schema: "Y" if schema.name == current else "N",
+        "database_name": lambda schema: schema.name[0],
+        "owner": value_of(OWNER, "SYSADMIN"),
+        "comment": "",
+        "options": "",
+        "retention_time": "1",
+        "owner_role_type": "ROLE",
+    }
+    return show(statement, schemas, columns)
 
 
 def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
@@ -234,36 +219,22 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
         stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
         for name in account.engine.databases()
     ]
-    names = (
-        "created_on",
-        "name",
-        "is_default",
-        "is_current",
-        "origin",
-        "owner",
-        "comment",
-        "options",
-        "retention_time",
-        "kind",
-        "owner_role_type",
-    )
-    rows = []
-    for database in chosen(statement, databases):
-        value, (name,) = database.properties.get, database.name
-        kind = "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in database.properties else "STANDARD"
-        rows.append(
-            (
-                database.created,
-                name,
-                "N",
-                "Y" if name == context.database else "N",
-                "",
-                value(OWNER, "SYSADMIN"),
-                value("COMMENT", ""),
-                "",
-                value("DATA_RETENTION_TIME_IN_DAYS", 1),
-                kind,
-                "ROLE",
-            )
-        )
-    return Rows.of(names, rows, times=("created_on",))
+
+    def kind(database: Stored) -> str:
+        is_linked = "LINKED_CATALOG" in database.properties
+        return "CATALOG-LINKED DATABASE" if is_linked else "STANDARD"
+
+    columns = {
+        **CREATED,
+        "name": lambda database: database.name[0],
+        "is_default": "N",
+        "is_current": lambda database: "Y" if database.name == (context.database,) else "N",
+        "origin": "",
+        "owner": value_of(OWNER, "SYSADMIN"),
+        "comment": value_of("COMMENT"),
+        "options": "",
+        "retention_time": value_of("DATA_RETENTION_TIME_IN_DAYS", 1),
+        "kind": kind,
+        "owner_role_type": "ROLE",
+    }
+    return show(statement, databases, columns)

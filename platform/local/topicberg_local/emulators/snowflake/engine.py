@@ -71,16 +71,17 @@ class Engine(FakeSnow):
                 "temp_directory": str(folder / "spill"),
             },
         )
-        execute = self.duck_conn.execute
-        for name in ("avro", "httpfs", "iceberg"):
-            execute(f"LOAD '{_extension(name)}'")
-        execute("SET GLOBAL TimeZone = 'UTC'")
-        execute(READ_ALL_FILES)  # Snowflake finds the rows that DuckDB would miss
-        execute(_secret())
-        execute(f"ATTACH ':memory:' AS {GLOBAL_DATABASE_NAME}")
-        execute(info_schema.fs_global_creation_sql())
-        execute(show.fs_global_creation_sql())
-        execute(f"CREATE TABLE {ICEBERG_TABLES} (database VARCHAR, schema VARCHAR, name VARCHAR)")
+        for statement in (
+            *(f"LOAD '{_extension(name)}'" for name in ("avro", "httpfs", "iceberg")),
+            "SET GLOBAL TimeZone = 'UTC'",
+            READ_ALL_FILES,  # Snowflake finds the rows that DuckDB would miss
+            _secret(),
+            f"ATTACH ':memory:' AS {GLOBAL_DATABASE_NAME}",
+            info_schema.fs_global_creation_sql(),
+            show.fs_global_creation_sql(),
+            f"CREATE TABLE {ICEBERG_TABLES} (database VARCHAR, schema VARCHAR, name VARCHAR)",
+        ):
+            self.duck_conn.execute(statement)
         for file in sorted(folder.glob(f"*{SUFFIX}")):
             self.attach(file.name.removesuffix(SUFFIX))
 
@@ -103,9 +104,8 @@ class Engine(FakeSnow):
                 hint="stop whoever has it open; if it is damaged, restore it from a backup or move "
                 "it away to start without that database",
             ) from None
-        cursor.execute(info_schema.per_db_creation_sql(database))
-        cursor.execute(macros.creation_sql(database))
-        cursor.execute(_tables_view(database))
+        for create in (info_schema.per_db_creation_sql, macros.creation_sql, _tables_view):
+            cursor.execute(create(database))
 
     def detach(self, database: str) -> None:
         """Close a database and delete its file."""

@@ -63,10 +63,8 @@ class Metadata:
         :raises ProgrammingError: it is not Iceberg metadata that Snowflake can read
         """
         try:
-            plain = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-            content = json.loads(plain)
-            metadata = Metadata(content, keeps_case)
-            version = content["format-version"]
+            content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+            metadata, version = Metadata(content, keeps_case), content["format-version"]
             metadata.columns()
         except (ValueError, KeyError, TypeError, StopIteration, OSError) as error:
             raise catalog_failure(
@@ -123,9 +121,6 @@ class Metadata:
             for f in schema["fields"]
         ]
 
-    def partition_specs(self) -> list[dict[str, Any]]:
-        return list(self.content.get("partition-specs") or [])
-
     def check_names(self) -> None:
         """:raises ProgrammingError: two columns would have one name in Snowflake"""
         seen: dict[str, str] = {}
@@ -152,10 +147,7 @@ def snowflake_type(kind: IcebergType) -> str:
     if kind["type"] == "map":
         value = _element(kind["value"], kind.get("value-required"))
         return f"MAP({snowflake_type(kind['key'])}, {value})"
-    fields = (
-        f"{field['name']} {_element(field['type'], field.get('required'))}"
-        for field in kind["fields"]
-    )
+    fields = (f"{f['name']} {_element(f['type'], f.get('required'))}" for f in kind["fields"])
     return f"OBJECT({', '.join(fields)})"
 
 
@@ -216,15 +208,12 @@ def _inner(expression: str, kind: IcebergType, depth: int) -> str:
     if kind["type"] == "map":
         key = f"CAST({_inner(f'{each}.key', kind['key'], depth + 1)} AS VARCHAR)"
         value = _inner(f"{each}.value", kind["value"], depth + 1)
-        entry = f"lambda {each}: {{'key': {key}, 'value': {value}}}"
         # A map in a Parquet file may repeat a key (Kafka headers do): the last one counts.
         later = f"map_keys({expression})[i{depth} + 1:]"
         last = f"lambda {each}, i{depth}: NOT list_contains({later}, {each}.key)"
         entries = f"list_filter(map_entries({expression}), {last})"
+        entry = f"lambda {each}: {{'key': {key}, 'value': {value}}}"
         return f"map_from_entries(list_transform({entries}, {entry}))"
-    fields = []
-    for field in kind["fields"]:
-        inner = _inner(f"{expression}.{quote(field['name'])}", field["type"], depth)
-        fields.append(f"{quote(field['name'])} := {inner}")
-    packed = f"struct_pack({', '.join(fields)})"
-    return f"CASE WHEN {expression} IS NULL THEN NULL ELSE {packed} END"
+    named = {quote(field["name"]): field["type"] for field in kind["fields"]}
+    fields = (f"{n} := {_inner(f'{expression}.{n}', t, depth)}" for n, t in named.items())
+    return f"CASE WHEN {expression} IS NULL THEN NULL ELSE struct_pack({', '.join(fields)}) END"

@@ -14,7 +14,6 @@ https://docs.snowflake.com/en/sql-reference/sql/desc-catalog-integration
 from __future__ import annotations
 
 import json
-import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,9 +23,9 @@ from topicberg_local.emulators.snowflake.account import (
     INTEGRATION,
     Account,
     Context,
-    PropertyRows,
     alter,
     create,
+    new_external_id,
     remove,
 )
 from topicberg_local.emulators.snowflake.results import Rows
@@ -45,7 +44,6 @@ from topicberg_local.emulators.snowflake.sql import (
     display,
     group,
     integer,
-    nothing,
     text,
     texts,
 )
@@ -110,8 +108,7 @@ def _authentication(*types: str) -> Reader:
     def read(stream: Stream, name: str) -> Properties:
         properties: Properties = group(any_type)(stream, name)
         options, required = _AUTHENTICATION[properties["TYPE"]]
-        foreign = [option for option in properties if option not in options and option != "TYPE"]
-        if foreign:
+        if foreign := [option for option in properties if option not in {"TYPE", *options}]:
             raise errors.invalid_option(foreign)
         Spec("REST_AUTHENTICATION", options, required).complete(properties)
         return properties
@@ -168,19 +165,17 @@ def _source(stream: Stream) -> str:
     return token.value.upper()
 
 
-_SECRET = Spec("REST_AUTHENTICATION", {"OAUTH_CLIENT_SECRET": text, "BEARER_TOKEN": text})
-_INTEGRATION_SET = Spec(
-    "INTEGRATION",
-    {
-        "REST_AUTHENTICATION": group(_SECRET),
-        "ENABLED": boolean,
-        "REFRESH_INTERVAL_SECONDS": _interval,
-        "COMMENT": text,
-    },
+_SECRETS: dict[str, Reader] = {"OAUTH_CLIENT_SECRET": text, "BEARER_TOKEN": text}
+_set_integration = alters(
+    Spec(
+        "INTEGRATION",
+        {
+            "REST_AUTHENTICATION": group(Spec("REST_AUTHENTICATION", _SECRETS)),
+            **{name: _COMMON[name] for name in ("ENABLED", "REFRESH_INTERVAL_SECONDS", "COMMENT")},
+        },
+    ),
+    refused=("UNSET",),
 )
-
-
-_set_integration = alters(_INTEGRATION_SET, refused=("UNSET",))
 
 
 def _alter_integration(stream: Stream, statement: Statement) -> None:
@@ -190,11 +185,8 @@ def _alter_integration(stream: Stream, statement: Statement) -> None:
 
 
 INTEGRATION_KIND = Kind(
-    INTEGRATION, create=_create_integration, alter=_alter_integration, describe=nothing
+    INTEGRATION, create=_create_integration, alter=_alter_integration, describe=True
 )
-
-
-_SECRETS = ("OAUTH_CLIENT_SECRET", "BEARER_TOKEN")
 
 
 def create_integration(account: Account, context: Context, statement: Statement) -> Rows:
@@ -204,25 +196,21 @@ def create_integration(account: Account, context: Context, statement: Statement)
 
     def make(old: Stored | None) -> dict[str, Any]:
         if old is not None:
-            _check_unused(account, old)
+            account.refuse_used("CATALOG", "Integration", old)
         common = {"CATALOG_NAMESPACE": "", "REFRESH_INTERVAL_SECONDS": 30, "COMMENT": ""}
         return common | (_glue if source == "GLUE" else _rest)(statement.properties)
 
     return create(account, context, statement, statement.name, make)
 
 
-def _external_id() -> str:
-    return f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}="
-
-
 def _glue(given: Properties) -> Properties:
-    return {"GLUE_REGION": region(), "GLUE_AWS_EXTERNAL_ID": _external_id(), **given}
+    return {"GLUE_REGION": region(), "GLUE_AWS_EXTERNAL_ID": new_external_id(), **given}
 
 
 def _rest(given: Properties) -> Properties:
     """Without the secrets, of which nothing local makes use."""
     login = {k: v for k, v in given["REST_AUTHENTICATION"].items() if k not in _SECRETS}
-    external_id = login.pop("SIGV4_EXTERNAL_ID", None) or _external_id()
+    external_id = login.pop("SIGV4_EXTERNAL_ID", None) or new_external_id()
     if login["TYPE"] == "SIGV4":
         login.setdefault("SIGV4_SIGNING_REGION", region())
     config = {
@@ -261,11 +249,9 @@ def list_problem(account: Account, integration: Stored, namespaces: list[str]) -
     """Why the namespaces' tables cannot be listed; None: they can."""
     if not integration.properties["ENABLED"]:
         return f"Catalog integration '{display(integration.name)}' is not enabled."
-    if problem := unreachable(account, integration):
-        return problem
     needs = [("glue:GetDatabases", "catalog")]
     needs += [("glue:GetTables", f"database/{namespace}") for namespace in namespaces]
-    return _role_problem(account, integration, *needs)
+    return unreachable(account, integration) or _role_problem(account, integration, *needs)
 
 
 def role_of(account: Account, integration: Stored, table: Properties) -> str | None:
@@ -302,17 +288,11 @@ def verify_integration(account: Account, _context: Context, name: Name) -> str:
         raise errors.invalid_request(
             "SYSTEM$VERIFY_CATALOG_INTEGRATION is for Iceberg REST catalogs."
         )
-    problem = unreachable(account, integration)
-    if problem is None:
-        problem = account.sources.check_namespace(integration.properties["CATALOG_NAMESPACE"])
-    if problem is None:
-        return json.dumps({"success": True})
-    return json.dumps({"success": False, "errorCode": "004140", "errorMessage": problem})
-
-
-def _check_unused(account: Account, integration: Stored) -> None:
-    if used_by := account.using("CATALOG", integration.name[0]):
-        raise errors.in_use("Integration", display(integration.name), used_by)
+    problem = unreachable(account, integration) or account.sources.check_namespace(
+        integration.properties["CATALOG_NAMESPACE"]
+    )
+    failure = {"errorCode": "004140", "errorMessage": problem} if problem else {}
+    return json.dumps({"success": not problem, **failure})
 
 
 def alter_integration(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -330,30 +310,36 @@ def alter_integration(account: Account, _context: Context, statement: Statement)
 
 
 def drop_integration(account: Account, _context: Context, statement: Statement) -> Rows:
-    return remove(account, statement, lambda integration: _check_unused(account, integration))
+    return remove(
+        account,
+        statement,
+        lambda integration: account.refuse_used("CATALOG", "Integration", integration),
+    )
 
 
 def describe_integration(account: Account, _context: Context, statement: Statement) -> Rows:
     properties = account.require(INTEGRATION, statement.name).properties
-    rows = PropertyRows()
-    rows.add("ENABLED", "Boolean", properties["ENABLED"], "false")
-    for name in ("CATALOG_SOURCE", "CATALOG_NAMESPACE", "TABLE_FORMAT"):
-        rows.add(name, "String", properties[name])
-    rows.add("REFRESH_INTERVAL_SECONDS", "Integer", properties["REFRESH_INTERVAL_SECONDS"], "30")
+
+    def texts(*names: str) -> list[tuple[str, ...]]:
+        return [(name, "String", str(properties[name]), "") for name in names]
+
+    rows = [
+        ("ENABLED", "Boolean", str(properties["ENABLED"]).lower(), "false"),
+        *texts("CATALOG_SOURCE", "CATALOG_NAMESPACE", "TABLE_FORMAT"),
+        ("REFRESH_INTERVAL_SECONDS", "Integer", str(properties["REFRESH_INTERVAL_SECONDS"]), "30"),
+    ]
+    begin, external_id = account.sigv4_properties, properties.get("EXTERNAL_ID")
     if properties["CATALOG_SOURCE"] == "GLUE":
-        for name in ("GLUE_AWS_ROLE_ARN", "GLUE_CATALOG_ID", "GLUE_REGION"):
-            rows.add(name, "String", properties[name])
-        rows.add("GLUE_AWS_IAM_USER_ARN", "String", IAM_USER_ARN)
-        rows.add("GLUE_AWS_EXTERNAL_ID", "String", properties["GLUE_AWS_EXTERNAL_ID"])
+        begin, external_id = "GLUE", properties["GLUE_AWS_EXTERNAL_ID"]
+        rows += texts("GLUE_AWS_ROLE_ARN", "GLUE_CATALOG_ID", "GLUE_REGION")
     else:
-        for name in ("REST_CONFIG", "REST_AUTHENTICATION"):
-            rows.add(name, "Map", _braced(properties[name]))
-        if properties["REST_AUTHENTICATION"]["TYPE"] == "SIGV4":
-            begin = account.sigv4_properties
-            rows.add(f"{begin}_AWS_IAM_USER_ARN", "String", IAM_USER_ARN)
-            rows.add(f"{begin}_AWS_EXTERNAL_ID", "String", properties["EXTERNAL_ID"])
-    rows.add("COMMENT", "String", properties["COMMENT"])
-    return rows.result()
+        maps = ("REST_CONFIG", "REST_AUTHENTICATION")
+        rows += [(name, "Map", _braced(properties[name]), "") for name in maps]
+    if properties.get("REST_AUTHENTICATION", {"TYPE": "SIGV4"})["TYPE"] == "SIGV4":
+        rows.append((f"{begin}_AWS_IAM_USER_ARN", "String", IAM_USER_ARN, ""))
+        rows.append((f"{begin}_AWS_EXTERNAL_ID", "String", external_id, ""))
+    names = ("property", "property_type", "property_value", "property_default")
+    return Rows.of(names, [*rows, *texts("COMMENT")])
 
 
 def _braced(values: Properties) -> str:

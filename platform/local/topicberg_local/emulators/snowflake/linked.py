@@ -27,6 +27,7 @@ from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import errors, tables
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
+    DONE,
     INTEGRATION,
     OWNER,
     SCHEMA,
@@ -40,6 +41,7 @@ from topicberg_local.emulators.snowflake.integrations import list_problem
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sql import (
     Name,
+    Reader,
     Spec,
     Statement,
     Stream,
@@ -55,16 +57,28 @@ from topicberg_local.emulators.store import Stored
 SYNC_SECONDS = (30, 86400)
 """Shortest, which is the default too, and longest interval between two discoveries."""
 FLATTEN = "FLATTEN_NESTED_NAMESPACE"
+
+
+def _interval(stream: Stream, name: str) -> int:
+    seconds = integer(stream, name)
+    if not SYNC_SECONDS[0] <= seconds <= SYNC_SECONDS[1]:
+        raise errors.invalid_value(str(seconds), name)
+    return seconds
+
+
+_CHANGEABLE: dict[str, Reader] = {
+    "ALLOWED_WRITE_OPERATIONS": choice("NONE", "ALL"),
+    "SYNC_INTERVAL_SECONDS": _interval,
+}
 _CATALOG = Spec(
     "LINKED_CATALOG",
     {
         "CATALOG": reference,
         "ALLOWED_NAMESPACES": texts,
         "BLOCKED_NAMESPACES": texts,
-        "ALLOWED_WRITE_OPERATIONS": choice("NONE", "ALL"),
         "NAMESPACE_MODE": choice("IGNORE_NESTED_NAMESPACE", FLATTEN),
         "NAMESPACE_FLATTEN_DELIMITER": text,
-        "SYNC_INTERVAL_SECONDS": integer,
+        **_CHANGEABLE,
     },
     required=("CATALOG",),
 )
@@ -78,10 +92,6 @@ _DATABASE = Spec(
     },
     required=("LINKED_CATALOG",),
 )
-_SET = Spec(
-    "LINKED_CATALOG",
-    {"SYNC_INTERVAL_SECONDS": integer, "ALLOWED_WRITE_OPERATIONS": choice("NONE", "ALL")},
-)
 
 
 def read_linked(stream: Stream, statement: Statement) -> None:
@@ -90,18 +100,12 @@ def read_linked(stream: Stream, statement: Statement) -> None:
     if stream.peek().kind != "end":
         raise errors.unsupported("tags and contacts of a catalog-linked database")
     linked = properties["LINKED_CATALOG"]
-    _check_interval(linked.get("SYNC_INTERVAL_SECONDS", SYNC_SECONDS[0]))
     delimiter = linked.get("NAMESPACE_FLATTEN_DELIMITER")
     if linked.get("NAMESPACE_MODE") == FLATTEN and not delimiter:
         raise errors.missing_options(["NAMESPACE_FLATTEN_DELIMITER"])
     if delimiter is not None and any(c.isalpha() or c.isspace() for c in delimiter):
         raise errors.invalid_value(delimiter, "NAMESPACE_FLATTEN_DELIMITER")
     statement.properties = properties
-
-
-def _check_interval(seconds: int) -> None:
-    if not SYNC_SECONDS[0] <= seconds <= SYNC_SECONDS[1]:
-        raise errors.invalid_value(str(seconds), "SYNC_INTERVAL_SECONDS")
 
 
 def alter_linked(stream: Stream, statement: Statement) -> None:
@@ -114,11 +118,9 @@ def alter_linked(stream: Stream, statement: Statement) -> None:
         raise errors.unsupported(f"ALTER DATABASE … {stream.peek().value}")
     if stream.take("SET"):
         statement.action = "SET"
-        statement.properties = _SET.read(stream)
+        statement.properties = Spec("LINKED_CATALOG", _CHANGEABLE).read(stream)
         if len(statement.properties) != 1:
             raise errors.invalid_request("UPDATE LINKED_CATALOG SET takes one property.")
-        if "SYNC_INTERVAL_SECONDS" in statement.properties:
-            _check_interval(statement.properties["SYNC_INTERVAL_SECONDS"])
         return
     for action, preposition in (("ADD", "TO"), ("REMOVE", "FROM"), ("UNSET", "")):
         if stream.take(action):
@@ -177,15 +179,10 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
 
     :raises ProgrammingError: the database is missing, or links no catalog
     """
-    done = Rows.status("Statement executed successfully.")
-    (name,) = statement.name
     with account.store.lock:
-        if name not in account.engine.databases() and statement.if_exists:
-            return done
-        database = account.linked(name)
-        if database is None:
-            account.require(DATABASE, (name,))
-            raise errors.not_linked(name)
+        if statement.if_exists and not account.is_there(DATABASE, statement.name):
+            return Rows.status(DONE)
+        database = _require(account, statement.name)
         catalog = database.properties["LINKED_CATALOG"]
         match statement.action:
             case "SUSPEND" | "RESUME":
@@ -194,13 +191,13 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
                 catalog |= statement.properties
             case action:
                 ((kind, names),) = statement.properties.items()
-                namespaces = {"ADD": catalog[kind], "REMOVE": catalog[kind], "UNSET": []}[action]
-                namespaces = [namespace for namespace in namespaces if namespace not in names]
-                catalog[kind] = namespaces + (names if action == "ADD" else [])
+                before = [] if action == "UNSET" else catalog[kind]
+                others = [namespace for namespace in before if namespace not in names]
+                catalog[kind] = others + (names if action == "ADD" else [])
         if statement.action != "SUSPEND":
             database.properties["REQUESTED"] = time.time()
         account.store.put(database)
-    return done
+    return Rows.status(DONE)
 
 
 def is_due(database: Stored) -> bool:
@@ -226,10 +223,9 @@ def discover(account: Account, name: str) -> None:
         except ProgrammingError as problem:
             logger.warning("discovery of %s: %s", name, problem.msg)
             error = {"REASON": str(problem.msg), "CODE": f"{problem.errno:06}"}
+        result = {"STARTED": started, "ERROR": error, "FAILURES": failures}
         with account.store.lock:
-            current = account.linked(name)
-            if current is not None:
-                result = {"STARTED": started, "ERROR": error, "FAILURES": failures}
+            if (current := account.linked(name)) is not None:
                 current.properties["DISCOVERY"] = result
                 account.store.put(current)
 
@@ -246,9 +242,7 @@ def _discover(account: Account, database: Stored, failures: list[dict[str, str]]
     _drop_missing(account, name, set(namespaces), names)
     for namespace in namespaces:
         _show_schema(account, database, namespace)
-    for table in sorted(names):
-        if account.store.get(TABLE, table) is not None:
-            continue
+    for table in sorted(table for table in names if not account.is_there(TABLE, table)):
         try:
             tables.link(account, database, table)
         except ProgrammingError as problem:
@@ -268,29 +262,27 @@ def _namespaces(account: Account, integration: Stored, catalog: dict[str, Any]) 
 
     :raises ProgrammingError: the catalog cannot be listed
     """
-    namespaces = []
-    for namespace in account.sources.namespaces():
-        delimiter = catalog["NAMESPACE_FLATTEN_DELIMITER"]
-        flattened = catalog["NAMESPACE_MODE"] == FLATTEN
-        allowed = catalog["ALLOWED_NAMESPACES"]
-        if (
-            namespace not in catalog["BLOCKED_NAMESPACES"]
-            and (not allowed or namespace in allowed)
-            and not (flattened and delimiter in namespace)
-        ):
-            namespaces.append(namespace)
+    blocked, allowed = catalog["BLOCKED_NAMESPACES"], catalog["ALLOWED_NAMESPACES"]
+    is_flattened = catalog["NAMESPACE_MODE"] == FLATTEN
+    namespaces = [
+        namespace
+        for namespace in account.sources.namespaces()
+        if namespace not in blocked
+        and (not allowed or namespace in allowed)
+        and not (is_flattened and catalog["NAMESPACE_FLATTEN_DELIMITER"] in namespace)
+    ]
     if problem := list_problem(account, integration, namespaces):
         raise errors.invalid_request(problem)
     return namespaces
 
 
 def _show_schema(account: Account, database: Stored, namespace: str) -> None:
-    (name,) = database.name
+    schema = (*database.name, namespace)
     with account.store.lock:
-        if name in account.engine.databases() and not account.engine.has_schema(name, namespace):
-            account.engine.cursor().execute(f"CREATE SCHEMA {quote(name, namespace)}")
+        if account.is_there(DATABASE, schema) and not account.is_there(SCHEMA, schema):
+            account.engine.cursor().execute(f"CREATE SCHEMA {quote(*schema)}")
             owner = {OWNER: database.properties[OWNER]}
-            account.store.put(Stored(SCHEMA, (name, namespace), owner))
+            account.store.put(Stored(SCHEMA, schema, owner))
 
 
 def _drop_missing(account: Account, name: str, namespaces: set[str], discovered: set[Name]) -> None:
@@ -299,10 +291,8 @@ def _drop_missing(account: Account, name: str, namespaces: set[str], discovered:
         for table in account.store.all(TABLE, lambda entry: entry.name[0] == name):
             if table.name not in discovered:
                 tables.unlink(account, table.name)
-        for schema in [
-            schema_name for schema_name in account.engine.schemas() if schema_name[0] == name
-        ]:
-            if schema[1] not in namespaces:
+        for schema in account.engine.schemas():
+            if schema[0] == name and schema[1] not in namespaces:
                 drop(account, SCHEMA, schema)
                 account.engine.cursor().execute(f"DROP SCHEMA {quote(*schema)} CASCADE")
 
@@ -320,12 +310,9 @@ def link_status(account: Account, _context: Context, name: Name) -> str:
     properties = _require(account, name).properties
     discovery = properties["DISCOVERY"]
     error = discovery["ERROR"]
+    state = "FAILED" if error else "RUNNING"
     response: dict[str, Any] = {
-        "executionState": "SUSPENDED"
-        if properties["SUSPENDED"]
-        else "FAILED"
-        if error
-        else "RUNNING",
+        "executionState": "SUSPENDED" if properties["SUSPENDED"] else state,
         "failureDetails": discovery["FAILURES"],
     }
     if error:
@@ -345,15 +332,16 @@ def link_config(account: Account, _context: Context, name: Name) -> str:
     def listed(kind: str) -> list[str] | None:
         return [f"'{namespace}'" for namespace in catalog[kind]] or None
 
+    fields = (
+        *("SYNC_INTERVAL_SECONDS", "NAMESPACE_MODE", "NAMESPACE_FLATTEN_DELIMITER"),
+        "ALLOWED_WRITE_OPERATIONS",
+    )
     return json.dumps(
         {
             "catalog_integration": properties["CATALOG"],
             "catalog_name": None,
             "external_volume": properties.get("EXTERNAL_VOLUME"),
-            "sync_interval_seconds": catalog["SYNC_INTERVAL_SECONDS"],
-            "namespace_mode": catalog["NAMESPACE_MODE"],
-            "namespace_flatten_delimiter": catalog["NAMESPACE_FLATTEN_DELIMITER"],
-            "allowed_write_operations": catalog["ALLOWED_WRITE_OPERATIONS"],
+            **{name.lower(): catalog[name] for name in fields},
             "catalog_case_sensitivity": properties["CATALOG_CASE_SENSITIVITY"],
             "is_suspended": properties["SUSPENDED"],
             "allowed_namespaces": listed("ALLOWED_NAMESPACES"),

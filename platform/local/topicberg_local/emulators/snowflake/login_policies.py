@@ -24,6 +24,7 @@ from typing import Any
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
     AUTHENTICATION_POLICY,
+    CREATED,
     DONE,
     NETWORK_POLICY,
     USER,
@@ -32,6 +33,8 @@ from topicberg_local.emulators.snowflake.account import (
     create,
     remove,
     resolve,
+    show,
+    value_of,
 )
 from topicberg_local.emulators.snowflake.errors import attached_policy, invalid_value, unsupported
 from topicberg_local.emulators.snowflake.results import Rows
@@ -43,7 +46,6 @@ from topicberg_local.emulators.snowflake.sql import (
     alters,
     creates,
     listed,
-    nothing,
     text,
 )
 from topicberg_local.emulators.store import Stored
@@ -84,7 +86,7 @@ POLICY_KIND = Kind(
     NETWORK_POLICY,
     create=creates(_NETWORK),
     alter=alters(_NETWORK, refused=("ADD", "REMOVE", "RENAME", "UNSET")),
-    describe=nothing,
+    describe=True,
     plural="NETWORK POLICIES",
 )
 
@@ -107,28 +109,16 @@ def drop_network_policy(account: Account, _context: Context, statement: Statemen
 def show_network_policies(account: Account, _context: Context, statement: Statement) -> Rows:
     if statement.like is not None:
         raise unsupported("filters of SHOW NETWORK POLICIES, which Snowflake does not have")
-    names = (
-        "created_on",
-        "name",
-        "comment",
-        "entries_in_allowed_ip_list",
-        "entries_in_blocked_ip_list",
-        "entries_in_allowed_network_rules",
-        "entries_in_blocked_network_rules",
-    )
-    rows = [
-        (
-            policy.created,
-            policy.name[0],
-            policy.properties.get("COMMENT") or "",
-            len(policy.properties.get("ALLOWED_IP_LIST", [])),
-            len(policy.properties.get("BLOCKED_IP_LIST", [])),
-            0,
-            0,
-        )
-        for policy in account.store.all(NETWORK_POLICY)
-    ]
-    return Rows.of(names, rows, times=("created_on",))
+    columns = {
+        **CREATED,
+        "name": lambda policy: policy.name[0],
+        "comment": value_of("COMMENT"),
+        "entries_in_allowed_ip_list": lambda policy: len(value_of("ALLOWED_IP_LIST", [])(policy)),
+        "entries_in_blocked_ip_list": lambda policy: len(value_of("BLOCKED_IP_LIST", [])(policy)),
+        "entries_in_allowed_network_rules": 0,
+        "entries_in_blocked_network_rules": 0,
+    }
+    return show(statement, account.store.all(NETWORK_POLICY), columns)
 
 
 def describe_network_policy(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -151,7 +141,6 @@ def parse_alter_account(stream: Stream) -> Statement | None:
     if statement.action == "SET":
         stream.expect("=")
         statement.properties = {PARAMETER: stream.identifier()}
-    stream.end()
     return statement
 
 
@@ -179,7 +168,6 @@ def parse_show_parameters(stream: Stream) -> Statement | None:
         statement.name = stream.name()
     elif not stream.take("ACCOUNT"):
         raise unsupported(f"SHOW PARAMETERS IN {stream.peek().text}")
-    stream.end()
     return statement
 
 
@@ -248,16 +236,20 @@ _AUTHENTICATION = Spec(
 )
 
 
+def _create_authentication(stream: Stream, statement: Statement) -> None:
+    if statement.or_replace:
+        raise unsupported(f"CREATE OR REPLACE {AUTHENTICATION_POLICY}")
+    statement.properties = _AUTHENTICATION.read(stream)
+
+
+AUTHENTICATION_KIND = Kind(
+    AUTHENTICATION_POLICY, parts=3, create=_create_authentication, drop=False
+)
+
+
 def parse_authentication_policy(stream: Stream) -> Statement | None:
-    """CREATE, and ALTER of an account or a user; None: another statement."""
+    """ALTER of an account or a user; None: another statement."""
     words = AUTHENTICATION_POLICY.split()
-    if stream.take("CREATE", *words):
-        statement = Statement("CREATE", AUTHENTICATION_POLICY)
-        statement.if_not_exists = stream.take("IF", "NOT", "EXISTS")
-        statement.name = stream.name(3)
-        statement.properties = _AUTHENTICATION.read(stream)
-        stream.end()
-        return statement
     start = stream.find(words[0])
     if not stream.at("ALTER") or not start or stream.peek(start + 1).value != words[1]:
         return None
@@ -271,14 +263,11 @@ def parse_authentication_policy(stream: Stream) -> Statement | None:
     policy = stream.name(3) if sets else None
     is_of_services = kind == ACCOUNT and stream.take("FOR", "ALL", "SERVICE", "USERS")
     statement.properties = {OF_SERVICES if is_of_services else OF_ALL: policy}
-    stream.end()
     return statement
 
 
 def create_authentication_policy(account: Account, context: Context, statement: Statement) -> Rows:
-    name = resolve(statement.name, context, "CREATE AUTHENTICATION POLICY")
-    account.require_database(name[0])
-    account.require_schema(name[:2])
+    name = account.new_name(statement, context)
     return create(account, context, statement, name, lambda _: statement.properties)
 
 

@@ -15,13 +15,12 @@ ADMIN = "ACCOUNTADMIN"
 _INCORRECT = "Incorrect username or password was specified."
 
 
+@dataclass
 class LoginRefused(Exception):
     """An answer to a login: Snowflake's code and message."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
+    code: str
+    message: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,9 +40,7 @@ class Logins:
     """:param user: the stack's own user, who is ACCOUNTADMIN"""
 
     def __init__(self, account: Account, user: str, password: str) -> None:
-        self._account = account
-        self._user = user.upper()
-        self._password = password
+        self._account, self._user, self._password = account, user.upper(), password
 
     def open(self, login: Login, role: str | None, warehouse: str | None) -> Context:
         """The context of a new session.
@@ -66,10 +63,8 @@ class Logins:
                     "role, e.g. PUBLIC.",
                 )
             context.role = role
-        if warehouse is not None:
-            context.warehouse = warehouse
-        if not may_use_warehouse(self._account, context, context.warehouse):
-            context.warehouse = None
+        chosen = context.warehouse if warehouse is None else warehouse
+        context.warehouse = chosen if may_use_warehouse(self._account, context, chosen) else None
         return context
 
     def _open_created(self, login: Login, name: str, role: str | None) -> Context:
@@ -78,9 +73,9 @@ class Logins:
         :param role: the one that the client asks for, if any
         """
         users = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
-        user = users[0] if users else None
+        user, method = users[0] if users else None, "PASSWORD"
         if login.authenticator == "SNOWFLAKE_JWT":
-            same = token_user(login.token) == name
+            same, method = token_user(login.token) == name, "KEYPAIR"
             if user is None or not same or not verify_token(login.token, user.properties):
                 raise LoginRefused("390144", "JWT token is invalid.")
         elif login.authenticator != "SNOWFLAKE" or user is None or not _knows(login, user):
@@ -88,7 +83,6 @@ class Logins:
         value = user.properties.get
         if value("DISABLED"):
             raise LoginRefused("390101", "User access disabled. Contact your administrator.")
-        method = "KEYPAIR" if login.authenticator == "SNOWFLAKE_JWT" else "PASSWORD"
         if rejects(self._account, user, method):
             raise LoginRefused(
                 "390202", "Authentication attempt rejected by the current authentication policy."

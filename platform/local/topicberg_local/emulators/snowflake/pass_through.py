@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 
 import duckdb
 import sqlglot
@@ -49,17 +51,12 @@ def parse(sql: str) -> exp.Expr:
         raise errors.syntax_error(
             details.get("line") or 1, details.get("col") or 0, details.get("highlight") or "<EOF>"
         ) from None
-    statements = [
-        statement
-        for statement in parsed
-        if statement is not None and not isinstance(statement, exp.Semicolon)
-    ]
+    statements = [tree for tree in parsed if tree and not isinstance(tree, exp.Semicolon)]
     if len(statements) != 1:
         raise errors.statement_count(len(statements))
-    (tree,) = statements
-    if not _is_done(tree):
+    if not _is_done(statements[0]):
         raise errors.unsupported(_kind(sql))
-    return tree
+    return statements[0]
 
 
 def _is_done(tree: exp.Expr) -> bool:
@@ -99,12 +96,9 @@ def _kind(sql: str) -> str:
     return " ".join(words)
 
 
-_CONTEXT: dict[str, Callable[[Context], str | None]] = {
-    "CURRENT_USER": lambda context: context.user,
-    "CURRENT_ROLE": lambda context: context.role,
-    "CURRENT_WAREHOUSE": lambda context: context.warehouse,
-    "CURRENT_DATABASE": lambda context: context.database,
-    "CURRENT_SCHEMA": lambda context: context.schema,
+_CONTEXT = {
+    f"CURRENT_{name.upper()}": attrgetter(name)
+    for name in ("user", "role", "warehouse", "database", "schema")
 }
 
 
@@ -113,15 +107,12 @@ def fill_in(tree: exp.Expr, sql: str, context: Context) -> str:
 
     https://docs.snowflake.com/en/sql-reference/functions-context
     """
-    calls = [call for call in tree.find_all(exp.Func) if _function(call) in _CONTEXT]
-    if not calls:
-        return sql
     filled = tree.copy()
-    for call in list(filled.find_all(exp.Func)):
-        if _function(call) in _CONTEXT:
-            value = _CONTEXT[_function(call)](context)
-            call.replace(exp.Null() if value is None else exp.Literal.string(value))
-    return str(filled.sql("snowflake"))
+    calls = [call for call in filled.find_all(exp.Func) if _function(call) in _CONTEXT]
+    for call in calls:
+        value = _CONTEXT[_function(call)](context)
+        call.replace(exp.Null() if value is None else exp.Literal.string(value))
+    return str(filled.sql("snowflake")) if calls else sql
 
 
 def _function(call: exp.Func) -> str:
@@ -153,12 +144,25 @@ def labels(tree: exp.Expr) -> list[str] | None:
     """
     if not isinstance(tree, exp.Query) or tree.is_star:
         return None
-    return [
-        ""
-        if isinstance(projection, exp.Alias | exp.Column)
-        else projection.sql("snowflake").upper()
-        for projection in tree.selects
-    ]
+    named = (exp.Alias, exp.Column)
+    return ["" if isinstance(p, named) else p.sql("snowflake").upper() for p in tree.selects]
+
+
+_Make = Callable[[str], ProgrammingError]
+_TRANSLATED: tuple[tuple[type[Exception], str, _Make], ...] = (
+    (duckdb.BinderException, r'Referenced column "(.*?)" not found', errors.invalid_identifier),
+    (
+        duckdb.BinderException,
+        r'Catalog "(.*?)" does not exist',
+        partial(errors.does_not_exist, "Database"),
+    ),
+    (
+        duckdb.CatalogException,
+        r"Table with name (.*?) does not exist",
+        partial(errors.does_not_exist, "Object"),
+    ),
+)
+"""DuckDB's error, a pattern of its text, and what makes Snowflake's error."""
 
 
 def translate(error: Exception) -> ProgrammingError:
@@ -167,18 +171,9 @@ def translate(error: Exception) -> ProgrammingError:
     if isinstance(cause, duckdb.InterruptException):
         return errors.canceled()
     message = str(cause or error).split("\n")[0]
-    if isinstance(cause, duckdb.BinderException) and (
-        match := re.search(r'Referenced column "(.*?)" not found', message)
-    ):
-        return errors.invalid_identifier(match[1])
-    if isinstance(cause, duckdb.BinderException) and (
-        match := re.search(r'Catalog "(.*?)" does not exist', message)
-    ):
-        return errors.does_not_exist("Database", match[1])
-    if isinstance(cause, duckdb.CatalogException) and (
-        match := re.search(r"Table with name (.*?) does not exist", message)
-    ):
-        return errors.does_not_exist("Object", match[1])
+    for kind, pattern, make in _TRANSLATED:
+        if isinstance(cause, kind) and (match := re.search(pattern, message)):
+            return make(match[1])
     if isinstance(cause, NotImplementedError):
         return errors.unsupported(message)
     if isinstance(error, ProgrammingError):

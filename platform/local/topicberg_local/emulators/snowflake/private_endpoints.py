@@ -23,8 +23,7 @@ def call_provision(account: Account, context: Context, stream: Stream) -> str:
 
     :raises ProgrammingError: the role may not, the arguments are wrong, or the endpoint exists
     """
-    stream.expect("(")
-    texts = stream.strings()
+    texts = stream.many(stream.string)
     if context.role != _ADMIN:
         raise errors.invalid_request(f"{PROVISION} needs the role {_ADMIN}.")
     if len(texts) != 2 or not texts[0].startswith("com.amazonaws."):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+T = TypeVar("T")
 
 
 class ColumnType(TypedDict):
@@ -35,24 +37,23 @@ class ColumnType(TypedDict):
 def column(
     name: str,
     kind: str,
-    *,
     precision: int | None = None,
     scale: int | None = None,
     length: int | None = None,
 ) -> ColumnType:
-    return ColumnType(
-        name=name,
-        database="",
-        schema="",
-        table="",
-        nullable=True,
-        type=kind,
-        byteLength=length,
-        length=length,
-        scale=scale,
-        precision=precision,
-        collation=None,
-    )
+    return {
+        "name": name,
+        "database": "",
+        "schema": "",
+        "table": "",
+        "nullable": True,
+        "type": kind,
+        "byteLength": length,
+        "length": length,
+        "scale": scale,
+        "precision": precision,
+        "collation": None,
+    }
 
 
 def text_column(name: str) -> ColumnType:
@@ -68,17 +69,20 @@ class Rows:
     statement_type: int = 0
 
     @staticmethod
-    def of(
-        names: Iterable[str], rows: Iterable[Sequence[Any]], *, times: Sequence[str] = ()
-    ) -> Rows:
-        """Columns of text, and of time where ``times`` names them (seconds since 1970)."""
-        columns = [
-            column(name, "timestamp_ltz", precision=0, scale=3)
-            if name in times
-            else text_column(name)
-            for name in names
-        ]
+    def of(names: Iterable[str], rows: Iterable[Sequence[Any]]) -> Rows:
+        """Columns of text, and ``created_on`` of time (seconds since 1970)."""
+        time = column("created_on", "timestamp_ltz", precision=0, scale=3)
+        columns = [time if name == "created_on" else text_column(name) for name in names]
         return Rows(columns, list(rows))
+
+    @staticmethod
+    def shown(objects: Iterable[T], columns: Mapping[str, Any]) -> Rows:
+        """A row for each object.
+
+        :param columns: name → value, or the function of the object that returns it
+        """
+        values = [value if callable(value) else _always(value) for value in columns.values()]
+        return Rows.of(columns, [[value(shown) for value in values] for shown in objects])
 
     @staticmethod
     def status(message: str) -> Rows:
@@ -93,11 +97,15 @@ class Rows:
         }
 
 
+def _always(value: Any) -> Callable[[object], Any]:
+    return lambda _: value
+
+
 def _as_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     return f"{value:.3f}" if isinstance(value, float) else str(value)  # a time has its scale
 
 
@@ -106,10 +114,7 @@ def arrow_payload(table: pa.Table, semi_structured: set[int]) -> dict[str, Any]:
 
     :param semi_structured: positions of columns whose text is JSON, to be seen as VARIANT
     """
-    described = [
-        _describe(field_, position in semi_structured)
-        for position, field_ in enumerate(table.schema)
-    ]
+    described = [_describe(f, i in semi_structured) for i, f in enumerate(table.schema)]
     payload = {"rowtype": described, "total": table.num_rows, "queryResultFormat": "arrow"}
     if table.num_rows == 0:
         return payload | {"rowsetBase64": ""}
@@ -138,25 +143,30 @@ def arrow_payload(table: pa.Table, semi_structured: set[int]) -> dict[str, Any]:
 
 def _describe(field_: pa.Field, semi_structured: bool) -> ColumnType:
     name, kind = field_.name, field_.type
-    if semi_structured or pa.types.is_nested(kind):
+    if semi_structured:
         return column(name, "variant")
-    if pa.types.is_boolean(kind):
-        return column(name, "boolean")
-    if pa.types.is_integer(kind) or pa.types.is_null(kind):
-        return column(name, "fixed", precision=38, scale=0)
     if pa.types.is_decimal(kind):
-        return column(name, "fixed", precision=kind.precision, scale=kind.scale)
-    if pa.types.is_floating(kind):
-        return column(name, "real")
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return column(name, "binary", length=8_388_608)
-    if pa.types.is_date(kind):
-        return column(name, "date")
-    if pa.types.is_time(kind):
-        return column(name, "time", precision=0, scale=9)
+        return column(name, "fixed", kind.precision, kind.scale)
     if pa.types.is_timestamp(kind):
-        return column(name, "timestamp_ltz" if kind.tz else "timestamp_ntz", precision=0, scale=9)
+        return column(name, "timestamp_ltz" if kind.tz else "timestamp_ntz", 0, 9)
+    for is_kind, *described in _DESCRIBED:
+        if is_kind(kind):
+            return column(name, *described)
     return text_column(name)
+
+
+_DESCRIBED: tuple[tuple[Any, ...], ...] = (
+    (pa.types.is_nested, "variant"),
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_integer, "fixed", 38, 0),
+    (pa.types.is_null, "fixed", 38, 0),
+    (pa.types.is_floating, "real"),
+    (pa.types.is_binary, "binary", None, None, 8_388_608),
+    (pa.types.is_large_binary, "binary", None, None, 8_388_608),
+    (pa.types.is_date, "date"),
+    (pa.types.is_time, "time", 0, 9),
+)
+"""Whether an Arrow type is of a kind, and the arguments of :func:`column` for it."""
 
 
 def _physical(array: pa.Array) -> pa.Array:

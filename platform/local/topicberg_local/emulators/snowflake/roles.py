@@ -15,6 +15,7 @@ from typing import Any
 
 from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import (
+    CREATED,
     DONE,
     GRANT,
     INTEGRATION,
@@ -26,11 +27,13 @@ from topicberg_local.emulators.snowflake.account import (
     WAREHOUSE,
     Account,
     Context,
-    chosen,
     create,
     forget_grantee,
+    grants,
     remove,
     resolve,
+    show,
+    value_of,
 )
 from topicberg_local.emulators.snowflake.privileges import SYSTEM_ROLES, holds
 from topicberg_local.emulators.snowflake.results import Rows
@@ -148,9 +151,8 @@ def parse_grant(stream: Stream) -> Statement | None:
     GRANTEE and GRANT_OPTION; ``name`` is the role that is granted.
     """
     verb = stream.peek().value
-    if stream.peek().kind != "word" or verb not in ("GRANT", "REVOKE"):
+    if not stream.take("GRANT") and not stream.take("REVOKE"):
         return None
-    stream.advance()
     statement = Statement(verb, "GRANT")
     if verb == "REVOKE" and stream.take("GRANT", "OPTION", "FOR"):
         raise errors.unsupported("REVOKE GRANT OPTION FOR")
@@ -171,26 +173,24 @@ def parse_grant(stream: Stream) -> Statement | None:
         properties["GRANT_OPTION"] = stream.take("WITH", "GRANT", "OPTION")
     else:
         stream.take("CASCADE") or stream.take("RESTRICT")
-    stream.end()
     statement.properties = properties
     return statement
 
 
 def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
-    privileges: list[str] = []
-    while not privileges or stream.take(","):
+    def read() -> str:
         words = [stream.word()]
         while stream.peek().kind == "word" and not stream.at("ON"):
             words.append(stream.word())
-        privileges.append(" ".join(words))
+        return " ".join(words)
+
+    privileges = stream.many(read)
     stream.expect("ON")
-    for scope in ("ALL", "FUTURE"):
-        if stream.at(scope):
-            raise errors.unsupported(f"{verb} … ON {scope} …")
-    for kind in _GRANTED_ON:
+    if stream.at("ALL") or stream.at("FUTURE"):
+        raise errors.unsupported(f"{verb} … ON {stream.peek().value} …")
+    for kind, known in _GRANTED_ON.items():
         if stream.take(*kind.split()):
-            unknown = set(privileges) - _GRANTED_ON[kind] - {"ALL", "ALL PRIVILEGES"}
-            if unknown:
+            if unknown := set(privileges) - known - {"ALL", "ALL PRIVILEGES"}:
                 raise errors.invalid_privilege(min(unknown), kind)
             name = () if kind == "ACCOUNT" else stream.name(3)
             return {"PRIVILEGES": privileges, "ON": kind, "OBJECT": name}
@@ -203,9 +203,7 @@ def parse_show_grants(stream: Stream) -> Statement | None:
         return None
     for action in ("TO", "OF"):
         if stream.take(action, "ROLE"):
-            statement = Statement("SHOW", "GRANT", stream.name(), action=action)
-            stream.end()
-            return statement
+            return Statement("SHOW", "GRANT", stream.name(), action=action)
     raise errors.unsupported(f"SHOW GRANTS {stream.peek().text}")
 
 
@@ -213,18 +211,14 @@ def parse_use(stream: Stream) -> Statement | None:
     """USE [ROLE | WAREHOUSE | SECONDARY ROLES | DATABASE | SCHEMA] name."""
     if not stream.take("USE"):
         return None
-    statement = Statement("USE", "SCHEMA")
     if stream.take("SECONDARY", "ROLES"):
-        statement.kind = "SECONDARY ROLES"
-        statement.name = (stream.choice("SECONDARY ROLES", ("ALL", "NONE")),)
-    elif any(stream.at(kind) for kind in ("SCHEMA", "DATABASE", "ROLE", "WAREHOUSE")):
-        statement.kind = stream.word()
-        statement.name = stream.name(2 if statement.kind == "SCHEMA" else 1)
-    else:
-        statement.name = stream.name(2)
-        statement.kind = "SCHEMA" if len(statement.name) == 2 else "DATABASE"
-    stream.end()
-    return statement
+        kind = "SECONDARY ROLES"
+        return Statement("USE", kind, (stream.choice(kind, ("ALL", "NONE")),))
+    for kind, parts in (("SCHEMA", 2), ("DATABASE", 1), ("ROLE", 1), ("WAREHOUSE", 1)):
+        if stream.take(kind):
+            return Statement("USE", kind, stream.name(parts))
+    name = stream.name(2)
+    return Statement("USE", "SCHEMA" if len(name) == 2 else "DATABASE", name)
 
 
 def create_role(account: Account, context: Context, statement: Statement) -> Rows:
@@ -242,39 +236,23 @@ def drop_role(account: Account, _context: Context, statement: Statement) -> Rows
 def show_roles(account: Account, context: Context, statement: Statement) -> Rows:
     system = [Stored(ROLE, (name,), {}, 0.0) for name in SYSTEM_ROLES]
     roles = sorted([*system, *account.store.all(ROLE)], key=lambda role: role.name)
-    grants = [g.properties for g in account.store.all(GRANT) if g.properties["ON"] == "ROLE"]
-    names = (
-        "created_on",
-        "name",
-        "is_default",
-        "is_current",
-        "is_inherited",
-        "assigned_to_users",
-        "granted_to_roles",
-        "granted_roles",
-        "owner",
-        "comment",
-    )
-    rows = []
-    for role in chosen(statement, roles):
-        given = [g for g in grants if g["OBJECT"] == [*role.name]]
-        grantees = sum(g["GRANTEE"] == role.name[0] for g in grants)
-        current = "Y" if role.name[0] == context.role else "N"
-        rows.append(
-            (
-                role.created,
-                role.name[0],
-                "N",
-                current,
-                "N",
-                sum(g["TO"] == "USER" for g in given),
-                sum(g["TO"] == "ROLE" for g in given),
-                grantees,
-                role.properties.get(OWNER, ""),
-                role.properties.get("COMMENT", ""),
-            )
-        )
-    return Rows.of(names, rows, times=("created_on",))
+
+    def granted(**properties: Any) -> int:
+        return len(grants(account, ON="ROLE", **properties))
+
+    columns = {
+        **CREATED,
+        "name": lambda role: role.name[0],
+        "is_default": "N",
+        "is_current": lambda role: "Y" if role.name[0] == context.role else "N",
+        "is_inherited": "N",
+        "assigned_to_users": lambda role: granted(OBJECT=[*role.name], TO="USER"),
+        "granted_to_roles": lambda role: granted(OBJECT=[*role.name], TO="ROLE"),
+        "granted_roles": lambda role: granted(GRANTEE=role.name[0]),
+        "owner": value_of(OWNER),
+        "comment": value_of("COMMENT"),
+    }
+    return show(statement, roles, columns)
 
 
 def create_warehouse(account: Account, context: Context, statement: Statement) -> Rows:
@@ -291,44 +269,24 @@ def drop_warehouse(account: Account, context: Context, statement: Statement) -> 
 
 
 def show_warehouses(account: Account, context: Context, statement: Statement) -> Rows:
-    names = (
-        "name",
-        "state",
-        "type",
-        "size",
-        "min_cluster_count",
-        "max_cluster_count",
-        "is_default",
-        "is_current",
-        "auto_suspend",
-        "auto_resume",
-        "created_on",
-        "owner",
-        "comment",
-        "scaling_policy",
-    )
-    rows = []
-    for warehouse in chosen(statement, account.store.all(WAREHOUSE)):
-        value = warehouse.properties.get
-        rows.append(
-            (
-                warehouse.name[0],
-                "SUSPENDED" if value("INITIALLY_SUSPENDED") else "STARTED",
-                value("WAREHOUSE_TYPE", "STANDARD"),
-                value("WAREHOUSE_SIZE", "X-Small"),
-                value("MIN_CLUSTER_COUNT", 1),
-                value("MAX_CLUSTER_COUNT", 1),
-                "N",
-                "Y" if warehouse.name[0] == context.warehouse else "N",
-                value("AUTO_SUSPEND", 600),
-                value("AUTO_RESUME", True),
-                warehouse.created,
-                value(OWNER, "SYSADMIN"),
-                value("COMMENT", ""),
-                value("SCALING_POLICY", "STANDARD"),
-            )
-        )
-    return Rows.of(names, rows, times=("created_on",))
+    suspended = value_of("INITIALLY_SUSPENDED")
+    columns = {
+        "name": lambda warehouse: warehouse.name[0],
+        "state": lambda warehouse: "SUSPENDED" if suspended(warehouse) else "STARTED",
+        "type": value_of("WAREHOUSE_TYPE", "STANDARD"),
+        "size": value_of("WAREHOUSE_SIZE", "X-Small"),
+        "min_cluster_count": value_of("MIN_CLUSTER_COUNT", 1),
+        "max_cluster_count": value_of("MAX_CLUSTER_COUNT", 1),
+        "is_default": "N",
+        "is_current": lambda warehouse: "Y" if warehouse.name[0] == context.warehouse else "N",
+        "auto_suspend": value_of("AUTO_SUSPEND", 600),
+        "auto_resume": value_of("AUTO_RESUME", True),
+        "created_on": lambda warehouse: warehouse.created,
+        "owner": value_of(OWNER, "SYSADMIN"),
+        "comment": value_of("COMMENT"),
+        "scaling_policy": value_of("SCALING_POLICY", "STANDARD"),
+    }
+    return show(statement, account.store.all(WAREHOUSE), columns)
 
 
 def _require_role(account: Account, name: str) -> None:
@@ -339,38 +297,18 @@ def _require_role(account: Account, name: str) -> None:
 def _grants(account: Account, context: Context, statement: Statement) -> list[Stored]:
     """The grants that a statement makes or takes back, one for each privilege."""
     properties = statement.properties
-    grantee = properties["GRANTEE"]
-    if properties["TO"] == "USER":
-        _require_user(account, context, grantee)
-    else:
-        _require_role(account, grantee)
+    to, grantee = properties["TO"], properties["GRANTEE"]
+    _require_object(account, context, to, (grantee,))
+    on, name, privileges = properties["ON"], properties["OBJECT"], properties["PRIVILEGES"]
     if statement.name:
-        _require_role(account, statement.name[0])
-        on, thing, privileges = "ROLE", statement.name, ["USAGE"]
-    else:
-        on, privileges = properties["ON"], properties["PRIVILEGES"]
-        thing = _require_object(account, context, on, properties["OBJECT"])
+        on, name, privileges = "ROLE", statement.name, ["USAGE"]
+    thing = _require_object(account, context, on, name)
+    common = {"ON": on, "OBJECT": list(thing), "TO": to, "GRANTEE": grantee}
+    common |= {"GRANT_OPTION": properties["GRANT_OPTION"], "GRANTED_BY": context.role}
     return [
-        Stored(
-            GRANT,
-            (properties["TO"], grantee, privilege.removesuffix(" PRIVILEGES"), on, *thing),
-            {
-                "PRIVILEGE": privilege.removesuffix(" PRIVILEGES"),
-                "ON": on,
-                "OBJECT": list(thing),
-                "TO": properties["TO"],
-                "GRANTEE": grantee,
-                "GRANT_OPTION": properties["GRANT_OPTION"],
-                "GRANTED_BY": context.role,
-            },
-        )
-        for privilege in privileges
+        Stored(GRANT, (to, grantee, privilege, on, *thing), {"PRIVILEGE": privilege, **common})
+        for privilege in (granted.removesuffix(" PRIVILEGES") for granted in privileges)
     ]
-
-
-def _require_user(account: Account, context: Context, name: str) -> None:
-    if name != context.user:
-        account.require(USER, (name,))
 
 
 def _require_object(account: Account, context: Context, on: str, name: Name) -> Name:
@@ -378,16 +316,15 @@ def _require_object(account: Account, context: Context, on: str, name: Name) -> 
 
     :raises ProgrammingError: there is no such object
     """
-    if on == "ACCOUNT":
-        return ()
-    if on == "USER":
-        _require_user(account, context, name[0])
-        return name
-    if on in ("WAREHOUSE", VOLUME, "INTEGRATION"):
+    if on == "ROLE":
+        _require_role(account, name[0])
+    elif on == "USER" and name != (context.user,):
+        account.require(USER, name)
+    elif on in ("WAREHOUSE", VOLUME, "INTEGRATION"):
         account.require(INTEGRATION if on == "INTEGRATION" else on, name)
-        return name
-    if on == "DATABASE":
+    elif on == "DATABASE":
         account.require_database(name[0])
+    if on in ("ACCOUNT", "ROLE", "USER", "WAREHOUSE", VOLUME, "INTEGRATION", "DATABASE"):
         return name
     if on == "SCHEMA":
         full = resolve((*name, ""), context, "GRANT")[:2]
@@ -412,9 +349,8 @@ def grant(account: Account, context: Context, statement: Statement) -> Rows:
 
 def revoke(account: Account, context: Context, statement: Statement) -> Rows:
     with account.store.lock:
-        account.store.delete(
-            GRANT, [revoked.name for revoked in _grants(account, context, statement)]
-        )
+        revoked = _grants(account, context, statement)
+        account.store.delete(GRANT, [grant.name for grant in revoked])
     return Rows.status(DONE)
 
 
@@ -422,41 +358,21 @@ def show_grants(account: Account, _context: Context, statement: Statement) -> Ro
     """SHOW GRANTS TO ROLE: what the role has; OF ROLE: who has the role."""
     (role,) = statement.name
     _require_role(account, role)
-    grants = [(g.created, g.properties) for g in account.store.all(GRANT)]
-    columns: tuple[str, ...]
+    grantee = {"granted_to": value_of("TO"), "grantee_name": value_of("GRANTEE")}
+    by = {"granted_by": value_of("GRANTED_BY")}
     if statement.action == "OF":
-        columns = ("created_on", "role", "granted_to", "grantee_name", "granted_by")
-        rows: list[Any] = [
-            (created, role, p["TO"], p["GRANTEE"], p["GRANTED_BY"])
-            for created, p in grants
-            if p["ON"] == "ROLE" and p["OBJECT"] == [role]
-        ]
-        return Rows.of(columns, rows, times=("created_on",))
-    columns = (
-        "created_on",
-        "privilege",
-        "granted_on",
-        "name",
-        "granted_to",
-        "grantee_name",
-        "grant_option",
-        "granted_by",
-    )
-    rows = [
-        (
-            created,
-            p["PRIVILEGE"],
-            p["ON"].replace(" ", "_"),
-            display(tuple(p["OBJECT"])),
-            p["TO"],
-            p["GRANTEE"],
-            p["GRANT_OPTION"],
-            p["GRANTED_BY"],
-        )
-        for created, p in grants
-        if p["TO"] == "ROLE" and p["GRANTEE"] == role
-    ]
-    return Rows.of(columns, rows, times=("created_on",))
+        granted = grants(account, ON="ROLE", OBJECT=[role])
+        return show(statement, granted, {**CREATED, "role": role, **grantee, **by})
+    columns = {
+        **CREATED,
+        "privilege": value_of("PRIVILEGE"),
+        "granted_on": lambda grant: grant.properties["ON"].replace(" ", "_"),
+        "name": lambda grant: display(tuple(grant.properties["OBJECT"])),
+        **grantee,
+        "grant_option": value_of("GRANT_OPTION"),
+        **by,
+    }
+    return show(statement, grants(account, TO="ROLE", GRANTEE=role), columns)
 
 
 def use(account: Account, context: Context, statement: Statement) -> Rows:

@@ -12,6 +12,7 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fakesnow.converter import from_binding
@@ -47,24 +48,22 @@ class Server:
     """The endpoints, over one account."""
 
     def __init__(self, account: Account, logins: Logins) -> None:
-        self._account = account
-        self._logins = logins
+        self._account, self._logins = account, logins
         self._sessions: dict[str, Session] = {}
 
     def application(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/session/v1/login-request", self.log_in, methods=["POST"]),
-                Route("/session", self.log_out, methods=["POST"]),
-                Route("/session/heartbeat", self.heartbeat, methods=["POST"]),
-                Route("/session/token-request", self.renew, methods=["POST"]),
-                Route("/queries/v1/query-request", self.query, methods=["POST"]),
-                Route("/queries/v1/abort-request", self.abort, methods=["POST"]),
-                Route("/telemetry/send", _accept, methods=["POST"]),
-                Route("/health", _accept, methods=["GET"]),
-            ],
-            middleware=[Middleware(GuardMiddleware, Guard())],
-        )
+        posts: dict[str, Callable[[Request], Awaitable[JSONResponse]]] = {
+            "/session/v1/login-request": self.log_in,
+            "/session": self.log_out,
+            "/session/heartbeat": self.heartbeat,
+            "/session/token-request": self.renew,
+            "/queries/v1/query-request": self.query,
+            "/queries/v1/abort-request": self.abort,
+            "/telemetry/send": _accept,
+        }
+        routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
+        routes.append(Route("/health", _accept, methods=["GET"]))
+        return Starlette(routes=routes, middleware=[Middleware(GuardMiddleware, Guard())])
 
     def interrupt(self) -> None:
         """Cancel every running statement."""
@@ -93,25 +92,22 @@ class Server:
         self._forget_idle()
         self._sessions[token] = session
         context = session.context
-        return JSONResponse(
+        return _success(
             {
-                "data": {
-                    "token": token,
-                    "masterToken": token,
-                    "validityInSeconds": 3600,
-                    "masterValidityInSeconds": 14400,
-                    "displayUserName": context.user,
-                    "serverVersion": SERVER_VERSION,
-                    "sessionId": len(self._sessions),
-                    "parameters": _PARAMETERS,
-                    "sessionInfo": {
-                        "databaseName": context.database,
-                        "schemaName": context.schema,
-                        "warehouseName": context.warehouse,
-                        "roleName": context.role,
-                    },
+                "token": token,
+                "masterToken": token,
+                "validityInSeconds": 3600,
+                "masterValidityInSeconds": 14400,
+                "displayUserName": context.user,
+                "serverVersion": SERVER_VERSION,
+                "sessionId": len(self._sessions),
+                "parameters": _PARAMETERS,
+                "sessionInfo": {
+                    "databaseName": context.database,
+                    "schemaName": context.schema,
+                    "warehouseName": context.warehouse,
+                    "roleName": context.role,
                 },
-                "success": True,
             }
         )
 
@@ -130,8 +126,7 @@ class Server:
         return Session(self._account, context)
 
     async def log_out(self, request: Request) -> JSONResponse:
-        session = self._sessions.pop(_token(request), None)
-        if session is None:
+        if (session := self._sessions.pop(_token(request), None)) is None:
             return _gone()
         await run_in_threadpool(session.close)
         return await _accept(request)
@@ -140,8 +135,7 @@ class Server:
         return await _accept(request) if _token(request) in self._sessions else _gone()
 
     async def abort(self, request: Request) -> JSONResponse:
-        session = self._sessions.get(_token(request))
-        if session is None:
+        if (session := self._sessions.get(_token(request))) is None:
             return _gone()
         session.interrupt()
         return await _accept(request)
@@ -150,23 +144,20 @@ class Server:
         token = _token(request)
         if token not in self._sessions:
             return _gone()
-        data = {"sessionToken": token, "masterToken": token, "validityInSecondsST": 3600}
-        return JSONResponse({"data": data, "success": True})
+        return _success({"sessionToken": token, "masterToken": token, "validityInSecondsST": 3600})
 
     async def query(self, request: Request) -> JSONResponse:
-        session = self._sessions.get(_token(request))
-        if session is None:
+        if (session := self._sessions.get(_token(request))) is None:
             return _gone()
         body = await _body(request)
         try:
             return await run_in_threadpool(_run, session, body)
         except ProgrammingError as error:
-            data = {"errorCode": f"{error.errno:06d}", "sqlState": error.sqlstate}
-            return _failure(f"{error.errno:06d}", str(error.raw_msg), data)
+            code, state, message = f"{error.errno:06d}", error.sqlstate, str(error.raw_msg)
         except Exception as error:
             logger.exception("a statement failed unexpectedly")
-            data = {"errorCode": "000603", "sqlState": "XX000"}
-            return _failure("000603", f"SQL execution internal error: {error!r}", data)
+            code, state, message = "000603", "XX000", f"SQL execution internal error: {error!r}"
+        return _failure(code, message, {"errorCode": code, "sqlState": state})
 
 
 def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
@@ -178,24 +169,20 @@ def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
     if any(isinstance(binding["value"], list) for binding in bindings.values()):
         raise unsupported("one statement over many rows (executemany)")
     values = tuple(from_binding(bindings[str(i)]) for i in range(1, len(bindings) + 1))
-    response = session.execute(sql, values or None)
-    context = session.context
-    return JSONResponse(
+    response, context = session.execute(sql, values or None), session.context
+    return _success(
         {
-            "data": {
-                "parameters": _PARAMETERS,
-                "queryId": response.query_id,
-                "statementTypeId": response.statement_type,
-                "returned": response.payload["total"],
-                "finalDatabaseName": context.database,
-                "finalSchemaName": context.schema,
-                "finalWarehouseName": context.warehouse,
-                "finalRoleName": context.role,
-                "numberOfBinds": len(bindings),
-                "arrayBindSupported": False,
-                **response.payload,
-            },
-            "success": True,
+            "parameters": _PARAMETERS,
+            "queryId": response.query_id,
+            "statementTypeId": response.statement_type,
+            "returned": response.payload["total"],
+            "finalDatabaseName": context.database,
+            "finalSchemaName": context.schema,
+            "finalWarehouseName": context.warehouse,
+            "finalRoleName": context.role,
+            "numberOfBinds": len(bindings),
+            "arrayBindSupported": False,
+            **response.payload,
         }
     )
 
@@ -227,5 +214,9 @@ def _failure(code: str, message: str, data: dict[str, Any] | None = None) -> JSO
     return JSONResponse({"data": data, "code": code, "message": message, "success": False})
 
 
+def _success(data: dict[str, Any] | None) -> JSONResponse:
+    return JSONResponse({"data": data, "code": None, "message": None, "success": True})
+
+
 async def _accept(_request: Request) -> JSONResponse:
-    return JSONResponse({"data": None, "code": None, "message": None, "success": True})
+    return _success(None)

@@ -21,6 +21,7 @@ from snowflake.connector.errors import Error, ProgrammingError
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import commands, pass_through
 from topicberg_local.emulators.snowflake.account import TABLE, Account, Context, resolve
 from topicberg_local.emulators.snowflake.errors import already_exists, does_not_exist, read_only
@@ -44,10 +45,8 @@ class Session:
     """:param context: user, role, and what the login chose"""
 
     def __init__(self, account: Account, context: Context) -> None:
-        self.account = account
-        self.context = context
-        self.last_used = time.monotonic()
-        self._lock = threading.Lock()
+        self.account, self.context = account, context
+        self.last_used, self._lock = time.monotonic(), threading.Lock()
         self._connection = FakeSnowflakeConnection(
             account.engine.cursor(),
             account.engine.results_cache,
@@ -79,16 +78,13 @@ class Session:
                 raise pass_through.translate(error) from error
 
     def _execute(self, sql: str, parameters: tuple[Any, ...] | None) -> StatementResult:
-        statement = commands.parse(sql)
-        if statement is not None:
+        if statement := commands.parse(sql):
             return self._command(statement)
-        called = commands.call_system_function(self.account, self.context, sql)
-        if called is not None:
+        if called := commands.call_system_function(self.account, self.context, sql):
             column, value = called
             return _answer(Rows([text_column(column)], [(value,)]), 0)
         tree = pass_through.parse(sql)
-        command = self._on_iceberg_table(tree)
-        if command is not None:
+        if command := self._on_iceberg_table(tree):
             return self._command(command)
         self._check_tables(tree)
         return self._pass_on(sql, parameters, tree)
@@ -118,9 +114,8 @@ class Session:
             raise already_exists(display(name))
         if kind != "TABLE":
             raise does_not_exist(kind.capitalize(), display(name))
-        if isinstance(tree, exp.Drop):
-            return Statement("DROP", TABLE, name, if_exists=bool(tree.args.get("exists")))
-        return Statement("DESCRIBE", TABLE, name)
+        verb = "DROP" if isinstance(tree, exp.Drop) else "DESCRIBE"
+        return Statement(verb, TABLE, name, if_exists=bool(tree.args.get("exists")))
 
     def _check_tables(self, tree: exp.Expr) -> None:
         """
@@ -182,18 +177,13 @@ class Session:
         connection, context, engine = self._connection, self.context, self.account.engine
         if context.database not in engine.databases():
             context.database = context.schema = None
-        elif context.schema is not None and not engine.has_schema(
-            str(context.database), context.schema
-        ):
+        elif not engine.has_schema(str(context.database), context.schema or ""):
             context.schema = None
         connection.database, connection._schema = context.database, context.schema
         connection.database_set = context.database is not None
         connection.schema_set = context.schema is not None
-        if context.database is None:
-            connection._duck_conn.execute("USE memory.main")
-        else:
-            schema = (context.schema or "main").replace('"', '""')
-            connection._duck_conn.execute(f'USE {context.database}."{schema}"')
+        schema = quote(context.schema or "main")
+        connection._duck_conn.execute(f"USE {context.database or 'memory'}.{schema}")
 
 
 def _answer(rows: Rows, statement_type: int) -> StatementResult:

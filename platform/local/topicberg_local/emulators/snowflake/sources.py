@@ -8,12 +8,12 @@ import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.snowflake.errors import catalog_failure
 
-_TIMEOUT_SECONDS = 10
 FAILURES = (BotoCoreError, ClientError)
 """Of requests to AWS and to the object store."""
 
@@ -33,20 +33,14 @@ class Sources:
         with self._lock:
             if service not in self._clients:
                 import boto3
-                from botocore.config import Config
 
-                variable = "TOPICBERG_S3_ENDPOINT" if service == "s3" else "TOPICBERG_AWS_ENDPOINT"
                 # Boto's default session keeps the credentials of whoever used it first.
                 make: Any = boto3.Session().client
+                address = os.environ[f"TOPICBERG_{'S3' if service == 's3' else 'AWS'}_ENDPOINT"]
+                retries = {"total_max_attempts": 2}
+                config = Config(connect_timeout=10, read_timeout=10, retries=retries)
                 self._clients[service] = make(
-                    service,
-                    region_name=region(),
-                    endpoint_url=os.environ[variable],
-                    config=Config(
-                        connect_timeout=_TIMEOUT_SECONDS,
-                        read_timeout=_TIMEOUT_SECONDS,
-                        retries={"total_max_attempts": 2},
-                    ),
+                    service, region_name=region(), endpoint_url=address, config=config
                 )
             return self._clients[service]
 
@@ -129,10 +123,9 @@ class Sources:
             resources = self._client("lakeformation").list_resources()["ResourceInfoList"]
         except FAILURES as error:
             return f"AWS Lake Formation does not answer: {error}"
-        for resource in resources:
-            base = resource["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/")
-            if f"{bucket}/{key}".startswith(f"{base}/"):
-                return None
+        bases = (one["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/") for one in resources)
+        if any(f"{bucket}/{key}".startswith(f"{base}/") for base in bases):
+            return None
         return f"AWS Glue vends no credentials for '{url}': not registered with Lake Formation"
 
     def role_problem(
@@ -142,15 +135,8 @@ class Sources:
 
         Also when there is no such role: without `topicberg deploy` the local stack has none.
         """
-        return iam.problem(
-            self._client("iam"),
-            arn,
-            principal,
-            external_id,
-            *needs,
-            s3=self._client("s3"),
-            may_be_missing=True,
-        )
+        client, s3 = self._client("iam"), self._client("s3")
+        return iam.problem(client, arn, principal, external_id, *needs, s3=s3, may_be_missing=True)
 
     def check(self, base_url: str) -> dict[str, str]:
         """Whether objects there can be listed, read, written and deleted, as ``PASSED`` or the

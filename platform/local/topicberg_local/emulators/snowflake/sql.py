@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from topicberg_local.emulators.snowflake.errors import (
     duplicate_property,
@@ -25,6 +25,7 @@ from topicberg_local.emulators.snowflake.errors import (
     unsupported,
 )
 
+T = TypeVar("T")
 Name = tuple[str, ...]
 """A qualified name, each part as it is stored: upper case unless it was quoted."""
 
@@ -63,12 +64,8 @@ def display(name: Name) -> str:
 
 
 def tokenize(sql: str) -> Iterator[Token]:
-    position = 0
-    while position < len(sql):
-        match = _TOKEN.match(sql, position)
-        if match is None:  # pragma: no cover  a mark matches anything
-            break
-        text = match[0]
+    for match in _TOKEN.finditer(sql):  # a mark matches anything
+        text, position = match[0], match.start()
         match match.lastgroup:
             case "string":
                 yield Token("string", _ESCAPE.sub(_unescape, text[1:-1]), text, position)
@@ -80,7 +77,6 @@ def tokenize(sql: str) -> Iterator[Token]:
                 yield Token("word", text.upper(), text, position)
             case "number" | "mark" as kind:
                 yield Token(kind, text, text, position)
-        position = match.end()
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -115,10 +111,8 @@ class Stream:
 
     def find(self, *words: str) -> int | None:
         """How far ahead the first of these words is, wherever it is written; None: nowhere."""
-        for ahead, token in enumerate(self._tokens[self._next :]):
-            if token.kind == "word" and token.value in words:
-                return ahead
-        return None
+        ahead = enumerate(self._tokens[self._next :])
+        return next((n for n, t in ahead if t.kind == "word" and t.value in words), None)
 
     def advance(self) -> Token:
         token = self.peek()
@@ -127,16 +121,14 @@ class Stream:
 
     def at(self, *words: str) -> bool:
         """Whether exactly these words or marks come next."""
-        tokens = (self.peek(ahead) for ahead in range(len(words)))
-        return all(
-            t.kind in ("word", "mark") and t.value == w for t, w in zip(tokens, words, strict=True)
-        )
+        tokens = [self.peek(ahead) for ahead in range(len(words))]
+        are_plain = all(token.kind in ("word", "mark") for token in tokens)
+        return are_plain and [token.value for token in tokens] == [*words]
 
     def take(self, *words: str) -> bool:
-        if not self.at(*words):
-            return False
-        self._next += len(words)
-        return True
+        is_next = self.at(*words)
+        self._next += len(words) if is_next else 0
+        return is_next
 
     def expect(self, *words: str) -> None:
         for word in words:
@@ -153,57 +145,50 @@ class Stream:
         if self.peek().kind != "end":
             raise self.unexpected()
 
-    def word(self) -> str:
-        if self.peek().kind != "word":
+    def _value(self, *kinds: str) -> str:
+        if self.peek().kind not in kinds:
             raise self.unexpected()
         return self.advance().value
 
+    def word(self) -> str:
+        return self._value("word")
+
     def identifier(self) -> str:
-        if self.peek().kind not in ("word", "quoted"):
-            raise self.unexpected()
-        return self.advance().value
+        return self._value("word", "quoted")
 
     def name(self, parts: int = 1) -> Name:
         """A name of at most so many parts."""
-        found = [self.identifier()]
-        while len(found) < parts and self.take("."):
-            found.append(self.identifier())
-        return tuple(found)
+        names = [self.identifier()]
+        while len(names) < parts and self.take("."):
+            names.append(self.identifier())
+        return tuple(names)
 
-    def string(self) -> str:
-        if self.peek().kind != "string":
-            raise self.unexpected()
-        return self.advance().value
-
-    def strings(self) -> list[str]:
-        """Return one string, or several with commas between them."""
-        texts = [self.string()]
+    def many(self, read: Callable[[], T]) -> list[T]:
+        """Return what is read once, or several times with commas between."""
+        values = [read()]
         while self.take(","):
-            texts.append(self.string())
-        return texts
+            values.append(read())
+        return values
 
-    def reference(self) -> str:
+    def string(self, _option: str = "") -> str:
+        return self._value("string")
+
+    def reference(self, _option: str = "") -> str:
         """The name of an account object, bare or as a string: ``CATALOG = 'ci'``.
 
         Snowflake reads such a string as an identifier: ``'ci'`` is CI, ``'"ci"'`` is ci.
         """
         if self.peek().kind != "string":
             return self.identifier()
-        inner = Stream(self.peek().value)
         try:
-            name = inner.identifier()
-            inner.end()
+            (name,) = read_name(self.peek().value, 1)
         except Exception:
             raise self.unexpected() from None
         self.advance()
         return name
 
     def boolean(self, option: str) -> bool:
-        token = self.advance()
-        value = token.value.upper()
-        if token.kind not in ("word", "string") or value not in ("TRUE", "FALSE"):
-            raise invalid_value(token.value or token.text, option)
-        return value == "TRUE"
+        return self.choice(option, ("TRUE", "FALSE")) == "TRUE"
 
     def integer(self, option: str) -> int:
         token = self.advance()
@@ -216,6 +201,14 @@ class Stream:
         if token.kind not in ("word", "string") or token.value.upper() not in allowed:
             raise invalid_value(token.value or token.text, option)
         return token.value.upper()
+
+
+def read_name(text: str, parts: int) -> Name:
+    """Return a name of at most so many parts, which a text is."""
+    stream = Stream(text)
+    name = stream.name(parts)
+    stream.end()
+    return name
 
 
 Reader = Callable[[Stream, str], Any]
@@ -243,40 +236,23 @@ class Spec:
         while stream.peek().kind != "end" and not any(stream.at(word) for word in until):
             if properties and (commas or ")" in until):
                 stream.take(",")
-            token = stream.peek()
-            if token.kind not in ("word", "quoted"):
-                raise stream.unexpected()
-            name = token.value
+            name = stream.identifier()
             if name not in self.readers:
                 raise invalid_property(name, self.kind)
             if name in properties:
                 raise duplicate_property(name)
-            stream.advance()
             stream.expect("=")
             properties[name] = self.readers[name](stream, name)
         self.complete(properties)
         return properties
 
     def complete(self, properties: Properties) -> None:
-        missing = [name for name in self.required if name not in properties]
-        if missing:
+        if missing := [name for name in self.required if name not in properties]:
             raise missing_options(missing)
 
 
-def text(stream: Stream, _name: str) -> str:
-    return stream.string()
-
-
-def reference(stream: Stream, _name: str) -> str:
-    return stream.reference()
-
-
-def boolean(stream: Stream, name: str) -> bool:
-    return stream.boolean(name)
-
-
-def integer(stream: Stream, name: str) -> int:
-    return stream.integer(name)
+text, reference, boolean, integer = Stream.string, Stream.reference, Stream.boolean, Stream.integer
+"""Readers."""
 
 
 def choice(*allowed: str) -> Reader:
@@ -291,9 +267,8 @@ def listed(member: Reader, *, or_none: bool = False) -> Reader:
 
     def read(stream: Stream, name: str) -> list[Any]:
         stream.expect("(")
-        members = [] if or_none and stream.at(")") else [member(stream, name)]
-        while members and stream.take(","):
-            members.append(member(stream, name))
+        is_empty = or_none and stream.at(")")
+        members = [] if is_empty else stream.many(lambda: member(stream, name))
         stream.expect(")")
         return members
 
@@ -346,7 +321,7 @@ class Kind:
     parts: int = 1
     create: Tail | None = None
     alter: Tail | None = None
-    describe: Tail | None = None
+    describe: bool = False
     plural: str | None = None
     drop: bool = True
     in_account: bool = True
@@ -354,10 +329,6 @@ class Kind:
     @property
     def words(self) -> tuple[str, ...]:
         return tuple(self.name.split())
-
-
-def nothing(_stream: Stream, _statement: Statement) -> None:
-    """A tail that has to be empty."""
 
 
 def creates(spec: Spec, *, tags: str = "") -> Tail:
@@ -392,13 +363,11 @@ def alters(spec: Spec, *, unset: bool = False, refused: tuple[str, ...] = ()) ->
                 raise stream.unexpected()
         elif unset and stream.take("UNSET"):
             statement.action = word
-            names = [stream.word()]
-            while stream.take(",") or stream.peek().kind == "word":
-                names.append(stream.word())
-            for name in names:
+            while not statement.properties or stream.take(",") or stream.peek().kind == "word":
+                name = stream.word()
                 if name not in spec.readers:
                     raise invalid_property(name, spec.kind)
-            statement.properties = dict.fromkeys(names)
+                statement.properties[name] = None
         elif word in refused:
             raise unsupported(f"ALTER {statement.kind} … {word}")
         else:
@@ -408,14 +377,12 @@ def alters(spec: Spec, *, unset: bool = False, refused: tuple[str, ...] = ()) ->
 
 
 def parse_object_statement(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    """A statement on one of ``kinds``, or None when it is on none of them.
+    """A statement on one of ``kinds``, up to its end, or None when it is on none of them.
 
     :raises ProgrammingError: it is on one of them and wrong
     """
     for kind in kinds:
-        statement = _create(stream, kind) or _on_existing(stream, kind) or _show(stream, kind)
-        if statement is not None:
-            stream.end()
+        if statement := _create(stream, kind) or _on_existing(stream, kind) or _show(stream, kind):
             return statement
     return None
 
@@ -436,21 +403,20 @@ def _create(stream: Stream, kind: Kind) -> Statement | None:
 
 
 def _on_existing(stream: Stream, kind: Kind) -> Statement | None:
-    if kind.describe and (stream.take("DESC", *kind.words) or stream.take("DESCRIBE", *kind.words)):
-        statement = Statement("DESCRIBE", kind.name, stream.name(kind.parts))
-        kind.describe(stream, statement)
-        return statement
-    if kind.alter and stream.take("ALTER", *kind.words):
-        statement = Statement("ALTER", kind.name, if_exists=stream.take("IF", "EXISTS"))
-        statement.name = stream.name(kind.parts)
-        kind.alter(stream, statement)
-        return statement
-    if kind.drop and stream.take("DROP", *kind.words):
-        statement = Statement("DROP", kind.name, if_exists=stream.take("IF", "EXISTS"))
-        statement.name = stream.name(kind.parts)
-        if not kind.in_account:
-            stream.take("CASCADE") or stream.take("RESTRICT")
-        return statement
+    for word, verb, has_verb in (
+        ("DESC", "DESCRIBE", kind.describe),
+        ("DESCRIBE", "DESCRIBE", kind.describe),
+        ("ALTER", "ALTER", kind.alter),
+        ("DROP", "DROP", kind.drop),
+    ):
+        if has_verb and stream.take(word, *kind.words):
+            if_exists = verb != "DESCRIBE" and stream.take("IF", "EXISTS")
+            statement = Statement(verb, kind.name, stream.name(kind.parts), if_exists=if_exists)
+            if verb == "ALTER" and kind.alter:
+                kind.alter(stream, statement)
+            elif verb == "DROP" and not kind.in_account:
+                stream.take("CASCADE") or stream.take("RESTRICT")
+            return statement
     return None
 
 
@@ -470,7 +436,7 @@ def _show(stream: Stream, kind: Kind) -> Statement | None:
 def _scope(stream: Stream) -> tuple[str, Name]:
     if stream.take("ACCOUNT"):
         return "ACCOUNT", ()
-    if stream.take("DATABASE"):
-        return "DATABASE", stream.name() if stream.peek().kind in ("word", "quoted") else ()
-    stream.take("SCHEMA")
-    return "SCHEMA", stream.name(2) if stream.peek().kind in ("word", "quoted") else ()
+    kind, parts = ("DATABASE", 1) if stream.take("DATABASE") else ("SCHEMA", 2)
+    if kind == "SCHEMA":
+        stream.take("SCHEMA")
+    return kind, stream.name(parts) if stream.peek().kind in ("word", "quoted") else ()

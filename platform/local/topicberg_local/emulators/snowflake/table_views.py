@@ -13,12 +13,14 @@ import json
 from typing import Any
 
 from topicberg_local.emulators.snowflake.account import (
+    CREATED,
     OWNER,
     TABLE,
     Account,
     Context,
-    chosen,
     resolve,
+    show,
+    value_of,
 )
 from topicberg_local.emulators.snowflake.errors import no_current
 from topicberg_local.emulators.snowflake.iceberg import snowflake_type, source_type
@@ -27,86 +29,44 @@ from topicberg_local.emulators.snowflake.sql import Kind, Name, Statement
 from topicberg_local.emulators.snowflake.tables import load_metadata
 from topicberg_local.emulators.store import Stored
 
-_SHOW = (
-    "created_on",
-    "name",
-    "database_name",
-    "schema_name",
-    "owner",
-    "external_volume_name",
-    "catalog_name",
-    "iceberg_table_type",
-    "catalog_table_name",
-    "catalog_namespace",
-    "base_location",
-    "can_write_metadata",
-    "comment",
-    "name_mapping",
-    "owner_role_type",
-    "catalog_sync_name",
-    "auto_refresh_status",
-    "partition_specs",
-    "current_partition_spec_id",
-    "iceberg_table_format_version",
-)
-_DESCRIBE = (
-    "name",
-    "type",
-    "source iceberg type",
-    "kind",
-    "null?",
-    "default",
-    "primary key",
-    "unique key",
-    "check",
-    "expression",
-    "comment",
-    "policy name",
-    "privacy domain",
-    "name mapping",
-    "write default",
-)
-
 
 def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
-    prefix = scope(account, context, statement)
+    prefix = _scope(account, context, statement)
     tables = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
-    rows = [_show_row(account, table) for table in chosen(statement, tables)]
-    return Rows.of(_SHOW, rows, times=("created_on",))
+
+    def status(table: Stored) -> str:
+        # A discovered table that needs nothing may have no state, one that is not refreshed has
+        # none.
+        is_discovered = account.linked(table.name[0]) is not None
+        is_shown = table.properties["REFRESH_ERROR" if is_discovered else "AUTO_REFRESH"]
+        return _refresh_status(table) if is_shown else ""
+
+    columns = {
+        **CREATED,
+        "name": lambda table: table.name[2],
+        "database_name": lambda table: table.name[0],
+        "schema_name": lambda table: table.name[1],
+        "owner": value_of(OWNER, "SYSADMIN"),
+        "external_volume_name": value_of("EXTERNAL_VOLUME"),
+        "catalog_name": value_of("CATALOG"),
+        "iceberg_table_type": "UNMANAGED",
+        "catalog_table_name": value_of("CATALOG_TABLE_NAME"),
+        "catalog_namespace": value_of("CATALOG_NAMESPACE"),
+        "base_location": None,
+        "can_write_metadata": "Y",
+        "comment": value_of("COMMENT"),
+        "name_mapping": None,
+        "owner_role_type": "ROLE",
+        "catalog_sync_name": "",
+        "auto_refresh_status": status,
+        "partition_specs": lambda table: json.dumps(table.properties["PARTITION_SPECS"]),
+        "current_partition_spec_id": value_of("PARTITION_SPEC_ID"),
+        "iceberg_table_format_version": value_of("FORMAT_VERSION"),
+    }
+    return show(statement, tables, columns)
 
 
-def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
-    properties = table.properties
-    # A discovered table that needs nothing may have no state, one that is not refreshed has none.
-    is_discovered = account.linked(table.name[0]) is not None
-    is_shown = properties["REFRESH_ERROR"] if is_discovered else properties["AUTO_REFRESH"]
-    status = auto_refresh_status(account, table) if is_shown else ""
-    database, schema, name = table.name
-    return (
-        table.created,
-        name,
-        database,
-        schema,
-        properties.get(OWNER, "SYSADMIN"),
-        properties["EXTERNAL_VOLUME"],
-        properties["CATALOG"],
-        "UNMANAGED",
-        properties["CATALOG_TABLE_NAME"],
-        properties["CATALOG_NAMESPACE"],
-        None,
-        "Y",
-        properties["COMMENT"],
-        None,
-        "ROLE",
-        "",
-        status,
-        json.dumps(properties["PARTITION_SPECS"]),
-        properties["PARTITION_SPEC_ID"],
-        properties["FORMAT_VERSION"],
-    )
-
-
-def scope(account: Account, context: Context, statement: Statement) -> Name:
+def _scope(account: Account, context: Context, statement: Statement) -> Name:
     """The names that a SHOW … IN is about, as a prefix of qualified ones.
 
     :raises ProgrammingError: no such database or schema
@@ -132,27 +92,21 @@ def scope(account: Account, context: Context, statement: Statement) -> Name:
 
 def describe_table(account: Account, _context: Context, statement: Statement) -> Rows:
     metadata = load_metadata(account, account.require(TABLE, statement.name))
-    rows = [
-        (
-            column.snowflake_name,
-            snowflake_type(column.type),
-            source_type(column.type),
-            "COLUMN",
-            "N" if column.required else "Y",
-            None,
-            "N",
-            "N",
-            None,
-            None,
-            column.comment,
-            None,
-            None,
-            None,
-            None,
-        )
-        for column in metadata.columns()
-    ]
-    return Rows.of(_DESCRIBE, rows)
+    columns = {
+        "name": lambda column: column.snowflake_name,
+        "type": lambda column: snowflake_type(column.type),
+        "source iceberg type": lambda column: source_type(column.type),
+        "kind": "COLUMN",
+        "null?": lambda column: "N" if column.required else "Y",
+        "default": None,
+        "primary key": "N",
+        "unique key": "N",
+        "check": None,
+        "expression": None,
+        "comment": lambda column: column.comment,
+        **dict.fromkeys(("policy name", "privacy domain", "name mapping", "write default")),
+    }
+    return Rows.shown(metadata.columns(), columns)
 
 
 def table_information(account: Account, context: Context, name: Name) -> str:
@@ -162,15 +116,14 @@ def table_information(account: Account, context: Context, name: Name) -> str:
 
 
 def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
-    table = _table(account, context, name, "SYSTEM$AUTO_REFRESH_STATUS")
-    return auto_refresh_status(account, table)
+    return _refresh_status(_table(account, context, name, "SYSTEM$AUTO_REFRESH_STATUS"))
 
 
 def _table(account: Account, context: Context, name: Name, function: str) -> Stored:
     return account.require(TABLE, account.canonical(resolve(name, context, function)))
 
 
-def auto_refresh_status(account: Account, table: Stored) -> str:
+def _refresh_status(table: Stored) -> str:
     """The state of automated refresh; all values are text."""
     properties = table.properties
     error = properties["REFRESH_ERROR"]
@@ -194,28 +147,19 @@ ALL_TABLES_KIND = Kind("TABLE", plural="TABLES", drop=False, in_account=False)
 
 
 def show_all_tables(account: Account, context: Context, statement: Statement) -> Rows:
-    prefix = scope(account, context, statement)
+    prefix = _scope(account, context, statement)
     tables = [table for table in _tables(account) if table.name[: len(prefix)] == prefix]
-    names = (
-        "created_on",
-        "name",
-        "kind",
-        "database_name",
-        "schema_name",
-        "comment",
-        "rows",
-        "bytes",
-        "owner",
-        "owner_role_type",
-        "is_iceberg",
-    )
-    rows = []
-    for relation in chosen(statement, tables):
-        database, schema, name = relation.name
-        shown = (relation.properties[key] for key in ("comment", "rows", "bytes", "owner"))
-        iceberg = "Y" if relation.kind == TABLE else "N"
-        rows.append((relation.created, name, "TABLE", database, schema, *shown, "ROLE", iceberg))
-    return Rows.of(names, rows, times=("created_on",))
+    columns = {
+        **CREATED,
+        "name": lambda table: table.name[2],
+        "kind": "TABLE",
+        "database_name": lambda table: table.name[0],
+        "schema_name": lambda table: table.name[1],
+        **{name: value_of(name) for name in ("comment", "rows", "bytes", "owner")},
+        "owner_role_type": "ROLE",
+        "is_iceberg": lambda table: "Y" if table.kind == TABLE else "N",
+    }
+    return show(statement, tables, columns)
 
 
 def _tables(account: Account) -> list[Stored]:

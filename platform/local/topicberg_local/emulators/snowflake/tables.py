@@ -17,8 +17,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from topicberg.files import replacing
 from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
@@ -32,7 +34,6 @@ from topicberg_local.emulators.snowflake.account import (
     create,
     drop,
     remove,
-    resolve,
     set_properties,
 )
 from topicberg_local.emulators.snowflake.iceberg import Metadata, select
@@ -47,7 +48,6 @@ from topicberg_local.emulators.snowflake.sql import (
     alters,
     boolean,
     display,
-    nothing,
     reference,
     text,
 )
@@ -87,26 +87,14 @@ def _create(stream: Stream, statement: Statement) -> None:
         raise errors.missing_options(["CATALOG_TABLE_NAME"])
 
 
-_SET = Spec(
-    "ICEBERG TABLE",
-    {"AUTO_REFRESH": boolean, "REPLACE_INVALID_CHARACTERS": boolean, "COMMENT": text},
-)
-
-
 _set = alters(
-    _SET,
+    Spec(
+        "ICEBERG TABLE",
+        {"AUTO_REFRESH": boolean, "REPLACE_INVALID_CHARACTERS": boolean, "COMMENT": text},
+    ),
     refused=(
-        "ADD",
-        "ALTER",
-        "CLUSTER",
-        "CONVERT",
-        "DROP",
-        "EXECUTE",
-        "MODIFY",
-        "RENAME",
-        "RESUME",
-        "SUSPEND",
-        "UNSET",
+        *("ADD", "ALTER", "CLUSTER", "CONVERT", "DROP", "EXECUTE", "MODIFY", "RENAME"),
+        *("RESUME", "SUSPEND", "UNSET"),
     ),
 )
 
@@ -125,7 +113,7 @@ TABLE_KIND = Kind(
     parts=3,
     create=_create,
     alter=_alter,
-    describe=nothing,
+    describe=True,
     plural="ICEBERG TABLES",
     in_account=False,
 )
@@ -147,22 +135,16 @@ class Version:
 
 
 def create_table(account: Account, context: Context, statement: Statement) -> Rows:
-    name = resolve(statement.name, context, "CREATE ICEBERG TABLE")
-    account.refuse_write(name, "CREATE ICEBERG TABLE")
-    account.require_database(name[0])
-    account.require_schema(name[:2])
+    name = account.new_name(statement, context)
     properties = _defaults(account, name, statement.properties)
     old = account.store.get(TABLE, name)
     if old is None and account.engine.has_relation(name):
         raise errors.already_exists(display(name))
-    if old is not None and statement.if_not_exists:
+    if old is not None and not statement.or_replace:  # an error, or IF NOT EXISTS
         return create(account, context, statement, name, lambda _: properties)
-    if old is not None and not statement.or_replace:
-        raise errors.already_exists(display(name))
     version = _fetch(account, name, properties, _locate(account, properties))
     with account.refreshing(name):
-        properties |= _position(version)
-        _keep(account, properties, version)
+        properties |= _position(account, version)
         publish = partial(_publish, account, name, properties, version.metadata)
         return create(account, context, statement, name, lambda _: properties, publish)
 
@@ -175,9 +157,8 @@ def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, 
     properties |= {k: inherited[k] for k in ("EXTERNAL_VOLUME", "CATALOG") if inherited.get(k)}
     properties |= given
     if "CATALOG" not in properties:
-        raise errors.missing_options(
-            [k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties]
-        )
+        options = ("EXTERNAL_VOLUME", "CATALOG")
+        raise errors.missing_options([name for name in options if name not in properties])
     integration = account.require(INTEGRATION, (str(properties["CATALOG"]),))
     if "EXTERNAL_VOLUME" in properties:
         account.require(VOLUME, (str(properties["EXTERNAL_VOLUME"]),))
@@ -185,11 +166,10 @@ def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, 
         properties["EXTERNAL_VOLUME"] = None
     else:
         raise errors.missing_options(["EXTERNAL_VOLUME"])
-    if not properties.get("CATALOG_NAMESPACE"):
-        properties["CATALOG_NAMESPACE"] = integration.properties["CATALOG_NAMESPACE"]
-    if not properties["CATALOG_NAMESPACE"]:
+    namespace = properties.get("CATALOG_NAMESPACE") or integration.properties["CATALOG_NAMESPACE"]
+    if not namespace:
         raise errors.missing_options(["CATALOG_NAMESPACE"])
-    return properties
+    return {**properties, "CATALOG_NAMESPACE": namespace}
 
 
 def _locate(account: Account, properties: dict[str, Any]) -> str:
@@ -211,8 +191,8 @@ def _fetch(account: Account, name: Name, properties: dict[str, Any], location: s
 
     It is read by the table's external volume, or with credentials that the catalog vends.
     """
-    vended = properties["EXTERNAL_VOLUME"] is None
-    volume = None if vended else account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
+    used = properties["EXTERNAL_VOLUME"]
+    volume = None if used is None else account.require(VOLUME, (used,))
     if volume is None:
         problem = account.sources.vending_problem(location)
     else:
@@ -235,21 +215,16 @@ def _refuse_equality_deletes(account: Account, version: Version) -> None:
 
     The real Snowflake is known to serve stale or wrong rows then; the emulator refuses aloud.
     """
-    snapshot = version.metadata.snapshot
-    if snapshot is None:
+    if (snapshot := version.metadata.snapshot) is None:
         return
     count = snapshot.get("summary", {}).get("total-equality-deletes")
     if count is None:
-        file = _write_copy(account, version)
-        count = (
-            account.engine.cursor()
-            .execute(
-                "SELECT count(*) FROM iceberg_metadata(?) "
-                "WHERE content = 'EQUALITY_DELETES' AND status <> 'DELETED'",
-                [file],
-            )
-            .fetchall()[0][0]
+        query = (
+            "SELECT count(*) FROM iceberg_metadata(?) "
+            "WHERE content = 'EQUALITY_DELETES' AND status <> 'DELETED'"
         )
+        cursor = account.engine.cursor().execute(query, [_write_copy(account, version)])
+        ((count,),) = cursor.fetchall()
     if int(count):
         raise errors.catalog_failure(
             f"Iceberg equality delete files are not supported on externally managed tables: "
@@ -259,19 +234,23 @@ def _refuse_equality_deletes(account: Account, version: Version) -> None:
         )
 
 
-def _position(version: Version) -> dict[str, Any]:
-    """What is stored of a version: enough to answer without reading it again."""
-    metadata = version.metadata
-    snapshot = metadata.snapshot
+def _position(account: Account, version: Version) -> dict[str, Any]:
+    """What is stored of a version: enough to answer without reading it again.
+
+    Its file is kept, and the table's query tried, before anything is stored.
+    """
+    metadata, snapshot = version.metadata, version.metadata.snapshot
+    file = _write_copy(account, version)
+    account.engine.cursor().execute(f"DESCRIBE {select(metadata, str(file))}")
     return {
         "METADATA_LOCATION": version.location,
-        "METADATA_FILE": _file_name(version),
+        "METADATA_FILE": file.name,
         "SNAPSHOT_ID": str(snapshot["snapshot-id"]) if snapshot else None,
         "SNAPSHOT_MS": snapshot["timestamp-ms"] if snapshot else None,
         "SNAPSHOT_SUMMARY": snapshot.get("summary", {}) if snapshot else {},
         "SCHEMA_ID": str(metadata.schema_id),
         "TABLE_UUID": metadata.content.get("table-uuid"),
-        "PARTITION_SPECS": metadata.partition_specs(),
+        "PARTITION_SPECS": metadata.content.get("partition-specs") or [],
         "PARTITION_SPEC_ID": metadata.content.get("default-spec-id", 0),
         "FORMAT_VERSION": metadata.recognized_version,
         "REFRESHED": time.time(),
@@ -279,26 +258,15 @@ def _position(version: Version) -> dict[str, Any]:
     }
 
 
-def _file_name(version: Version) -> str:
+def _write_copy(account: Account, version: Version) -> Path:
+    """Return a copy of the metadata file, which is written unless it is there."""
     digest = hashlib.sha256(version.location.encode() + b"\0" + version.data).hexdigest()
     suffix = ".gz.metadata.json" if version.data[:2] == b"\x1f\x8b" else ".metadata.json"
-    return f"{digest[:32]}{suffix}"
-
-
-def _write_copy(account: Account, version: Version) -> str:
-    path = account.metadata_folder / _file_name(version)
+    path = account.metadata_folder / f"{digest[:32]}{suffix}"
     if not path.exists():
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(version.data)
-        partial.replace(path)
-    return str(path)
-
-
-def _keep(account: Account, properties: dict[str, Any], version: Version) -> None:
-    """Keep the metadata file, and try the table's query before anything is stored."""
-    file = _write_copy(account, version)
-    account.engine.cursor().execute(f"DESCRIBE {select(version.metadata, file)}")
-    properties["METADATA_FILE"] = _file_name(version)
+        with replacing(path) as file:
+            file.write(version.data)
+    return path
 
 
 def _publish(account: Account, name: Name, properties: dict[str, Any], metadata: Metadata) -> None:
@@ -322,8 +290,7 @@ def link(account: Account, database: Stored, name: Name) -> None:
     given = {"CATALOG_NAMESPACE": name[1], "CATALOG_TABLE_NAME": name[2], "AUTO_REFRESH": True}
     properties = _defaults(account, name, given) | {OWNER: database.properties[OWNER]}
     version = _fetch(account, name, properties, _locate(account, properties))
-    properties |= _position(version)
-    _keep(account, properties, version)
+    properties |= _position(account, version)
     with account.refreshing(name), account.store.lock:
         if account.linked(name[0]) is not None:
             account.store.put(Stored(TABLE, name, properties))
@@ -345,20 +312,20 @@ def refresh(account: Account, name: Name) -> None:
         table = account.require(TABLE, name)
         location = _locate(account, table.properties)
         if location == table.properties["METADATA_LOCATION"]:  # a metadata file never changes
-            _note_success(account, name)
+            note_refresh(account, name, error=None)
             return
         version = _fetch(account, name, table.properties, location)
         _refuse_upgraded(account, table, version.metadata)
-        properties = {**table.properties, **_position(version)}
-        # A rollback to a snapshot of version 2 is no downgrade of the table.
-        properties["FORMAT_VERSION"] = version.metadata.format_version
-        if account.linked(name[0]) and properties["TABLE_UUID"] != table.properties["TABLE_UUID"]:
+        table_uuid = version.metadata.content.get("table-uuid")
+        if account.linked(name[0]) and table_uuid != table.properties["TABLE_UUID"]:
             unlink(account, name)
             raise errors.catalog_failure(
                 f"The table-uuid of '{display(name)}' is not that of the table in the catalog: it "
                 "is dropped from the catalog-linked database."
             )
-        _keep(account, properties, version)
+        properties = {**table.properties, **_position(account, version)}
+        # A rollback to a snapshot of version 2 is no downgrade of the table.
+        properties["FORMAT_VERSION"] = version.metadata.format_version
         with account.store.lock:
             if account.store.get(TABLE, name) is None:
                 raise errors.does_not_exist("Iceberg table", display(name))
@@ -376,11 +343,9 @@ def _refuse_upgraded(account: Account, table: Stored, metadata: Metadata) -> Non
 
     :raises ProgrammingError: the refresh cannot succeed
     """
-    version = table.properties["FORMAT_VERSION"]
-    if version > 2 or metadata.format_version < 3:
-        return
-    is_recognized = metadata.recognized_version > 2
-    if is_recognized and account.linked(table.name[0]):
+    version, is_recognized = table.properties["FORMAT_VERSION"], metadata.recognized_version > 2
+    is_upgraded = version <= 2 and metadata.format_version >= 3
+    if not is_upgraded or (is_recognized and account.linked(table.name[0])):
         return
     needed = "replace the table" if is_recognized else "commit a new snapshot with that engine"
     raise errors.catalog_failure(
@@ -389,13 +354,13 @@ def _refuse_upgraded(account: Account, table: Stored, metadata: Metadata) -> Non
     )
 
 
-def _note_success(account: Account, name: Name) -> None:
+def note_refresh(account: Account, name: Name, error: str | None) -> None:
+    """Keep why the last refresh of a table failed; None: it did not."""
     with account.store.lock:
-        table = account.require(TABLE, name)
-        if table.properties["REFRESH_ERROR"] is not None:
-            account.store.put(
-                Stored(TABLE, name, {**table.properties, "REFRESH_ERROR": None}, table.created)
-            )
+        table = account.store.get(TABLE, name)
+        if table is not None and table.properties["REFRESH_ERROR"] != error:
+            table.properties["REFRESH_ERROR"] = error
+            account.store.put(table)
 
 
 def forget_old_copies(account: Account) -> None:
@@ -416,8 +381,7 @@ def restore(account: Account) -> None:
     """After a start: make every stored table visible again, exactly as it was."""
     for table in account.store.all(TABLE):
         try:
-            metadata = load_metadata(account, table)
-            _publish(account, table.name, table.properties, metadata)
+            _publish(account, table.name, table.properties, load_metadata(account, table))
         except Exception:
             logger.exception("Iceberg table %s cannot be shown", display(table.name))
 

@@ -10,7 +10,6 @@ https://docs.snowflake.com/en/sql-reference/functions/system_get_tag
 
 from __future__ import annotations
 
-from topicberg_local.emulators.snowflake import privileges
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
     DONE,
@@ -29,14 +28,17 @@ from topicberg_local.emulators.snowflake.account import (
     resolve,
 )
 from topicberg_local.emulators.snowflake.errors import does_not_exist, invalid_request, unsupported
+from topicberg_local.emulators.snowflake.privileges import SessionRole
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sql import (
+    Kind,
     Name,
     Spec,
     Statement,
     Stream,
     display,
     listed,
+    read_name,
     text,
 )
 from topicberg_local.emulators.store import Stored
@@ -59,41 +61,21 @@ _PARTS = {TABLE: 3, SCHEMA: 2}
 _SPEC = Spec("TAG", {"COMMENT": text, "ALLOWED_VALUES": listed(text)})
 
 
-def parse(stream: Stream) -> Statement | None:
-    """CREATE TAG, DROP TAG, and ALTER … SET TAG and UNSET TAG; None: another statement."""
-    if stream.at("CREATE", "TAG") or stream.at("CREATE", "OR", "REPLACE", "TAG"):
-        return _parse_create(stream)
-    if stream.take("DROP", "TAG"):
-        statement = Statement("DROP", TAG, if_exists=stream.take("IF", "EXISTS"))
-        statement.name = stream.name(3)
-        stream.end()
-        return statement
-    return _parse_alter(stream) if stream.at("ALTER") else None
-
-
-def _parse_create(stream: Stream) -> Statement:
-    statement = Statement("CREATE", TAG)
-    stream.advance()
-    if stream.take("OR", "REPLACE"):
+def _create(stream: Stream, statement: Statement) -> None:
+    if statement.or_replace:
         raise unsupported("CREATE OR REPLACE TAG")
-    stream.advance()
-    statement.if_not_exists = stream.take("IF", "NOT", "EXISTS")
-    statement.name = stream.name(3)
-    values: list[str] = []
-    if stream.take("ALLOWED_VALUES"):
-        values.append(stream.string())
-        while stream.take(","):
-            values.append(stream.string())
+    values = stream.many(stream.string) if stream.take("ALLOWED_VALUES") else []
     statement.properties = {**_SPEC.read(stream), "ALLOWED_VALUES": values}
-    stream.end()
-    return statement
 
 
-def _parse_alter(stream: Stream) -> Statement | None:
+TAG_KIND = Kind(TAG, parts=3, create=_create)
+
+
+def parse_alter(stream: Stream) -> Statement | None:
+    """ALTER … SET TAG and UNSET TAG; None: another statement."""
     verb = next((verb for verb in (SET, UNSET) if _has(stream, verb)), None)
-    if verb is None:
+    if verb is None or not stream.take("ALTER"):
         return None
-    stream.expect("ALTER")
     kinds = (*_IN_ALTER, *DOMAINS)
     kind = next((candidate for candidate in kinds if stream.take(*candidate.split())), None)
     if kind is None:  # the caller refuses it
@@ -102,16 +84,15 @@ def _parse_alter(stream: Stream) -> Statement | None:
     statement = Statement(verb, DOMAINS[domain], if_exists=stream.take("IF", "EXISTS"))
     statement.name = stream.name(_PARTS.get(DOMAINS[domain], 1))
     stream.expect(*verb.split())
-    while True:
+
+    def read() -> tuple[Name, str | None]:
         tag = stream.name(3)
-        if verb == SET:
-            stream.expect("=")
-            statement.properties[".".join(tag)] = (tag, stream.string())
-        else:
-            statement.properties[".".join(tag)] = (tag, None)
-        if not stream.take(","):
-            break
-    stream.end()
+        if verb == UNSET:
+            return tag, None
+        stream.expect("=")
+        return tag, stream.string()
+
+    statement.properties = dict(stream.many(read))
     return statement
 
 
@@ -123,20 +104,15 @@ def _has(stream: Stream, verb: str) -> bool:
 
 
 def create_tag(account: Account, context: Context, statement: Statement) -> Rows:
-    name = resolve(statement.name, context, "CREATE TAG")
-    account.require_database(name[0])
-    account.require_schema(name[:2])
-    statement.name = name
+    name = account.new_name(statement, context)
     return create(account, context, statement, name, lambda _: statement.properties)
 
 
 def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:
     statement.name = name = resolve(statement.name, context, "DROP TAG")
     response = remove(account, statement)
-    references = [
-        reference.name for reference in account.store.all(REFERENCE) if reference.name[-3:] == name
-    ]
-    account.store.delete(REFERENCE, references)
+    references = account.store.all(REFERENCE, lambda reference: reference.name[-3:] == name)
+    account.store.delete(REFERENCE, [reference.name for reference in references])
     return response
 
 
@@ -151,15 +127,14 @@ def change_tags(account: Account, context: Context, statement: Statement) -> Row
             return Rows.status(DONE)
         raise does_not_exist(statement.kind.capitalize(), display(statement.name))
     with account.store.lock:
-        for given, value in statement.properties.values():
+        for given, value in statement.properties.items():
             tag = resolve(given, context, statement.verb)
-            stored_tag = account.require(TAG, tag)
-            privileges.may_tag(account, context, statement.kind, name, tag)
+            allowed = account.require(TAG, tag).properties["ALLOWED_VALUES"]
+            SessionRole(account, context).may_tag(statement.kind, name, tag)
             key = (statement.kind, *name, *tag)
             if value is None:
                 account.store.delete(REFERENCE, [key])
                 continue
-            allowed = stored_tag.properties["ALLOWED_VALUES"]
             if len(value) > MAX_VALUE or (allowed and value not in allowed):
                 raise invalid_request(f"Tag value '{value}' is not allowed for '{display(tag)}'.")
             account.store.put(Stored(REFERENCE, key, {"VALUE": value}))
@@ -172,7 +147,7 @@ def _object(account: Account, context: Context, kind: str, name: Name) -> Name |
         name = account.canonical(resolve(name, context, "tags"))
     elif kind == SCHEMA:
         name = resolve((*name, ""), context, "tags")[:2]
-    return name if privileges.is_there(account, context, kind, name) else None
+    return name if account.is_there(kind, name) else None
 
 
 def call_get_tag(account: Account, context: Context, stream: Stream) -> str | None:
@@ -181,31 +156,20 @@ def call_get_tag(account: Account, context: Context, stream: Stream) -> str | No
 
     :raises ProgrammingError: object, tag or domain do not exist
     """
-    stream.expect("(")
-    texts = stream.strings()
+    texts = stream.many(stream.string)
     if len(texts) != 3:
         raise invalid_request("SYSTEM$GET_TAG needs a tag, an object and its domain.")
-    kind = DOMAINS.get(texts[2].upper())
-    if kind is None:
+    if (kind := DOMAINS.get(texts[2].upper())) is None:
         raise invalid_request(f"Invalid object domain '{texts[2]}'.")
-    tag = resolve(_name(texts[0]), context, "SYSTEM$GET_TAG")
+    tag = resolve(read_name(texts[0], 3), context, "SYSTEM$GET_TAG")
     account.require(TAG, tag)
-    name = _object(account, context, kind, _name(texts[1]))
+    name = _object(account, context, kind, read_name(texts[1], 3))
     if name is None:
         raise does_not_exist(texts[2].capitalize(), texts[1])
     above = {TABLE: ((TABLE, 3), (SCHEMA, 2), (DATABASE, 1)), SCHEMA: ((SCHEMA, 2), (DATABASE, 1))}
-    for of, parts in above.get(kind, ((kind, len(name)),)):
-        value = _value(account, of, name[:parts], tag)
-        if value is not None:
-            return value
-    return None
-
-
-def _name(given: str) -> Name:
-    stream = Stream(given)
-    name = stream.name(3)
-    stream.end()
-    return name
+    places = above.get(kind, ((kind, len(name)),))
+    values = (_value(account, of, name[:parts], tag) for of, parts in places)
+    return next((value for value in values if value is not None), None)
 
 
 def _value(account: Account, kind: str, name: Name, tag: Name) -> str | None:

@@ -11,9 +11,11 @@ import binascii
 import hashlib
 import secrets
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key
@@ -41,7 +43,6 @@ from topicberg_local.emulators.snowflake.sql import (
     creates,
     integer,
     listed,
-    nothing,
     text,
 )
 from topicberg_local.emulators.store import Stored
@@ -71,24 +72,15 @@ def fingerprint(key: str) -> str:
 
 def verify_token(token: str, properties: dict[str, Any]) -> bool:
     """Whether a JWT is signed by one of the user's keys and names it in ``iss``."""
-    import jwt
-
-    for name in ("RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_2"):
-        key = properties.get(name)
-        if not key:
-            continue
-        try:
+    for key in filter(None, map(properties.get, _KEYS)):
+        with suppress(jwt.InvalidTokenError):
             claims = jwt.decode(token, load_key(key), algorithms=["RS256"], leeway=60)
-        except jwt.InvalidTokenError:
-            continue
-        return str(claims.get("iss", "")).endswith(f".{fingerprint(key)}")
+            return str(claims.get("iss", "")).endswith(f".{fingerprint(key)}")
     return False
 
 
 def token_user(token: str) -> str:
     """The user that a JWT speaks of: ``sub`` is ``ACCOUNT.USER``. Empty when it is no JWT."""
-    import jwt
-
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
     except jwt.InvalidTokenError:
@@ -136,7 +128,7 @@ USER_KIND = Kind(
         unset=True,
         refused=("ABORT", "ADD", "ENROLL", "MODIFY", "REMOVE", "RENAME", "RESET", "ROTATE"),
     ),
-    describe=nothing,
+    describe=True,
 )
 
 
@@ -171,15 +163,9 @@ _DESCRIBED = (
 
 
 def create_user(account: Account, context: Context, statement: Statement) -> Rows:
-    given = _prepared(statement.properties)
-    name = statement.name[0]
-
-    def make(_old: Stored | None) -> dict[str, Any]:
-        properties = {"LOGIN_NAME": name, "DISPLAY_NAME": name, "DISABLED": False, **given}
-        _check(account, properties)
-        return properties
-
-    return create(account, context, statement, statement.name, make)
+    (name,), given = statement.name, _prepared(statement.properties)
+    properties = {"LOGIN_NAME": name, "DISPLAY_NAME": name, "DISABLED": False, **given}
+    return create(account, context, statement, (name,), lambda _: _checked(account, properties))
 
 
 def _prepared(given: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +184,7 @@ def _prepared(given: dict[str, Any]) -> dict[str, Any]:
     return prepared
 
 
-def _check(account: Account, properties: dict[str, Any]) -> None:
+def _checked(account: Account, properties: dict[str, Any]) -> dict[str, Any]:
     """:raises ProgrammingError: a person's property of a service, or no such network policy"""
     if properties.get("TYPE") == "SERVICE":
         for name in ("PASSWORD", "FIRST_NAME", "MIDDLE_NAME", "LAST_NAME", "MUST_CHANGE_PASSWORD"):
@@ -206,6 +192,7 @@ def _check(account: Account, properties: dict[str, Any]) -> None:
                 raise invalid_property(name, "SERVICE USER")
     if (policy := properties.get("NETWORK_POLICY")) is not None:
         account.require(NETWORK_POLICY, (policy,))
+    return properties
 
 
 def hash_password(password: str) -> str:
@@ -230,7 +217,7 @@ def alter_user(account: Account, _context: Context, statement: Statement) -> Row
             for name in statement.properties:
                 user.properties.pop(name, None)
                 user.properties.pop(f"{name}_LAST_SET_TIME", None)
-        _check(account, user.properties)
+        _checked(account, user.properties)
 
     return alter(account, statement, change)
 

@@ -10,7 +10,6 @@ https://docs.snowflake.com/en/sql-reference/functions/system_verify_external_vol
 from __future__ import annotations
 
 import json
-import uuid
 from typing import Any
 
 from topicberg_local.emulators.snowflake import errors, private_endpoints
@@ -19,11 +18,13 @@ from topicberg_local.emulators.snowflake.account import (
     VOLUME,
     Account,
     Context,
-    chosen,
     create,
+    new_external_id,
     remove,
+    show,
+    value_of,
 )
-from topicberg_local.emulators.snowflake.privileges import must_own
+from topicberg_local.emulators.snowflake.privileges import SessionRole
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sources import lies_within, region, split_url
 from topicberg_local.emulators.snowflake.sql import (
@@ -39,7 +40,6 @@ from topicberg_local.emulators.snowflake.sql import (
     display,
     group,
     listed,
-    nothing,
     text,
 )
 from topicberg_local.emulators.store import Stored
@@ -91,7 +91,7 @@ VOLUME_KIND = Kind(
     VOLUME,
     create=_create_volume,
     alter=alters(_VOLUME_SET, refused=("ADD", "REMOVE", "UNSET", "UPDATE")),
-    describe=nothing,
+    describe=True,
     plural="EXTERNAL VOLUMES",
 )
 
@@ -100,58 +100,62 @@ def create_volume(account: Account, context: Context, statement: Statement) -> R
     properties = statement.properties
     locations = properties["STORAGE_LOCATIONS"]
     names = [location["NAME"] for location in locations]
-    for name in names:
-        if names.count(name) > 1:
-            raise errors.invalid_request(
-                f"Storage location name '{name}' is not unique in the volume."
-            )
     for location in locations:
-        # Without one of the user's own, Snowflake makes an external id, and a new one every time.
-        location.setdefault("STORAGE_AWS_EXTERNAL_ID", f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}=")
+        if names.count(location["NAME"]) > 1:
+            raise errors.invalid_request(
+                f"Storage location name '{location['NAME']}' is not unique in the volume."
+            )
+        location.setdefault("STORAGE_AWS_EXTERNAL_ID", new_external_id())  # a new one every time
 
     def make(old: Stored | None) -> dict[str, Any]:
         if old is not None:
-            _check_unused(account, old)
+            account.refuse_used("EXTERNAL_VOLUME", "External volume", old)
         return {"ALLOW_WRITES": True, "COMMENT": "", **properties}
 
     return create(account, context, statement, statement.name, make)
 
 
-def _check_unused(account: Account, volume: Stored) -> None:
-    if used_by := account.using("EXTERNAL_VOLUME", volume.name[0]):
-        raise errors.in_use("External volume", display(volume.name), used_by)
-
-
 def drop_volume(account: Account, _context: Context, statement: Statement) -> Rows:
-    return remove(account, statement, lambda volume: _check_unused(account, volume))
+    return remove(
+        account,
+        statement,
+        lambda volume: account.refuse_used("EXTERNAL_VOLUME", "External volume", volume),
+    )
 
 
 def show_volumes(account: Account, _context: Context, statement: Statement) -> Rows:
-    rows = [
-        (volume.name[0], volume.properties["ALLOW_WRITES"], volume.properties["COMMENT"])
-        for volume in chosen(statement, account.store.all(VOLUME))
-    ]
-    return Rows.of(("name", "allow_writes", "comment"), rows)
+    columns = {
+        "name": lambda volume: volume.name[0],
+        "allow_writes": value_of("ALLOW_WRITES"),
+        "comment": value_of("COMMENT"),
+    }
+    return show(statement, account.store.all(VOLUME), columns)
 
 
 def describe_volume(account: Account, _context: Context, statement: Statement) -> Rows:
     properties = account.require(VOLUME, statement.name).properties
-    rows = []
-    if properties["COMMENT"]:
-        rows.append(("", "COMMENT", "String", properties["COMMENT"], ""))
-    rows.append(("", "ALLOW_WRITES", "Boolean", str(properties["ALLOW_WRITES"]).lower(), "true"))
-    for number, location in enumerate(properties["STORAGE_LOCATIONS"], start=1):
-        value = json.dumps(_describe_location(location), separators=(",", ":"))
-        rows.append(("STORAGE_LOCATIONS", f"STORAGE_LOCATION_{number}", "String", value, ""))
-    active = properties["STORAGE_LOCATIONS"][0]["NAME"]
-    rows.append(("STORAGE_LOCATIONS", "ACTIVE", "String", active, ""))
+    locations = properties["STORAGE_LOCATIONS"]
+    described = {
+        f"STORAGE_LOCATION_{number}": json.dumps(_described(location), separators=(",", ":"))
+        for number, location in enumerate(locations, start=1)
+    }
+    comment = properties["COMMENT"]
+    rows = [
+        *([("", "COMMENT", "String", comment, "")] if comment else []),
+        ("", "ALLOW_WRITES", "Boolean", str(properties["ALLOW_WRITES"]).lower(), "true"),
+        *(
+            ("STORAGE_LOCATIONS", name, "String", value, "")
+            for name, value in {**described, "ACTIVE": locations[0]["NAME"]}.items()
+        ),
+    ]
     names = ("parent_property", "property", "property_type", "property_value", "property_default")
     return Rows.of(names, rows)
 
 
-def _describe_location(location: dict[str, Any]) -> dict[str, Any]:
+def _described(location: dict[str, Any]) -> dict[str, Any]:
     encryption = location.get("ENCRYPTION", {"TYPE": "NONE"})
-    described = {
+    optional = ("STORAGE_AWS_ACCESS_POINT_ARN", "USE_PRIVATELINK_ENDPOINT")
+    return {
         **{name: location[name] for name in ("NAME", "STORAGE_PROVIDER", "STORAGE_BASE_URL")},
         "STORAGE_ALLOWED_LOCATIONS": [location["STORAGE_BASE_URL"].rstrip("/") + "/*"],
         "STORAGE_AWS_ROLE_ARN": location["STORAGE_AWS_ROLE_ARN"],
@@ -159,11 +163,8 @@ def _describe_location(location: dict[str, Any]) -> dict[str, Any]:
         "STORAGE_AWS_EXTERNAL_ID": location["STORAGE_AWS_EXTERNAL_ID"],
         "ENCRYPTION_TYPE": encryption["TYPE"],
         "ENCRYPTION_KMS_KEY_ID": encryption.get("KMS_KEY_ID", ""),
+        **{name: location[name] for name in optional if name in location},
     }
-    for optional in ("STORAGE_AWS_ACCESS_POINT_ARN", "USE_PRIVATELINK_ENDPOINT"):
-        if optional in location:
-            described[optional] = location[optional]
-    return described
 
 
 def verify_volume(account: Account, context: Context, name: Name) -> str:
@@ -173,15 +174,14 @@ def verify_volume(account: Account, context: Context, name: Name) -> str:
     As documented, a volume that allows no writes has its storage checks SKIPPED.
     """
     volume = account.require(VOLUME, name)
-    must_own(account, context, VOLUME, name)
+    SessionRole(account, context).must_own(VOLUME, name)
     location = volume.properties["STORAGE_LOCATIONS"][0]
     checks = dict.fromkeys(("writeResult", "readResult", "listResult", "deleteResult"), "SKIPPED")
     if volume.properties["ALLOW_WRITES"]:
         checks |= account.sources.check(location["STORAGE_BASE_URL"])
     checks["awsRoleArnValidationResult"] = role_problem(account, volume) or "PASSED"
-    success = all(result in ("PASSED", "SKIPPED") for result in checks.values())
     response = {
-        "success": success,
+        "success": {*checks.values()} <= {"PASSED", "SKIPPED"},
         "storageLocationSelectionResult": "PASSED",
         "storageLocationName": location["NAME"],
         "servicePrincipalProperties": f"STORAGE_AWS_IAM_USER_ARN: {IAM_USER_ARN}; "
