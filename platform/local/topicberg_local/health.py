@@ -61,12 +61,7 @@ class ServiceStatus:
         return self.state == "running"
 
 
-_STATES = {
-    "STARTING": "starting",
-    "BACKOFF": "restarting",
-    "EXITED": "restarting",
-    "STOPPING": "stopping",
-}
+_STATES = {"BACKOFF": "restarting", "EXITED": "restarting", "STOPPING": "stopping"}
 
 
 def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceStatus:
@@ -78,43 +73,34 @@ def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceS
     try:
         process = psutil.Process(info["pid"])
         memory = process.memory_info().rss
-        family = process.children(recursive=True)
-    except (psutil.Error, ValueError):
-        return ServiceStatus(name, "restarting", port, url)
-    for member in family:
-        with suppress(psutil.Error):  # a child may end meanwhile, the service does not
-            memory += member.memory_info().rss
-    problem = service.answers(liveness.SECONDS)
-    state = "running"
-    if problem is not None:
-        state = "unresponsive" if port is None or ports.listens(port) else "starting"
-        try:
+        for member in process.children(recursive=True):
+            with suppress(psutil.Error):  # a child may end meanwhile, the service does not
+                memory += member.memory_info().rss
+        problem, state = service.answers(liveness.SECONDS), "running"
+        if problem is not None:
+            state = "unresponsive" if port is None or ports.listens(port) else "starting"
             if process.status() == psutil.STATUS_STOPPED:
                 state, problem = "unresponsive", "a signal stopped the process (SIGSTOP)"
-        except psutil.Error:  # it ended meanwhile
-            return ServiceStatus(name, "restarting", port, url)
+    except (psutil.Error, ValueError):  # it ended meanwhile
+        return ServiceStatus(name, "restarting", port, url)
     uptime = max(0.0, info["now"] - info["start"])
     return ServiceStatus(name, state, port, url, info["pid"], memory, uptime, problem)
 
 
 def dagster_status(config: Settings) -> list[ServiceStatus]:
     """Return the status of Dagster's web server and daemon, if `topicberg ui` runs."""
-    url = running_ui(config)
-    if url is None:
+    if (url := running_ui(config)) is None:
         return []
     checks = dagster_checks(url)
     problems = unanswered(checks)
-    port = urlsplit(url).port
-    return [
-        ServiceStatus(
-            name,
-            "unresponsive" if name in problems else "running",
-            port if name == WEBSERVER else None,
-            url if name == WEBSERVER else None,
-            problem=split_hint(problems[name])[0] if name in problems else None,
-        )
-        for name in checks
-    ]
+
+    def status(name: str) -> ServiceStatus:
+        state = "unresponsive" if name in problems else "running"
+        problem = split_hint(problems[name])[0] if name in problems else None
+        at = (urlsplit(url).port, url) if name == WEBSERVER else (None, None)
+        return ServiceStatus(name, state, *at, problem=problem)
+
+    return [status(name) for name in checks]
 
 
 def wait(
@@ -179,20 +165,15 @@ def _refuse_crashes(context: Context, control: Control, waiting: Mapping[str, se
     """:param waiting: service → when its processes started, which this adds to"""
     processes = control.processes()
     if processes is None:
-        raise StackError(
-            "the supervisor ended while the services were starting",
-            hint=f"read {log_file(context, 'supervisor')} for the reason",
-        )
-    for name, starts in waiting.items():
-        if (info := processes.get(name)) is None:
-            continue
+        hint = f"read {log_file(context, 'supervisor')} for the reason"
+        raise StackError("the supervisor ended while the services were starting", hint=hint)
+    for name in waiting.keys() & processes.keys():
+        info, starts = processes[name], waiting[name]
         starts.add(info["start"])
         if info["statename"] in ("BACKOFF", "EXITED", "FATAL") and len(starts) >= EXITS:
             reason = last_words(log_file(context, name)) or info["spawnerr"]
-            raise StackError(
-                f"{name} ends as soon as it starts: {reason}",
-                hint=f"read `topicberg logs {name}` for more",
-            )
+            hint = f"read `topicberg logs {name}` for more"
+            raise StackError(f"{name} ends as soon as it starts: {reason}", hint=hint)
 
 
 def last_words(log: Path) -> str:
@@ -203,8 +184,7 @@ def last_words(log: Path) -> str:
     except OSError:
         return ""
     messages = [line for line in lines if line.strip() and not line[0].isspace() and line[0] != "#"]
-    causes = [
-        line.removeprefix("Caused by: ") for line in messages if line.startswith("Caused by: ")
-    ]
+    cause = "Caused by: "
+    causes = [line.removeprefix(cause) for line in messages if line.startswith(cause)]
     telling = causes or [line for line in messages if _TELLING.search(line)] or messages
     return telling[-1][:300] if telling else ""

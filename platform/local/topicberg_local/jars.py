@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
-PARALLEL_DOWNLOADS = 6
 ATTEMPTS = 3
 TIMEOUT_SECONDS = 60
 
@@ -178,14 +177,10 @@ def _download(cache: Path, names: list[str], lock: JarsLock, count: OnBytes) -> 
         aside = cache / ".topicberg"
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
-                fetched = [
-                    pool.submit(_fetch, aside, cache, name, lock.files[name], count)
-                    for name in names
-                ]
+            with ThreadPoolExecutor(6) as pool:
+                pins = (lock.files[name] for name in names)
                 try:
-                    for future in fetched:
-                        future.result()
+                    list(pool.map(partial(_fetch, aside, cache, count), names, pins))
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
@@ -193,21 +188,17 @@ def _download(cache: Path, names: list[str], lock: JarsLock, count: OnBytes) -> 
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> None:
+def _fetch(aside: Path, cache: Path, count: OnBytes, name: str, pin: Pin) -> None:
     import requests
     from jgo.maven import PythonResolver
 
-    @contextmanager
-    def progress(_name: str, _size: int) -> Iterator[OnBytes]:
-        yield count
-
     coordinate = Coordinate.parse(name)
-    target = cache / coordinate.path
+    target, path = cache / coordinate.path, aside / coordinate.path
     if target.exists():  # another process fetched it while this one waited for the lock
         count(pin.size)
         return
-    context = maven_context(aside, resolver=PythonResolver(progress_callback=progress))
-    path = aside / coordinate.path
+    resolver = PythonResolver(progress_callback=lambda _name, _size: nullcontext(count))
+    context = maven_context(aside, resolver=resolver)
 
     def download() -> None:
         try:
@@ -220,11 +211,8 @@ def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> Non
     try:
         retry(download, ATTEMPTS, on=OSError)
     except (RuntimeError, requests.RequestException, OSError) as error:
-        raise StackError(
-            f"cannot download {path.name}: {_reason(error)}",
-            hint="check the network and run `topicberg up` again;"
-            " what was downloaded so far is kept",
-        ) from None
+        hint = "check the network and run `topicberg up` again; what was downloaded so far is kept"
+        raise StackError(f"cannot download {path.name}: {_reason(error)}", hint=hint) from None
     if (checksum := sha256(path)) != pin.sha256:
         path.unlink()
         raise StackError(

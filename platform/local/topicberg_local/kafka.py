@@ -32,10 +32,11 @@ from topicberg_local.service import (
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxied},KEYS://127.0.0.1:{keys},\
-CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxy},KEYS://127.0.0.1:{gateway}
+controller.quorum.voters=1@127.0.0.1:{kafka_controller}
+listeners=OWN://127.0.0.1:{kafka_own},PROXIED://127.0.0.1:{kafka_proxied},\
+KEYS://127.0.0.1:{kafka_keys},CONTROLLER://127.0.0.1:{kafka_controller}
+advertised.listeners=OWN://127.0.0.1:{kafka_own},PROXIED://127.0.0.1:{kafka},\
+KEYS://127.0.0.1:{confluent_kafka}
 inter.broker.listener.name=OWN
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=OWN:SASL_PLAINTEXT,PROXIED:SASL_PLAINTEXT,KEYS:SASL_PLAINTEXT,\
@@ -118,17 +119,8 @@ def service(context: Context) -> Service:
 
 def _properties(context: Context, data: Path) -> str:
     password = context.credentials.kafka_password.get_secret_value()
-    return _PROPERTIES.format(
-        own=context.ports["kafka_own"],
-        proxied=context.ports["kafka_proxied"],
-        proxy=context.ports["kafka"],
-        keys=context.ports["kafka_keys"],
-        gateway=context.ports["confluent_kafka"],
-        user=KAFKA_USER,
-        controller=context.ports["kafka_controller"],
-        data=data,
-        login=_JAAS.format(user=KAFKA_USER, password=password),
-    )
+    login = _JAAS.format(user=KAFKA_USER, password=password)
+    return _PROPERTIES.format(user=KAFKA_USER, data=data, login=login, **context.ports)
 
 
 def _check(meta: Path) -> None:

@@ -21,30 +21,24 @@ _LOGBACK = """\
 
 
 def service(context: Context) -> Service:
-    folder = context.folder("s3")
-    objects = folder / "objects"
-    objects.mkdir(exist_ok=True)
-    properties = write_file(
-        folder / "s3proxy.properties",
-        "\n".join(
-            [
-                f"s3proxy.endpoint={context.url('s3')}",
-                "s3proxy.authorization=aws-v2-or-v4",
-                f"s3proxy.identity={context.credentials.s3_access_key}",
-                f"s3proxy.credential={context.credentials.s3_secret_key.get_secret_value()}",
-                # Spark's and DuckDB's clients send a large object in one signed request.
-                "s3proxy.v4-max-non-chunked-request-size=268435456",
-                "jclouds.provider=filesystem-nio2",
-                "jclouds.identity=local",
-                "jclouds.credential=local",
-                f"jclouds.filesystem.basedir={objects}",
-            ]
-        )
-        + "\n",
-    )
+    folder, secrets = context.folder("s3"), context.credentials
+    properties = {
+        "s3proxy.endpoint": context.url("s3"),
+        "s3proxy.authorization": "aws-v2-or-v4",
+        "s3proxy.identity": secrets.s3_access_key,
+        "s3proxy.credential": secrets.s3_secret_key.get_secret_value(),
+        # Spark's and DuckDB's clients send a large object in one signed request.
+        "s3proxy.v4-max-non-chunked-request-size": "268435456",
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.identity": "local",
+        "jclouds.credential": "local",
+        "jclouds.filesystem.basedir": str(context.folder("s3/objects")),
+    }
+    text = "".join(f"{key}={value}\n" for key, value in properties.items())
+    path = write_file(folder / "s3proxy.properties", text)
     logback = write_file(folder / "logback.xml", _LOGBACK)
     options = [*jvm("256m"), f"-Dlogback.configurationFile={logback}"]
-    main = ["org.gaul.s3proxy.Main", "--properties", str(properties)]
+    main = ["org.gaul.s3proxy.Main", "--properties", str(path)]
     return Service(
         name="s3",
         command=java(context, "s3", options, main, jars.class_path("s3")),
@@ -58,13 +52,10 @@ def service(context: Context) -> Service:
 
 def ensure_buckets(endpoints: Endpoints, context: Context) -> None:
     """Create the buckets of the topics' tables and of derived ones."""
-    s3 = endpoints.boto3("s3", context.config)
+    s3, exists = endpoints.boto3("s3", context.config), "BucketAlready"  # …Exists, …OwnedByYou
     for bucket in (context.config.bucket, context.config.derived_bucket):
         try:
             s3.create_bucket(Bucket=bucket)
         except ClientError as error:
-            if error.response["Error"]["Code"] not in (
-                "BucketAlreadyOwnedByYou",
-                "BucketAlreadyExists",
-            ):
+            if not error.response["Error"]["Code"].startswith(exists):
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
 import psutil
 
@@ -54,14 +55,10 @@ def choose(fixed: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int
                 hint=f"stop that process, or give {name} another port in TOPICBERG_PORTS",
             )
         chosen[name] = port
-    for name in NAMES:
-        if name in chosen:
-            continue
+    for name in (name for name in NAMES if name not in chosen):
         old = before.get(name, 0)
-        if old in RANGE and old not in chosen.values() and is_free(old):
-            chosen[name] = old
-        else:
-            chosen[name] = _free_port(set(chosen.values()) | set(before.values()))
+        stays = old in RANGE and old not in chosen.values() and is_free(old)
+        chosen[name] = old if stays else _free_port({*chosen.values(), *before.values()})
     return {name: chosen[name] for name in NAMES}
 
 
@@ -92,12 +89,10 @@ def _free_port(taken: set[int]) -> int:
 
 
 def _holder(port: int) -> str:
-    try:
+    with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             local = connection.laddr
             if local and local.port == port and connection.status == psutil.CONN_LISTEN:
                 process = psutil.Process(connection.pid) if connection.pid else None
                 return f" by {process.name()} (pid {process.pid})" if process else ""
-    except psutil.Error:
-        pass
     return " by another user's process"

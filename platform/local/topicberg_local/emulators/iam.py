@@ -7,6 +7,8 @@ and the policies of buckets.
 
 from __future__ import annotations
 
+from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -48,12 +50,10 @@ def problem(
         role = _role(client, arn)
         if role is None:
             return None if may_be_missing else f"the role {arn} does not exist"
-        if not _trusts(role, principal, external_id):
-            return (
-                f"the role {arn} does not let {principal} assume the role with the external id"
-                f" {external_id}"
-            )
-        return denial(client, s3, role, *needs)
+        if _trusts(role, principal, external_id):
+            return denial(client, s3, role, *needs)
+        with_id = f"with the external id {external_id}"
+        return f"the role {arn} does not let {principal} assume the role {with_id}"
     except BotoCoreError as error:
         return f"AWS does not answer: {error}"
     except ClientError as error:
@@ -66,20 +66,16 @@ def denial(client: Any, s3: Any, role: Document, *needs: tuple[str, str]) -> str
     boundary = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn")
     identity = tuple(_granted(client, role["RoleName"])) if needs else ()
     limits = tuple(_document(client, boundary)) if boundary and needs else None
-    buckets: dict[str, tuple[Document, ...]] = {}
     context = {
         "aws:securetransport": "true",
         "aws:principalarn": arn,
         "aws:principalaccount": arn.split(":")[4],
     }
+    bucket_policy = cache(partial(_bucket_policy, s3))
     for action, resource in needs:
-        own: tuple[Document, ...] = ()
-        if resource.startswith("arn:aws:s3:::"):
-            bucket = resource.split(":")[5].partition("/")[0]
-            if bucket not in buckets:
-                buckets[bucket] = tuple(_bucket_policy(s3, bucket))
-            own = buckets[bucket]
-        policies = Policies(identity, limits, own, arn)
+        is_object = resource.startswith("arn:aws:s3:::")
+        bucket = resource.split(":")[5].partition("/")[0]
+        policies = Policies(identity, limits, bucket_policy(bucket) if is_object else (), arn)
         request = Request(action, resource, context)
         if reason := policies.denial(request):
             return f"the role {arn} is not authorized to perform {request} {reason}"
@@ -102,13 +98,13 @@ def _trusts(role: Document, principal: str, external_id: str) -> bool:
 
 def _granted(client: Any, role: str) -> list[Document]:
     """The statements of the role's policies, attached and inline."""
-    granted = []
-    for attached in client.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
-        granted += _document(client, attached["PolicyArn"])
-    for name in client.list_role_policies(RoleName=role)["PolicyNames"]:
-        policy = client.get_role_policy(RoleName=role, PolicyName=name)
-        granted += statements(policy["PolicyDocument"])
-    return granted
+    attached = client.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
+    names = client.list_role_policies(RoleName=role)["PolicyNames"]
+    inline = (client.get_role_policy(RoleName=role, PolicyName=name) for name in names)
+    return [
+        *chain.from_iterable(_document(client, policy["PolicyArn"]) for policy in attached),
+        *chain.from_iterable(statements(policy["PolicyDocument"]) for policy in inline),
+    ]
 
 
 def _document(client: Any, arn: str) -> list[Document]:
@@ -121,11 +117,11 @@ def _document(client: Any, arn: str) -> list[Document]:
     return statements(policy["Document"])
 
 
-def _bucket_policy(s3: Any, bucket: str) -> list[Document]:
+def _bucket_policy(s3: Any, bucket: str) -> tuple[Document, ...]:
     """The statements of a bucket's policy; none where the store has no policies or no such bucket:
     requests to it tell.
     """
     try:
-        return statements(s3.get_bucket_policy(Bucket=bucket)["Policy"])
+        return tuple(statements(s3.get_bucket_policy(Bucket=bucket)["Policy"]))
     except ClientError:
-        return []
+        return ()

@@ -55,24 +55,18 @@ class Policies:
             statement for statement in self.resource if is_principal(statement, self.principal)
         ]
         kinds: dict[str, Iterable[Document]] = {
-            "identity-based policy": self.identity,
-            "resource-based policy": named,
-            "permissions boundary": self.boundary or (),
+            "an identity-based policy": self.identity,
+            "a resource-based policy": named,
+            "a permissions boundary": self.boundary or (),
         }
         for kind, statements in kinds.items():
-            if any(_applies(statement, "Deny", request) for statement in statements):
-                return f"with an explicit deny in {_a(kind)}"
-        if not any(_applies(statement, "Allow", request) for statement in (*self.identity, *named)):
+            if _any_applies(statements, "Deny", request):
+                return f"with an explicit deny in {kind}"
+        if not _any_applies((*self.identity, *named), "Allow", request):
             return "because no identity-based policy allows it"
-        if self.boundary is not None and not any(
-            _applies(statement, "Allow", request) for statement in self.boundary
-        ):
+        if self.boundary is not None and not _any_applies(self.boundary, "Allow", request):
             return "because no permissions boundary allows it"
         return None
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind.startswith('i') else 'a'} {kind}"
 
 
 def statements(document: Any) -> list[Document]:
@@ -92,13 +86,10 @@ def is_principal(statement: Document, principal: str) -> bool:
     """Whether a statement is about the principal: itself, its whole account, or everybody."""
     account = principal.split(":")[4]
     of_principal = {principal, account, f"arn:aws:iam::{account}:root", "*"}
-    if "NotPrincipal" in statement:
-        return not of_principal & set(_named(statement["NotPrincipal"]))
-    return bool(of_principal & set(_named(statement.get("Principal", {}))))
-
-
-def _named(principals: Any) -> list[str]:
-    return many(principals.get("AWS") if isinstance(principals, dict) else principals)
+    is_excluded = "NotPrincipal" in statement
+    named = statement.get("NotPrincipal" if is_excluded else "Principal", {})
+    principals = many(named.get("AWS") if isinstance(named, dict) else named)
+    return is_excluded != bool(of_principal & set(principals))
 
 
 def is_about(statement: Document, request: Request) -> bool:
@@ -108,19 +99,19 @@ def is_about(statement: Document, request: Request) -> bool:
     )
 
 
-def _applies(statement: Document, effect: str, request: Request) -> bool:
-    return (
+def _any_applies(statements: Iterable[Document], effect: str, request: Request) -> bool:
+    return any(
         statement.get("Effect") == effect
         and is_about(statement, request)
         and holds(statement.get("Condition", {}), request.context, unknown=effect == "Deny")
+        for statement in statements
     )
 
 
 def _names(statement: Document, element: str, value: str, fold: Callable[[str], str] = str) -> bool:
-    if f"Not{element}" in statement:
-        excluded = many(statement[f"Not{element}"])
-        return not any(fnmatchcase(value, fold(one)) for one in excluded)
-    return any(fnmatchcase(value, fold(one)) for one in many(statement.get(element)))
+    is_excluded = f"Not{element}" in statement
+    patterns = many(statement.get(f"Not{element}" if is_excluded else element))
+    return is_excluded != any(fnmatchcase(value, fold(pattern)) for pattern in patterns)
 
 
 def holds(conditions: Document, context: Mapping[str, str], *, unknown: bool) -> bool:

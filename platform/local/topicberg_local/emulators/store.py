@@ -55,9 +55,8 @@ class Store:
         path.chmod(0o600)
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute(_SCHEMA)
+            for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", _SCHEMA):
+                self._connection.execute(statement)
         except sqlite3.DatabaseError as error:
             raise StackError(
                 f"{path} is damaged: {error}",
@@ -74,15 +73,11 @@ class Store:
 
     def put(self, stored: Stored) -> None:
         with self.lock:
+            name, properties = json.dumps(stored.name), json.dumps(stored.properties)
             self._connection.execute(
                 "INSERT OR REPLACE INTO objects (kind, name, created, properties) "
                 "VALUES (?, ?, ?, ?)",
-                (
-                    stored.kind,
-                    json.dumps(stored.name),
-                    stored.created,
-                    json.dumps(stored.properties),
-                ),
+                (stored.kind, name, stored.created, properties),
             )
 
     def delete(self, kind: str, names: list[Name]) -> None:

@@ -22,10 +22,11 @@ from topicberg_local.emulators.snowflake.account import (
     Account,
     Context,
     drop,
+    resolve,
     show,
     value_of,
 )
-from topicberg_local.emulators.snowflake.errors import already_exists, no_current, unsupported
+from topicberg_local.emulators.snowflake.errors import already_exists, unsupported
 from topicberg_local.emulators.snowflake.privileges import PUBLIC
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sql import (
@@ -43,33 +44,25 @@ from topicberg_local.emulators.store import Stored
 
 _PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")
 _RESERVED = {"SYSTEM", "TEMP", "MEMORY", "_FS_GLOBAL", "MAIN"}
-_DATABASE = Spec(
-    "DATABASE",
-    {
-        "EXTERNAL_VOLUME": reference,
-        "CATALOG": reference,
-        "DATA_RETENTION_TIME_IN_DAYS": integer,
-        "COMMENT": text,
-    },
-)
 _SCHEMA = Spec("SCHEMA", {"DATA_RETENTION_TIME_IN_DAYS": integer, "COMMENT": text})
+_DATABASE = Spec(
+    "DATABASE", {"EXTERNAL_VOLUME": reference, "CATALOG": reference, **_SCHEMA.readers}
+)
 
 
 def _create_database(stream: Stream, statement: Statement) -> None:
     if stream.find("LINKED_CATALOG") is not None:
         linked.read_linked(stream, statement)
-        return
-    if stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
+    elif stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
         raise unsupported(f"CREATE DATABASE … {stream.peek().value}")
-    statement.properties = _DATABASE.read(stream)
+    else:
+        statement.properties = _DATABASE.read(stream)
 
 
 def _create_schema(stream: Stream, statement: Statement) -> None:
-    if stream.at("CLONE"):
-        raise unsupported("CREATE SCHEMA … CLONE")
-    if stream.take("WITH"):
-        stream.expect("MANAGED")
-        raise unsupported("CREATE SCHEMA … WITH MANAGED ACCESS")
+    for tail in ("CLONE", "WITH MANAGED"):
+        if stream.at(*tail.split()):
+            raise unsupported(f"CREATE SCHEMA … {tail}")
     statement.properties = _SCHEMA.read(stream)
 
 
@@ -98,7 +91,7 @@ def create_database(account: Account, context: Context, statement: Statement) ->
     if not _PLAIN.fullmatch(name) or name in _RESERVED:
         raise unsupported(f"a database of the name {display(statement.name)}")
     with account.store.lock:
-        if name in account.engine.databases():
+        if account.is_there(DATABASE, (name,)):
             if statement.if_not_exists:
                 return Rows.status(f"{name} already exists, statement succeeded.")
             if not statement.or_replace:
@@ -132,7 +125,7 @@ def _drop_database(account: Account, name: str) -> None:
 def drop_database(account: Account, context: Context, statement: Statement) -> Rows:
     (name,) = statement.name
     with account.store.lock:
-        if statement.if_exists and name not in account.engine.databases():
+        if statement.if_exists and not account.is_there(DATABASE, (name,)):
             return Rows.status(NOTHING_DROPPED)
         account.require_database(name)
         _drop_database(account, name)
@@ -144,10 +137,7 @@ def drop_database(account: Account, context: Context, statement: Statement) -> R
 def _schema_name(account: Account, context: Context, statement: Statement) -> tuple[str, str]:
     """:raises ProgrammingError: the session has no database, or the database is a catalog's"""
     command = f"{statement.verb} SCHEMA"
-    *given, schema = statement.name
-    database = given[0] if given else context.database
-    if database is None:
-        raise no_current("database", command)
+    database, schema, _ = resolve((*statement.name, ""), context, command)
     account.refuse_write((database,), command)
     return database, schema
 
