@@ -38,7 +38,6 @@ from topicberg.security.guard import PROTECTION, Guard, Request
 from topicberg_local import peers
 
 logger = logging.getLogger(__name__)
-
 HOST = "127.0.0.1"
 CHUNK = 256 * 1024
 """Bytes that are passed on at once, and that are held for a slow receiver."""
@@ -53,7 +52,6 @@ _OF_CONNECTION = frozenset(
     | {"transfer-encoding", "upgrade", "content-length", "expect", "authorization"}
 )
 """Headers that are not passed on: RFC 9110, 7.6.1, and those that the proxy handles."""
-
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[socket.socket], Awaitable[object]]
 LogIn = Callable[[Streams, Streams], Awaitable[bool]]
@@ -311,10 +309,7 @@ async def run(kafka: tuple[int, int], registry: tuple[int, int]) -> None:
 
 
 def listener(port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    :raises OSError: the port is taken
-    """
+    """Return a socket that listens; raises OSError: the port is taken."""
     listening = socket.create_server((HOST, port), backlog=512)
     listening.setblocking(False)
     return listening

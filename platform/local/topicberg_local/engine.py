@@ -23,7 +23,6 @@ from topicberg_local import ports, stack, state
 from topicberg_local.supervisor import Control
 
 logger = logging.getLogger(__name__)
-
 NEEDED = ("kafka", "schema_registry", "iceberg_rest", "s3")
 """Services without which the engine commits nothing."""
 SUPERVISOR = "supervisor"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, Resolver
 
 logger = logging.getLogger(__name__)
-
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 ATTEMPTS = 3
 TIMEOUT_SECONDS = 60

@@ -22,7 +22,6 @@ from pathlib import Path
 from topicberg.security.guard import Address, IsOwn
 
 NO_ADDRESS = "0.0.0.0", 0  # noqa: S104  of the other end of a socket that listens
-
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLMSG_ERROR = 4, 20, 2
 _NLM_F_REQUEST, _ANY = 1, 0xFFFFFFFF
 _HEADER, _REQUEST, _SOCKET = (struct.Struct(one) for one in ("=IHHII", "=BBBBI", "=BBBB48xIIIII"))
@@ -80,7 +79,6 @@ _ESTABLISHED, _LISTEN = 1, 10
 """In every other state the process may have closed the socket, which is then listed as root's."""
 _NO_PROCESS = 0
 """The inode of a socket that its process has closed or not yet accepted: it is listed as root's."""
-
 _LISTENING = ("127.0.0.1", "0.0.0.0", "::")  # noqa: S104  where a server may listen
 
 

@@ -9,7 +9,6 @@ from typing import Protocol
 from topicberg.wording import listed
 
 logger = logging.getLogger(__name__)
-
 MAX_SHOWN = 10
 """Services and runs that a line names."""
 OnBytes = Callable[[int], None]

@@ -102,7 +102,6 @@ KAFKA_USER = "topicberg"
 _NEVER = 2**33
 """When the registry's token expires, in seconds since 1970: a new state directory has another."""
 
-
 _LOG4J = """\
 status = error
 appender.console.type = Console

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from topicberg_local.datagen.status import DatagenStatus
 
 app = typer.Typer(help="Produce generated records to a topic.", no_args_is_help=True)
-
 Topic = Annotated[str, typer.Argument(help="Name of a topic whose spec has a generator.")]
 
 

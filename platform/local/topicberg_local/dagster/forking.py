@@ -58,7 +58,6 @@ LIBRARIES = (
 """What runs import anyway, except modules that start a thread (Snowflake's connector)."""
 NICENESS = 10
 """Of runs in the background: with 40 active topics, checks delayed the tables by seconds."""
-
 _SERVER = get_context("forkserver")
 
 

@@ -67,7 +67,6 @@ class Pace:
 
 
 logger = logging.getLogger(__name__)
-
 REPORT_SECONDS = 1.0
 LOGIN_SECONDS = 300.0
 STOP_FLUSH_SECONDS = 10.0

@@ -36,7 +36,6 @@ from topicberg_local.datagen.status import (
 )
 
 logger = logging.getLogger(__name__)
-
 START_SECONDS = 45.0
 STOP_SECONDS = 15.0
 _LOG_TAIL = 3

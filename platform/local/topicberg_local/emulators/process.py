@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 logger = logging.getLogger(__name__)
-
 STOP_SECONDS = 3
 """How long running requests, and each worker, have to end when the server is stopped."""
 
@@ -80,10 +79,7 @@ def main(
 
 
 def require_variables(*names: str) -> list[str]:
-    """Return the values of environment variables.
-
-    :raises StackError: one of them is missing
-    """
+    """Return the values of environment variables; raises StackError: one of them is missing."""
     if missing := [name for name in names if not os.environ.get(name)]:
         raise StackError(f"not set in the environment: {', '.join(missing)}")
     return [os.environ[name] for name in names]

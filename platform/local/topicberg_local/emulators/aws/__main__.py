@@ -50,10 +50,8 @@ from topicberg_local.emulators.aws.shapes import Refusal
 from topicberg_local.emulators.aws.state import ATHENA, EMR, SERVICES, State, backends
 
 logger = logging.getLogger(__name__)
-
 READS = ("Get", "List", "Describe", "BatchGet", "Search", "Simulate", "Decode", "Check")
 """Actions of these names change nothing, so nothing has to be written after them."""
-
 Environ = dict[str, Any]
 
 

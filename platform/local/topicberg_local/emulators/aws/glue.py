@@ -150,10 +150,7 @@ _INVALID = "InvalidInputException"
 
 @dataclass
 class SchemaVersions:
-    """The versions of the schemas of an account and region.
-
-    :param backend: moto's of Glue
-    """
+    """The versions of the schemas of an account and region; ``backend``: moto's of Glue."""
 
     backend: Any
 

@@ -69,10 +69,7 @@ def _context(form: dict[str, list[str]]) -> dict[str, str]:
 
 
 def policies_of(arn: str, account: str) -> Policies:
-    """Return all that decides on the requests of a user or a role.
-
-    :raises Refusal: NoSuchEntity
-    """
+    """Return all that decides on the requests of a user or a role; raises Refusal: NoSuchEntity."""
     iam = backends("iam")[account]["aws"]
     kind, _, path = arn.split(":")[5].partition("/")
     name = path.rpartition("/")[2]

@@ -39,7 +39,6 @@ ACL = "access list"
 TABLE = "tableflow topic"
 CATALOG = "catalog"
 DELAYS = "delays"
-
 T = TypeVar("T")
 BOOTSTRAP_USER = "u-local1"
 _ID_ALPHABET = string.ascii_lowercase + string.digits
@@ -114,10 +113,7 @@ class Account:
         return self._client("kafka", endpoints.kafka_bootstrap, endpoints.kafka_admin)
 
     def aws(self, service: str) -> Any:
-        """A boto3 client of the local AWS.
-
-        :raises StackError: the stack has not come up yet
-        """
+        """A boto3 client of the local AWS; raises StackError: the stack has not come up yet."""
         endpoints = self.endpoints()
         return self._client(service, endpoints.aws, partial(endpoints.boto3, service, self.config))
 

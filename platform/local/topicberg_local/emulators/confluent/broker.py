@@ -41,10 +41,7 @@ def names(account: Account, cluster: str) -> dict[str, Any]:
 
 
 def cleanup_policy(account: Account, topic: str) -> str:
-    """``cleanup.policy`` of a topic.
-
-    :raises Refusal: there is no such topic
-    """
+    """``cleanup.policy`` of a topic; raises Refusal: there is no such topic."""
     return str(describe(account, topic)["cleanup.policy"].value)
 
 

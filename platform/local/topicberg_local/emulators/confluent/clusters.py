@@ -43,7 +43,6 @@ GONE_AFTER = "gone_after"
 """Property of a cluster that is deleted: until then, in s since 1970, it is still shown."""
 _ZONES = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
 """The service answers the older names with the newer ones."""
-
 Units = Annotated[int, Field(ge=1)]
 Availability = Literal["MULTI_ZONE", "SINGLE_ZONE", "HIGH", "LOW"]
 

@@ -24,7 +24,6 @@ from topicberg_local.emulators.store import Stored
 Configuration = dict[str, str]
 Complaints = dict[str, list[str]]
 """Field → what is wrong with it; a field that is not there can be wrong too."""
-
 PLUGIN = "DatagenSource"
 MASK = "****************"
 FORMATS = {"AVRO": "avro", "JSON_SR": "json", "PROTOBUF": "protobuf"}

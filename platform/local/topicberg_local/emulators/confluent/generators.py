@@ -16,7 +16,6 @@ from topicberg_local.emulators.process import Worker
 from topicberg_local.emulators.store import Stored
 
 logger = logging.getLogger(__name__)
-
 RETRY_SECONDS = 5.0
 """A generator that ended, or did not start, is started again after so long."""
 

@@ -45,7 +45,6 @@ from topicberg_local.emulators.confluent.kafka_rights import user_of
 from topicberg_local.emulators.process import Worker
 
 logger = logging.getLogger(__name__)
-
 _HANDSHAKE, _API_VERSIONS, _AUTHENTICATE = 17, 18, 36
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 """Error codes of Kafka's protocol."""

@@ -54,10 +54,7 @@ def demand(call: Call, topic: str | None = None) -> str:
 
 
 def topic_of(call: Call, cluster: str) -> tuple[str, Any]:
-    """The topic of a request, and its metadata.
-
-    :raises Refusal: there is none
-    """
+    """The topic of a request, and its metadata; raises Refusal: there is none."""
     name = call.path["topic_name"]
     found = broker.names(call.account, cluster).get(name)
     if found is None:
@@ -68,10 +65,7 @@ def topic_of(call: Call, cluster: str) -> tuple[str, Any]:
 def resource(
     call: Call, kind: str, path: str, crn: str, document: dict[str, Any]
 ) -> dict[str, Any]:
-    """An object as Kafka REST shows it.
-
-    :param path: after the cluster's
-    """
+    """An object as Kafka REST shows it; ``path``: after the cluster's."""
     cluster = call.path["cluster_id"]
     metadata = {
         "self": f"{call.account.url}/kafka/v3/clusters/{cluster}{path}",

@@ -37,7 +37,6 @@ Arguments = tuple[
     kafka.AclPermissionType,
 ]
 logger = logging.getLogger(__name__)
-
 LOOK_SECONDS = 0.5
 _OF_CLUSTER = "kafka-cluster"
 _EVERYTHING = (("TOPIC", "*"), ("GROUP", "*"), ("TRANSACTIONAL_ID", "*"), ("CLUSTER", _OF_CLUSTER))

@@ -248,10 +248,7 @@ def _require(call: Call, environment: str, cluster: str) -> Stored:
 
 
 def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
-    """Where the table will be.
-
-    :raises Refusal: the topic or its storage are not as they must be
-    """
+    """Where the table will be; raises Refusal: the topic or its storage are not as they must be."""
     account, topic = call.account, spec.display_name
     if not isinstance(spec.storage, ByobAws):
         raise unsupported(f"storage of kind {spec.storage.kind}; there is ByobAws")

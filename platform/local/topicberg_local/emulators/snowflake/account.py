@@ -33,11 +33,9 @@ ACCOUNT = "ACCOUNT"
 GRANT = "GRANT"
 OWNER = "OWNER"
 """Property of every object: the role that created it."""
-
 DONE = "Statement executed successfully."
 NOTHING_DROPPED = "Drop statement executed successfully."
 """Answers that name no object."""
-
 IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-emulator"
 """Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
 
@@ -287,10 +285,7 @@ def like(pattern: str) -> re.Pattern[str]:
 
 
 def show(statement: Statement, objects: Iterable[Stored], columns: Mapping[str, Any]) -> Rows:
-    """SHOW, with what its LIKE keeps.
-
-    :param columns: see :meth:`Rows.shown`
-    """
+    """SHOW, with what its LIKE keeps; ``columns``: see :meth:`Rows.shown`."""
     pattern = like("%" if statement.like is None else statement.like)
     shown = [stored for stored in objects if pattern.fullmatch(stored.name[-1])]
     return Rows.shown(shown, columns)

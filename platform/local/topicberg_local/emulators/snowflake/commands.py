@@ -125,10 +125,7 @@ SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
 
 
 def parse(sql: str) -> Statement | None:
-    """A statement that is ours, or None.
-
-    :raises ProgrammingError: it is ours and wrong
-    """
+    """A statement that is ours, or None; raises ProgrammingError: it is ours and wrong."""
     readers: tuple[Callable[[Stream], Statement | None], ...] = (
         roles.parse_grant,
         roles.parse_show_grants,

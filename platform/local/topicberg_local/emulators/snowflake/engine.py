@@ -22,11 +22,9 @@ from topicberg_local.emulators.snowflake.sources import region
 from topicberg_local.emulators.snowflake.sql import Name
 
 logger = logging.getLogger(__name__)
-
 MEMORY_LIMIT = "512MB"
 THREADS = 2
 SUFFIX = ".db"
-
 ICEBERG_TABLES = f"{GLOBAL_DATABASE_NAME}._fs_information_schema._topicberg_iceberg_tables"
 """Names of the Iceberg tables, for SHOW and INFORMATION_SCHEMA: to DuckDB they are views."""
 

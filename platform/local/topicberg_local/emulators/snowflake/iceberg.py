@@ -18,7 +18,6 @@ from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake.errors import catalog_failure, invalid_request
 
 IcebergType = str | dict[str, Any]
-
 MAX_TEXT = 134_217_728
 MAX_BINARY = 67_108_864
 

@@ -81,7 +81,6 @@ _NETWORK = Spec(
     },
 )
 
-
 POLICY_KIND = Kind(
     NETWORK_POLICY,
     create=creates(_NETWORK),

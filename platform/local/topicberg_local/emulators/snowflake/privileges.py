@@ -243,9 +243,7 @@ class SessionRole:
             raise _refused(VOLUME, volume)
 
     def owner_may_use_what_it_uses(self, database: str) -> None:
-        """
-        https://docs.snowflake.com/en/release-notes/bcr-bundles/2025_07/bcr-2114
-        """
+        """https://docs.snowflake.com/en/release-notes/bcr-bundles/2025_07/bcr-2114"""
         properties = self._account.require(DATABASE, (database,)).properties
         roles = inherited(self._account, {self.owner(DATABASE, (database,))})
         for option, kind in _USED:

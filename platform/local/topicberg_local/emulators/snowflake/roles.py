@@ -78,7 +78,6 @@ _WAREHOUSE = Spec(
     },
 )
 
-
 WAREHOUSE_KIND = Kind(
     "WAREHOUSE",
     create=creates(_WAREHOUSE),
@@ -312,10 +311,7 @@ def _grants(account: Account, context: Context, statement: Statement) -> list[St
 
 
 def _require_object(account: Account, context: Context, on: str, name: Name) -> Name:
-    """The object's full name.
-
-    :raises ProgrammingError: there is no such object
-    """
+    """The object's full name; raises ProgrammingError: there is no such object."""
     if on == "ROLE":
         _require_role(account, name[0])
     elif on == "USER" and name != (context.user,):

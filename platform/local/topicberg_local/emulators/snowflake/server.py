@@ -33,7 +33,6 @@ from topicberg_local.emulators.snowflake.logins import Login, LoginRefused, Logi
 from topicberg_local.emulators.snowflake.session import Session
 
 logger = logging.getLogger(__name__)
-
 IDLE_SECONDS = 4 * 60 * 60
 """After so long without a statement a session is over, as in Snowflake."""
 

@@ -45,10 +45,7 @@ class Sources:
             return self._clients[service]
 
     def read(self, url: str) -> bytes:
-        """An object.
-
-        :raises ProgrammingError: it is not there, or the store does not answer
-        """
+        """An object; raises ProgrammingError: it is not there, or the store does not answer."""
         bucket, key = split_url(url)
         try:
             response = self._client("s3").get_object(Bucket=bucket, Key=key)
@@ -88,10 +85,7 @@ class Sources:
         return None
 
     def namespaces(self) -> list[str]:
-        """Return the names of Glue's databases.
-
-        :raises ProgrammingError: Glue does not answer
-        """
+        """Return the names of Glue's databases; raises ProgrammingError: Glue does not answer."""
         return [database["Name"] for database in self._pages("get_databases", "DatabaseList")]
 
     def iceberg_tables(self, namespace: str) -> list[str]:

@@ -213,7 +213,6 @@ def read_name(text: str, parts: int) -> Name:
 
 Reader = Callable[[Stream, str], Any]
 """Reads the value of a property; the second argument is the property's name, for messages."""
-
 Properties = dict[str, Any]
 
 
@@ -260,10 +259,7 @@ def choice(*allowed: str) -> Reader:
 
 
 def listed(member: Reader, *, or_none: bool = False) -> Reader:
-    """``(one, …)``.
-
-    :param or_none: there may be none of them
-    """
+    """``(one, …)``; ``or_none``: there may be none of them."""
 
     def read(stream: Stream, name: str) -> list[Any]:
         stream.expect("(")
@@ -332,10 +328,7 @@ class Kind:
 
 
 def creates(spec: Spec, *, tags: str = "") -> Tail:
-    """Properties.
-
-    :param tags: which ones could follow in Snowflake, e.g. ``tags of a user``
-    """
+    """Properties; ``tags``: which ones could follow in Snowflake, e.g. ``tags of a user``."""
 
     def read(stream: Stream, statement: Statement) -> None:
         statement.properties = spec.read(stream, until=("WITH", "TAG") if tags else ())

@@ -118,9 +118,7 @@ TABLE_KIND = Kind(
     in_account=False,
 )
 
-
 logger = logging.getLogger(__name__)
-
 KEPT_SECONDS = 60
 """For which a copy of a metadata file is kept: a running query may still have to open it."""
 

@@ -119,7 +119,6 @@ _USER = Spec(
     },
 )
 
-
 USER_KIND = Kind(
     "USER",
     create=creates(_USER, tags="tags of a user"),
@@ -130,7 +129,6 @@ USER_KIND = Kind(
     ),
     describe=True,
 )
-
 
 _KEYS = ("RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_2")
 _DESCRIBED = (
