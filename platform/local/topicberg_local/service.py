@@ -33,10 +33,6 @@ def _signing_key() -> SecretStr:
     return SecretStr(urlsafe_b64encode(secrets.token_bytes(32)).decode())
 
 
-def _private_key() -> SecretStr:
-    return SecretStr(rsa.generate().private.decode())
-
-
 class Credentials(HoldsSecrets):
     """Secrets of one local stack, created when it first starts, or first has the service."""
 
@@ -50,7 +46,9 @@ class Credentials(HoldsSecrets):
     spark_token: SecretStr = Field(default_factory=_secret)
     iceberg_signing_key: SecretStr = Field(default_factory=_signing_key)
     kafka_password: SecretStr = Field(default_factory=_secret)
-    registry_key: SecretStr = Field(default_factory=_private_key)
+    registry_key: SecretStr = Field(
+        default_factory=lambda: SecretStr(rsa.generate().private.decode())
+    )
     """PEM of the key that signs the token of the registry."""
 
     @property
@@ -162,7 +160,7 @@ class Service:
     answers: Check
     port: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    prepare: Callable[[], object] | None = None
+    prepare: Callable[[], object] = lambda: None
     stop_seconds: int = 60
     """A JVM writes the archive of its classes at its first end."""
 

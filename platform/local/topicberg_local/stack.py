@@ -80,30 +80,24 @@ def ensure_running(config: Settings) -> None:
 
     :raises StackNotRunningError: a user has stopped it, or its project was moved
     """
-    if _runs(config):
-        return
-    state.refuse_stopped(config)
-    state.prepare_dir(config)
-    lock = FileLock(state.lock_file(config))
     deadline = time.monotonic() + OTHERS_SECONDS
-    while True:
+    while not _runs(config):
+        state.refuse_stopped(config)
+        state.prepare_dir(config)
         try:
-            lock.acquire(timeout=15)
-            break
+            with FileLock(state.lock_file(config), timeout=15):
+                if not _runs(config):
+                    state.refuse_stopped(config)  # another process may have stopped it
+                    _up(config, LogReport())
+                return
         except Timeout:
             if time.monotonic() > deadline:
+                minutes = f"{OTHERS_SECONDS / 60:.0f} minutes"
                 raise StackError(
-                    f"another command has been starting the stack for {OTHERS_SECONDS / 60:.0f}"
-                    " minutes",
+                    f"another command has been starting the stack for {minutes}",
                     hint="run `topicberg status` to see its progress",
                 ) from None
             logger.info("waiting for another process that starts the stack")
-    try:
-        if not _runs(config):
-            state.refuse_stopped(config)  # another process may have stopped it
-            _up(config, LogReport())
-    finally:
-        lock.release()
 
 
 def _runs(config: Settings) -> bool:
@@ -111,9 +105,7 @@ def _runs(config: Settings) -> bool:
     if context is None or not state.has_endpoints(config):
         return False
     processes = supervisor.Control(context).processes() or {}
-    return {name for name, info in processes.items() if info["statename"] == "RUNNING"} >= set(
-        SERVICES
-    )
+    return all(processes.get(name, {}).get("statename") == "RUNNING" for name in SERVICES)
 
 
 def _up(config: Settings, report: Report) -> Endpoints:
@@ -132,8 +124,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
     context = Context(config, ports.choose(config.ports, before), state.credentials(config))
     services = _services(context)
     with ThreadPoolExecutor() as pool:
-        for future in [pool.submit(service.prepare) for service in services if service.prepare]:
-            future.result()
+        list(pool.map(lambda service: service.prepare(), services))
     state.save_ports(context)
     try:
         supervisor.launch(context, services)
@@ -150,10 +141,8 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
     services, endpoints = _services(context), _endpoints(context)
     health.wait(context, services, endpoints, control, report)
     object_store.ensure_buckets(endpoints, context)
-    compatibility = requests.put(
-        f"{endpoints.schema_registry}/config", json={"compatibility": "BACKWARD"}, timeout=10
-    )
-    compatibility.raise_for_status()
+    url, compatibility = f"{endpoints.schema_registry}/config", {"compatibility": "BACKWARD"}
+    requests.put(url, json=compatibility, timeout=10).raise_for_status()
     state.save_endpoints(context.config, {s.name: s.url for s in services}, endpoints)
     return endpoints
 
@@ -199,23 +188,20 @@ def _down(config: Settings, report: Report) -> bool:
 
 def _stop(config: Settings, context: Context | None, report: Report) -> bool:
     """End every process, gracefully if the supervisor answers."""
-    if context and (processes := (control := supervisor.Control(context)).processes()) is not None:
-        shown: list[str] = []
-
-        def report_left(pids: set[int]) -> None:
-            nonlocal shown
-            names = [name for name, info in processes.items() if info["pid"] in pids]
-            if names and names != shown:
-                shown = names
-                report.stopping(names)
-
+    control = supervisor.Control(context) if context else None
+    processes = control.processes() if control else None
+    if control and processes is not None:
+        names = {info["pid"]: name for name, info in processes.items()}
         control.shutdown()
-        supervisor.wait_until_gone(config.state_dir, STOP_SECONDS, report_left)
-        supervisor.end(supervisor.stack_processes(config.state_dir))
-        return True
-    left = supervisor.stack_processes(config.state_dir)
-    supervisor.end(left)
-    return bool(left)
+        shown: list[str] = []
+        for pids in supervisor.until_gone(config.state_dir, STOP_SECONDS):
+            left = [name for pid, name in names.items() if pid in pids]
+            if left and left != shown:
+                report.stopping(left)
+                shown = left
+    processes_left = supervisor.stack_processes(config.state_dir)
+    supervisor.end(processes_left)
+    return bool(processes_left) or processes is not None
 
 
 def reset(config: Settings, report: Report | None = None) -> bool:
@@ -248,11 +234,10 @@ def status(config: Settings) -> list[ServiceStatus]:
             "running",
             hint="run `topicberg up`, which ends them and starts the stack again; nothing is lost",
         )
-    every, known = _services(context), processes or {}
+    every = _services(context)
+    infos = [(processes or {}).get(service.name) for service in every]
     with ThreadPoolExecutor(len(every)) as pool:
-        return list(
-            pool.map(lambda service: health.service_status(service, known.get(service.name)), every)
-        )
+        return list(pool.map(health.service_status, every, infos))
 
 
 def services(config: Settings) -> list[Service]:

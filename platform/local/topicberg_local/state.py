@@ -85,18 +85,17 @@ def prepare_dir(config: Settings) -> None:
 
 def check_resources(state_dir: Path) -> None:
     """:raises StackError: there is too little disk space or memory for a start"""
-    free = shutil.disk_usage(state_dir).free
-    if free < NEEDED_DISK:
+    disk, memory = shutil.disk_usage(state_dir).free, psutil.virtual_memory().available
+    if disk < NEEDED_DISK:
+        needed = f"the stack needs {NEEDED_DISK / 2**30:.0f}"
         raise StackError(
-            f"{state_dir} has {free / 2**30:.1f} GB free, the stack needs"
-            f" {NEEDED_DISK / 2**30:.0f}",
+            f"{state_dir} has {disk / 2**30:.1f} GB free, {needed}",
             hint="free some space, or set TOPICBERG_STATE_DIR to another disk",
         )
-    available = psutil.virtual_memory().available
-    if available < NEEDED_MEMORY:
+    if memory < NEEDED_MEMORY:
+        needed = f"the stack needs {NEEDED_MEMORY / 2**30:.0f}"
         raise StackError(
-            f"{available / 2**30:.1f} GB of memory are available, the stack needs"
-            f" {NEEDED_MEMORY / 2**30:.0f}",
+            f"{memory / 2**30:.1f} GB of memory are available, {needed}",
             hint="close other programs, or run `topicberg down` in other checkouts",
         )
 

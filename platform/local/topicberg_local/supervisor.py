@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -148,12 +148,11 @@ class Control:
     def restart_what_is_down(self) -> None:
         """Start now what is stopped, gave up, or waits for its next attempt."""
         for info in (self.processes() or {}).values():
-            if info["statename"] in ("RUNNING", "STARTING"):
-                continue
             with suppress(Fault):  # its state changed meanwhile
                 if info["statename"] == "BACKOFF":
                     self._api.stopProcess(full_name(info))
-                self._api.startProcess(full_name(info), False)
+                if info["statename"] not in ("RUNNING", "STARTING"):
+                    self._api.startProcess(full_name(info), False)
 
     def shutdown(self) -> None:
         self._api.shutdown()
@@ -174,14 +173,9 @@ def launch(context: Context, services: Iterable[Service]) -> None:
     path = write_file(folder / "supervisord.conf", configuration(context, services))
     environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
     environment[STACK_VARIABLE] = str(context.config.state_dir)
-    done = subprocess.run(
-        [sys.executable, "-m", "supervisor.supervisord", "-c", str(path)],
-        cwd=context.config.state_dir,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(path)]
+    state_dir = context.config.state_dir
+    done = subprocess.run(command, cwd=state_dir, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise StackError(f"supervisord does not start: {(done.stderr or done.stdout).strip()}")
 
@@ -190,34 +184,27 @@ def stack_processes(state_dir: Path) -> list[psutil.Process]:
     """Return every process of the stack of this state directory, including orphans."""
     processes = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error, OSError):
             if process.environ().get(STACK_VARIABLE) == str(state_dir):
                 processes.append(process)
-        except (psutil.Error, OSError):
-            continue
     return [process for process in processes if process.pid != os.getpid()]
 
 
 def end(processes: list[psutil.Process], patience: float = 10.0) -> None:
     """End processes: first by SIGTERM, then by SIGKILL."""
-    for process in processes:
-        with suppress(psutil.Error):
-            process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=patience)
-    for process in alive:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=5)
+    for stop, seconds in ((psutil.Process.terminate, patience), (psutil.Process.kill, 5.0)):
+        for process in processes:
+            with suppress(psutil.Error):
+                stop(process)
+        _, processes = psutil.wait_procs(processes, timeout=seconds)
 
 
-def wait_until_gone(
-    state_dir: Path, patience: float, report: Callable[[set[int]], object] = lambda _: None
-) -> None:
+def until_gone(state_dir: Path, patience: float) -> Iterator[set[int]]:
     """Wait until every process of the stack has ended, or for so many seconds.
 
-    :param report: gets the ids of those that have not, again and again
+    :returns: the ids of those that have not, again and again
     """
     deadline = time.monotonic() + patience
     while (left := stack_processes(state_dir)) and time.monotonic() < deadline:
-        report({process.pid for process in left})
+        yield {process.pid for process in left}
         time.sleep(0.2)

@@ -177,7 +177,7 @@ def test_what_is_killed_comes_back(context: Context) -> None:
         raise AssertionError(again)
     assert left.parent.is_dir()
     control.shutdown()
-    supervisor.wait_until_gone(context.config.state_dir, 20)
+    list(supervisor.until_gone(context.config.state_dir, 20))
     assert not supervisor.stack_processes(context.config.state_dir)
 
 
@@ -204,7 +204,7 @@ for word in ("begin", "end"):
     logs = [supervisor.log_file(context, each.name) for each in services]
     wait_until(lambda: all(path.exists() and "ready" in path.read_text() for path in logs), 20)
     control.shutdown()
-    supervisor.wait_until_gone(context.config.state_dir, 20)
+    list(supervisor.until_gone(context.config.state_dir, 20))
     assert not supervisor.stack_processes(context.config.state_dir)
     found = log.read_text().splitlines()
     assert found[:2] == ["last begin", "last end"]

@@ -38,14 +38,11 @@ def start(
     """
     from topicberg_local.datagen import runner
 
-    if not foreground:
-        status = runner.start(settings(), topic, rate, count, seed)
-        echo(f"{_line(status)}; log: {runner.log_file(settings(), topic)}")
-        return
-    status = runner.run_here(
-        settings(), topic, rate, count, seed, on_report=lambda status: echo(_line(status))
-    )
-    echo(_line(status))
+    given = (settings(), topic, rate, count, seed)
+    if foreground:
+        echo(_line(runner.run_here(*given, on_report=lambda status: echo(_line(status)))))
+    else:
+        echo(f"{_line(runner.start(*given))}; log: {runner.log_file(settings(), topic)}")
 
 
 @app.command()
@@ -71,15 +68,13 @@ def status(
     else:
         raise TopicbergError(f"no generator of {topic!r} was ever started")
     if as_json:
-        rows = [
-            {**s.model_dump(mode="json"), "achieved_rate": round(s.achieved_rate, 1)}
-            for s in statuses
-        ]
-        echo_json(rows)
-        return
-    if not statuses:
+        rates = [{"achieved_rate": round(status.achieved_rate, 1)} for status in statuses]
+        documents = (status.model_dump(mode="json") for status in statuses)
+        echo_json([document | rate for document, rate in zip(documents, rates, strict=True)])
+    elif not statuses:
         echo("no generator was ever started")
-    echo(_line(status) for status in statuses)
+    else:
+        echo(_line(status) for status in statuses)
 
 
 def _line(status: DatagenStatus) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
+    from topicberg_local.health import ServiceStatus
     from topicberg_local.progress import Report
 
 
@@ -136,22 +137,18 @@ def status(as_json: AsJson = False) -> None:
             addresses = {}
         echo_json({"services": services, "endpoints": addresses})
     else:
-        rows = (
-            (
-                s.name,
-                s.state if s.running else f"[red]{s.state}",
-                str(s.port or ""),
-                str(s.pid or ""),
-                f"{s.memory / 2**20:,.0f} MB" if s.memory else "",
-                _duration(s.uptime) if s.running else "",
-            )
-            for s in states
-        )
         columns = ("service", "state", "port", "pid", "memory", "uptime")
         total = sum(s.memory for s in states)
-        print_table(columns, rows, caption=f"{total / 2**20:,.0f} MB in all")
+        print_table(columns, map(_row, states), caption=f"{total / 2**20:,.0f} MB in all")
         complain(f"{s.name} is {s.state}: {s.problem}" for s in states if s.problem)
     exit_if(not all(s.running for s in states))
+
+
+def _row(status: ServiceStatus) -> tuple[str, ...]:
+    state = status.state if status.running else f"[red]{status.state}"
+    memory = f"{status.memory / 2**20:,.0f} MB" if status.memory else ""
+    uptime = _duration(status.uptime) if status.running else ""
+    return status.name, state, str(status.port or ""), str(status.pid or ""), memory, uptime
 
 
 def logs(
@@ -163,19 +160,13 @@ def logs(
     from topicberg_local.stack import SERVICES
 
     folder = settings().state_dir / "logs"
-    if service and service not in SERVICES and not (folder / f"{service}.log").exists():
-        raise StackError(
-            f"there is no service {service!r}", hint=f"use one of {', '.join(SERVICES)}"
-        )
-    paths = [folder / f"{service}.log"] if service else sorted(folder.glob("*.log"))
-    streams = {}
-    for path in paths:
-        if not path.exists():
-            continue
-        stream = path.open(errors="replace")
-        prefix = "" if service else f"{path.stem}: "
+    paths = [path for path in sorted(folder.glob("*.log")) if service in (None, path.stem)]
+    if service and not paths and service not in SERVICES:
+        hint = f"use one of {', '.join(SERVICES)}"
+        raise StackError(f"there is no service {service!r}", hint=hint)
+    streams = {"" if service else f"{path.stem}: ": path.open(errors="replace") for path in paths}
+    for prefix, stream in streams.items():
         echo(prefix + line.rstrip() for line in deque(stream, maxlen=lines))
-        streams[prefix] = stream
     while follow:
         for prefix, stream in streams.items():
             echo(prefix + line.rstrip() for line in stream)
@@ -215,6 +206,5 @@ def _addresses(endpoints: Endpoints) -> dict[str, str | None]:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

@@ -35,18 +35,11 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
     from topicberg.dagster.run_assets import run_kind
     from topicberg.dagster.run_process import process_of
 
-    unfinished = [
-        dg.DagsterRunStatus.QUEUED,
-        dg.DagsterRunStatus.STARTING,
-        dg.DagsterRunStatus.STARTED,
-        dg.DagsterRunStatus.CANCELING,
-    ]
+    status = dg.DagsterRunStatus
+    unfinished = [status.QUEUED, status.STARTING, status.STARTED, status.CANCELING]
     with dg.DagsterInstance.from_config(str(dagster_home(config))) as instance:
-        runs = [
-            run
-            for run in instance.get_runs(dg.RunsFilter(statuses=unfinished))
-            if _is_of(config.project_root, run)
-        ]
+        every = instance.get_runs(dg.RunsFilter(statuses=unfinished))
+        runs = [run for run in every if _is_of(config.project_root, run)]
         if runs:
             report([f"the run {run.run_id[:8]} of {run_kind(run)}" for run in runs])
         processes = []
@@ -54,17 +47,13 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
             if (process := process_of(instance, run)) is not None:
                 processes += [process, *process.children(recursive=True)]
                 instance.run_launcher.terminate(run.run_id)
-            elif run.status == dg.DagsterRunStatus.QUEUED:
+            elif run.status == status.QUEUED:
                 instance.report_run_canceled(run, "The local stack is stopped.")
         for process in psutil.wait_procs(processes, timeout=SECONDS)[1]:
             process.kill()
         for run in runs:
             now = instance.get_run_by_id(run.run_id)
-            if (
-                now
-                and now.status == dg.DagsterRunStatus.CANCELING
-                and process_of(instance, now) is None
-            ):
+            if now and now.status == status.CANCELING and process_of(instance, now) is None:
                 instance.report_run_canceled(now, "Its process was killed: the stack is stopped.")
 
 

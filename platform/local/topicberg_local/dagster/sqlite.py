@@ -64,12 +64,9 @@ _READY: set[str] = set()
 
 def _engine(url: str) -> Engine:
     engine = create_engine(url, connect_args={"timeout": TIMEOUT_SECONDS}, max_overflow=-1)
-    event.listen(engine, "connect", _prepare)
+    pragma = "PRAGMA synchronous=NORMAL"
+    event.listen(engine, "connect", lambda connection, _: connection.execute(pragma))
     return engine
-
-
-def _prepare(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=NORMAL")
 
 
 class _EventLogStorage(SqliteEventLogStorage):
@@ -143,14 +140,8 @@ def open_storages(folder: Path) -> tuple[_RunStorage, _EventLogStorage, _Schedul
 
 
 # What is overridden, or used of the classes, and may have other names in another Dagster.
-require_attributes(
-    SqliteEventLogStorage,
-    "_connect",
-    "_initdb",
-    "conn_string_for_shard",
-    "path_for_shard",
-    "delete_events",
-)
+_OF_EVENTS = ("_connect", "_initdb", "conn_string_for_shard", "path_for_shard", "delete_events")
+require_attributes(SqliteEventLogStorage, *_OF_EVENTS)
 require_attributes(SqliteRunStorage, "from_local", "connect")
 require_attributes(SqliteScheduleStorage, "from_local", "connect", "_has_instigators_table")
 require_parameters(SqliteRunStorage, 2)

@@ -152,17 +152,12 @@ class GeneratorRun:
         first_iteration: int = 0,
     ) -> None:
         if spec.generator is None:
-            raise TopicbergError(
-                f"topic {spec.name} has no generator", hint="add `generator: {kind: …}` to its spec"
-            )
-        self.spec = spec
-        self._endpoints = endpoints
-        self._config = config
-        self._rate = rate
-        self._count = count
-        self._records = record_generator(spec.generator.kind, config)(
-            random_of(seed, generation), seed
-        )
+            hint = "add `generator: {kind: …}` to its spec"
+            raise TopicbergError(f"topic {spec.name} has no generator", hint=hint)
+        self.spec, self._endpoints, self._config = spec, endpoints, config
+        self._rate, self._count = rate, count
+        generate = record_generator(spec.generator.kind, config)
+        self._records = generate(random_of(seed, generation), seed)
         self._generation = str(generation).encode()
         self._iterations = count_from(first_iteration)
         self._stop = threading.Event()
@@ -224,10 +219,8 @@ class GeneratorRun:
         path = self.spec.schema_path("value", self._config)
         kind, schema_id = self.spec.value_schema.format, ensured.value_schema_id
         if path is None or schema_id is None or kind not in ("avro", "json"):
-            raise TopicbergError(
-                f"topic {self.spec.name}: the generator writes Avro or JSON, "
-                f"the schema's format is {kind}"
-            )
+            text = f"the generator writes Avro or JSON, the schema's format is {kind}"
+            raise TopicbergError(f"topic {self.spec.name}: {text}")
         if kind == "json":
             return json_encoder(schema_id)
         return avro_encoder(read_schema(path, kind).text, schema_id)
@@ -248,9 +241,8 @@ class GeneratorRun:
             ]
             while True:
                 try:
-                    producer.produce(
-                        topic, value, key, headers=headers, on_delivery=self._on_failure
-                    )
+                    failed = self._on_failure
+                    producer.produce(topic, value, key, headers=headers, on_delivery=failed)
                 except BufferError:
                     producer.poll(0.1)
                     if self._stop.is_set() or self._failure:
@@ -265,9 +257,8 @@ class GeneratorRun:
 
     def _on_failure(self, error: KafkaError | None, _: Message | None) -> None:
         if error is not None and self._failure is None:
-            self._failure = DeliveryError(
-                f"topic {self.spec.name}: Kafka refused a record: {error.str()}"
-            )
+            text = f"topic {self.spec.name}: Kafka refused a record: {error.str()}"
+            self._failure = DeliveryError(text)
             self._failure.__cause__ = KafkaException(error)
 
     def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> None:

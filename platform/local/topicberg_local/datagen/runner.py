@@ -65,9 +65,8 @@ def run_here(
     """
     spec = load_topic(topic, config)
     if spec.generator is None:
-        raise DatagenError(
-            f"topic {topic} has no generator", hint="add `generator: {kind: …}` to its spec"
-        )
+        hint = "add `generator: {kind: …}` to its spec"
+        raise DatagenError(f"topic {topic} has no generator", hint=hint)
     with _only_one(config, topic):
         before = read_status(config, topic)
         status = DatagenStatus(
@@ -85,16 +84,9 @@ def run_here(
         )
         write_status(config, status)
         try:
-            run = GeneratorRun(
-                spec,
-                load_endpoints(config),
-                config,
-                rate=status.rate,
-                count=count,
-                seed=status.seed,
-                generation=status.generation,
-                first_iteration=status.first_iteration,
-            )
+            fields = {"rate", "count", "seed", "generation", "first_iteration"}
+            chosen = status.model_dump(include=fields)
+            run = GeneratorRun(spec, load_endpoints(config), config, **chosen)
 
             def report(sent: int) -> None:
                 if status.state == "starting":
@@ -133,6 +125,7 @@ def start(
     log = log_file(config, topic)
     log.parent.mkdir(parents=True, exist_ok=True)
     arguments = [topic, *("" if value is None else str(value) for value in (rate, count, seed))]
+    folders = {"STATE_DIR": config.state_dir, "PROJECT_ROOT": config.project_root}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "topicberg_local.datagen.runner", *arguments],
@@ -140,21 +133,16 @@ def start(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={
-                **os.environ,
-                "TOPICBERG_STATE_DIR": str(config.state_dir),
-                "TOPICBERG_PROJECT_ROOT": str(config.project_root),
-            },
+            env=os.environ | {f"TOPICBERG_{name}": str(path) for name, path in folders.items()},
         )
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        exit_code = process.poll()
-        status = read_status(config, topic)
-        mine = status is not None and status.pid == process.pid
-        if mine and status and (status.state == "running" or exit_code == 0):
-            return status
+        exit_code, status = process.poll(), read_status(config, topic)
+        mine = status if status and status.pid == process.pid else None
+        if mine and (mine.state == "running" or exit_code == 0):
+            return mine
         if exit_code is not None:
-            reason = status.error if mine and status and status.error else _tail(log)
+            reason = (mine and mine.error) or _tail(log)
             raise DatagenError(f"the generator of {topic} did not start: {reason}")
         time.sleep(0.1)
     process.terminate()
@@ -172,29 +160,22 @@ def stop(config: Settings, topic: str) -> DatagenStatus:
     status = read_status(config, topic)
     process = process_of(status) if status else None
     if status is None or process is None:
-        raise DatagenError(
-            f"no generator of {topic} is running"
-            + (f": the last one {status.state}" if status else "")
-        )
+        last = f": the last one {status.state}" if status else ""
+        raise DatagenError(f"no generator of {topic} is running{last}")
     try:
-        _end(process)
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except psutil.TimeoutExpired:
+                process.kill()
+                process.wait(STOP_SECONDS)
     except psutil.Error as error:
         raise DatagenError(
             f"the generator of {topic} (pid {status.pid}) does not end: {error}",
             hint="end the process as the user who started it",
         ) from error
     return read_status(config, topic) or status
-
-
-def _end(process: psutil.Process) -> None:
-    """:raises psutil.Error: it does not end, or is another user's"""
-    with suppress(psutil.NoSuchProcess):  # it has ended by itself
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_SECONDS)
 
 
 def stop_all(config: Settings) -> list[DatagenStatus]:
@@ -254,15 +235,10 @@ def main(arguments: list[str]) -> int:
         # The registry's client logs each request.
         {"httpx": logging.WARNING, "httpx2": logging.WARNING},
     )
-    topic, rate, count, seed = arguments
+    topic, rate, *numbers = arguments
+    count, seed = (int(number) if number else None for number in numbers)
     try:
-        status = run_here(
-            settings(),
-            topic,
-            float(rate) if rate else None,
-            int(count) if count else None,
-            int(seed) if seed else None,
-        )
+        status = run_here(settings(), topic, float(rate) if rate else None, count, seed)
     except TopicbergError as error:
         logger.error("%s", error)
         return 2

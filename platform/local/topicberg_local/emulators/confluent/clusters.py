@@ -184,8 +184,8 @@ def _list(call: Call) -> dict[str, Any]:
     return call.page(clusters, VERSION, "Cluster", _document)
 
 
-def _get(call: Call) -> dict[str, Any]:
-    return _document(call, require(call.account, call.query.environment, call.path["id"]))
+def _require(call: Call) -> Stored:
+    return require(call.account, call.query.environment, call.path["id"])
 
 
 def _change(call: Call) -> dict[str, Any]:
@@ -200,9 +200,8 @@ def _change(call: Call) -> dict[str, Any]:
 
 def _delete(call: Call) -> None:
     """With its keys, bindings, and the topics that were made through this API."""
-    account, environment = call.account, call.query.environment
-    stored = require(account, environment, call.path["id"])
-    name = stored.name[0]
+    account, stored = call.account, _require(call)
+    (name,) = stored.name
     if GONE_AFTER in stored.properties:
         return
     if stored.properties["spec"].get("deletion_protection"):
@@ -216,14 +215,15 @@ def _delete(call: Call) -> None:
     lists = account.store.all(ACL, lambda acl: acl.name[0] == name)
     account.store.delete(ACL, [acl.name for acl in lists])
     account.delete(KEY, resource=name)
-    roles.unbind(account, crn(account, environment, name))
+    roles.unbind(account, crn(account, call.query.environment, name))
     account.change(stored, {GONE_AFTER: time.time() + account.delays.deletion})
 
 
+_ONE = PATH + "/{id}"
 OPERATIONS = [
     Operation("POST", PATH, _create, 202, body=SpecBody[NewSpec]),
     Operation("GET", PATH, _list, query=ListClusters),
-    Operation("GET", PATH + "/{id}", _get, query=InEnvironment),
-    Operation("PATCH", PATH + "/{id}", _change, body=SpecBody[SpecChange]),
-    Operation("DELETE", PATH + "/{id}", _delete, 204, query=InEnvironment),
+    Operation("GET", _ONE, lambda call: _document(call, _require(call)), query=InEnvironment),
+    Operation("PATCH", _ONE, _change, body=SpecBody[SpecChange]),
+    Operation("DELETE", _ONE, _delete, 204, query=InEnvironment),
 ]

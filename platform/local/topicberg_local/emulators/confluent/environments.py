@@ -77,13 +77,12 @@ def _list(call: Call) -> dict[str, Any]:
     return call.page(call.account.store.all(ENVIRONMENT), VERSION, "Environment", _document)
 
 
-def _get(call: Call) -> dict[str, Any]:
-    return _document(call, require(call.account, call.path["id"]))
+def _require(call: Call) -> Stored:
+    return require(call.account, call.path["id"])
 
 
 def _change(call: Call) -> dict[str, Any]:
-    stored = require(call.account, call.path["id"])
-    changes = call.body.model_dump(exclude_unset=True)
+    stored, changes = _require(call), call.body.model_dump(exclude_unset=True)
     if "display_name" in changes:
         _refuse_taken(call.account, changes["display_name"], but=stored.name[0])
     return _document(call, call.account.change(stored, changes))
@@ -92,7 +91,7 @@ def _change(call: Call) -> dict[str, Any]:
 def _delete(call: Call) -> None:
     """With its Schema Registry, subjects and role bindings; not while anything runs in it."""
     account = call.account
-    name = require(account, call.path["id"]).name[0]
+    (name,) = _require(call).name
     for kind in (CLUSTER, INTEGRATION, CATALOG):
         for inside in account.find(kind, environment=name):
             if "gone_after" not in inside.properties:
@@ -161,7 +160,7 @@ def _get_registry(call: Call) -> dict[str, Any]:
 OPERATIONS = [
     Operation("POST", PATH, _create, 201, body=NewEnvironment),
     Operation("GET", PATH, _list, query=Page),
-    Operation("GET", PATH + "/{id}", _get),
+    Operation("GET", PATH + "/{id}", lambda call: _document(call, _require(call))),
     Operation("PATCH", PATH + "/{id}", _change, body=EnvironmentChange),
     Operation("DELETE", PATH + "/{id}", _delete, 204),
     Operation("GET", "/org/v2/organizations", _organizations, query=Page),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -120,10 +121,6 @@ def _list(call: Call) -> dict[str, Any]:
     return call.page(integrations, VERSION, "Integration", _document)
 
 
-def _get(call: Call) -> dict[str, Any]:
-    return _document(call, _require(call))
-
-
 def _delete(call: Call) -> None:
     stored = _require(call)
     if used := _usages(call.account, stored):
@@ -131,9 +128,11 @@ def _delete(call: Call) -> None:
     call.account.store.delete(INTEGRATION, [stored.name])
 
 
+_operation = partial(Operation, shape=Shape.PROVIDER)
+_ONE = PATH + "/{id}"
 OPERATIONS = [
-    Operation("POST", PATH, _create, 201, body=NewIntegration, shape=Shape.PROVIDER),
-    Operation("GET", PATH, _list, query=ListQuery, shape=Shape.PROVIDER),
-    Operation("GET", PATH + "/{id}", _get, query=InEnvironment, shape=Shape.PROVIDER),
-    Operation("DELETE", PATH + "/{id}", _delete, 204, query=InEnvironment, shape=Shape.PROVIDER),
+    _operation("POST", PATH, _create, 201, body=NewIntegration),
+    _operation("GET", PATH, _list, query=ListQuery),
+    _operation("GET", _ONE, lambda call: _document(call, _require(call)), query=InEnvironment),
+    _operation("DELETE", _ONE, _delete, 204, query=InEnvironment),
 ]

@@ -167,10 +167,6 @@ def _list_accounts(call: Call) -> dict[str, Any]:
     return call.page(accounts, VERSION, "ServiceAccount", _service_account)
 
 
-def _get_account(call: Call) -> dict[str, Any]:
-    return _service_account(call, _require_account(call))
-
-
 def _change_account(call: Call) -> dict[str, Any]:
     changes, stored = call.body.model_dump(exclude_unset=True), _require_account(call)
     if "display_name" in changes:
@@ -247,10 +243,6 @@ def _list(call: Call) -> dict[str, Any]:
     return call.page(bindings, VERSION, "RoleBinding", _document)
 
 
-def _get(call: Call) -> dict[str, Any]:
-    return _document(call, _require(call))
-
-
 def _delete(call: Call) -> dict[str, Any]:
     stored = _require(call)
     call.account.store.delete(ROLE_BINDING, [stored.name])
@@ -258,14 +250,15 @@ def _delete(call: Call) -> dict[str, Any]:
 
 
 _operation = partial(Operation, shape=Shape.ROLES, rated=False, invalid_is_400=True)
+_ACCOUNT = ACCOUNTS + "/{id}"
 OPERATIONS = [
     Operation("POST", ACCOUNTS, _create_account, 201, NewServiceAccountQuery, NewServiceAccount),
     Operation("GET", ACCOUNTS, _list_accounts, query=ListServiceAccounts),
-    Operation("GET", ACCOUNTS + "/{id}", _get_account),
-    Operation("PATCH", ACCOUNTS + "/{id}", _change_account, body=ServiceAccountChange),
-    Operation("DELETE", ACCOUNTS + "/{id}", _delete_account, 204),
+    Operation("GET", _ACCOUNT, lambda call: _service_account(call, _require_account(call))),
+    Operation("PATCH", _ACCOUNT, _change_account, body=ServiceAccountChange),
+    Operation("DELETE", _ACCOUNT, _delete_account, 204),
     _operation("POST", PATH, _create, 201, body=NewBinding),
     _operation("GET", PATH, _list, query=ListBindings),
-    _operation("GET", PATH + "/{id}", _get),
+    _operation("GET", PATH + "/{id}", lambda call: _document(call, _require(call))),
     _operation("DELETE", PATH + "/{id}", _delete),
 ]
