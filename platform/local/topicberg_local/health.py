@@ -167,7 +167,7 @@ def _refuse_crashes(context: Context, control: Control, waiting: Mapping[str, se
     if processes is None:
         hint = f"read {log_file(context, 'supervisor')} for the reason"
         raise StackError("the supervisor ended while the services were starting", hint=hint)
-    for name in waiting.keys() & processes.keys():
+    for name in [name for name in waiting if name in processes]:
         info, starts = processes[name], waiting[name]
         starts.add(info["start"])
         if info["statename"] in ("BACKOFF", "EXITED", "FATAL") and len(starts) >= EXITS:

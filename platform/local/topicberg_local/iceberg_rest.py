@@ -16,7 +16,7 @@ import pyspark
 import requests
 
 from topicberg.clients.liveness import answers_http
-from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.endpoints import CATALOG
 from topicberg_local import jars, state
 from topicberg_local.service import Context, Service, java, jvm, log4j, write_file
 
@@ -120,7 +120,7 @@ def service(context: Context) -> Service:
         f'    <Call name="put"><Arg>{escape(key)}</Arg><Arg>{escape(value)}</Arg></Call>'
         for key, value in properties.items()
     )
-    port = context.ports["iceberg_rest"]
+    port, url = context.ports["iceberg_rest"], context.url("iceberg_rest")
     key = context.credentials.iceberg_signing_key.get_secret_value()
     text = _XML.format(properties=entries, name=CATALOG, port=port, key=key)
     xml = write_file(folder / "jetty.xml", text)
@@ -138,12 +138,14 @@ def service(context: Context) -> Service:
             class_path,
         ),
         environment=context.aws_environment(),
-        url=context.url("iceberg_rest"),
+        url=url,
         port=port,
         start_order=20,
         prepare=lambda: _check(folder / "catalog.db"),
-        healthy=_healthy,
-        answers=answers_http(f"{context.url('iceberg_rest')}/v1/config"),
+        healthy=lambda endpoints: requests.get(
+            f"{url}/v1/namespaces", headers=endpoints.iceberg_rest_headers(), timeout=5
+        ).raise_for_status(),
+        answers=answers_http(f"{url}/v1/config"),
     )
 
 
@@ -158,8 +160,3 @@ def _check(database: Path) -> None:
         raise state.damaged(database, str(error)) from None
     if result != "ok":
         raise state.damaged(database, str(result).splitlines()[0])
-
-
-def _healthy(endpoints: Endpoints) -> None:
-    url, headers = f"{endpoints.iceberg_rest}/v1/namespaces", endpoints.iceberg_rest_headers()
-    requests.get(url, headers=headers, timeout=5).raise_for_status()

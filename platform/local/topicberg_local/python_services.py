@@ -9,7 +9,7 @@ import requests
 
 from topicberg.alerts.settings import alert_environment
 from topicberg.clients.lineage import lineage_settings
-from topicberg.clients.liveness import Check, answers_http
+from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
 from topicberg.settings.environment import as_environment, as_text
 from topicberg_local.answers import answers_kafka
@@ -118,18 +118,14 @@ def _module(context: Context, module: str, name: str) -> list[str]:
 
 def access_proxy(context: Context) -> Service:
     """Return the process at the addresses of Kafka and the registry for the user's own clients."""
-    secrets = context.credentials
+    secrets, port = context.credentials, context.ports
     token = secrets.registry_login.token
     assert token is not None  # noqa: S101  it is a bearer token
-    ports = {
-        "--kafka": ("kafka", "kafka_proxied"),
-        "--registry": ("schema_registry", "schema_registry_server"),
-    }
-    arguments = [
-        part
-        for option, (port, target) in ports.items()
-        for part in (option, str(context.ports[port]), str(context.ports[target]))
-    ]
+    kafka = ("--kafka", port["kafka"], port["kafka_proxied"])
+    registry = ("--registry", port["schema_registry"], port["schema_registry_server"])
+    arguments = map(str, (*kafka, *registry))
+    of_kafka = answers_kafka("127.0.0.1", port["kafka"])
+    of_registry = answers_http(f"{context.url('schema_registry')}{API}/schemas/types")
     return Service(
         name="access_proxy",
         command=[sys.executable, "-m", "topicberg_local.access_proxy_server", *arguments],
@@ -138,20 +134,14 @@ def access_proxy(context: Context) -> Service:
             "TOPICBERG_PROXY_KAFKA_PASSWORD": secrets.kafka_password.get_secret_value(),
             "TOPICBERG_PROXY_REGISTRY_TOKEN": token.get_secret_value(),
         },
-        url=f"127.0.0.1:{context.ports['kafka']}",
-        port=context.ports["kafka"],
+        url=f"127.0.0.1:{port['kafka']}",
+        port=port["kafka"],
         start_order=20,
         healthy=_healthy,
-        answers=_answers(context),
+        # The service behind a way has to answer as well.
+        answers=lambda seconds: of_kafka(seconds / 2) or of_registry(seconds / 2),
         stop_seconds=10,
     )
-
-
-def _answers(context: Context) -> Check:
-    """Return the check of both ways; the service behind a way has to answer as well."""
-    kafka = answers_kafka("127.0.0.1", context.ports["kafka"])
-    registry = answers_http(f"{context.url('schema_registry')}{API}/schemas/types")
-    return lambda seconds: kafka(seconds / 2) or registry(seconds / 2)
 
 
 def _healthy(endpoints: Endpoints) -> None:

@@ -28,11 +28,6 @@ def _secret() -> SecretStr:
     return SecretStr(secrets.token_urlsafe(24))
 
 
-def _signing_key() -> SecretStr:
-    """Return a key for HMAC-SHA256, encoded in Base64."""
-    return SecretStr(urlsafe_b64encode(secrets.token_bytes(32)).decode())
-
-
 class Credentials(HoldsSecrets):
     """Secrets of one local stack, created when it first starts, or first has the service."""
 
@@ -44,7 +39,10 @@ class Credentials(HoldsSecrets):
     confluent_api_secret: SecretStr = Field(default_factory=_secret)
     confluent_admin_token: SecretStr = Field(default_factory=_secret)
     spark_token: SecretStr = Field(default_factory=_secret)
-    iceberg_signing_key: SecretStr = Field(default_factory=_signing_key)
+    iceberg_signing_key: SecretStr = Field(
+        default_factory=lambda: SecretStr(urlsafe_b64encode(secrets.token_bytes(32)).decode())
+    )
+    """For HMAC-SHA256, encoded in Base64."""
     kafka_password: SecretStr = Field(default_factory=_secret)
     registry_key: SecretStr = Field(
         default_factory=lambda: SecretStr(rsa.generate().private.decode())

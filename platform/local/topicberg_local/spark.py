@@ -96,8 +96,10 @@ def service(context: Context) -> Service:
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
     defaults = write_file(folder / "spark.conf", text)
+    # An eighth of the machine's memory, from 2 to 8 GB.
+    gigabytes = min(8, max(2, round(psutil.virtual_memory().total / 8 / 2**30)))
     options = [
-        *jvm(_heap(), small=False),
+        *jvm(f"{gigabytes}g", small=False),
         "-XX:+UseG1GC",
         # So that buffers of Kafka and Parquet are not "humongous" objects, each of which may start
         # a concurrent collection.
@@ -139,9 +141,3 @@ def service(context: Context) -> Service:
         healthy=lambda endpoints: check_spark(endpoints.spark_connect, 2),
         answers=answers_http2("127.0.0.1", port),
     )
-
-
-def _heap() -> str:
-    """Return an eighth of the machine's memory, from 2 to 8 GB."""
-    gigabytes = psutil.virtual_memory().total / 8 / 2**30
-    return f"{min(8, max(2, round(gigabytes)))}g"

@@ -94,9 +94,9 @@ class EmrServerless:
         return serve(self, operation, given, INVALID, why)
 
     def _create_application(self, clientToken: str, type: str, **given: Any) -> dict[str, Any]:
-        for application in self.applications.values():
-            if application.token == clientToken:
-                return self._identity(application)
+        before = {one.token: one for one in self.applications.values()}
+        if clientToken in before:
+            return self._identity(before[clientToken])
         if type.upper() not in ("SPARK", "HIVE"):
             raise _invalid(f"Unsupported engine {type}")
         self._check(given)

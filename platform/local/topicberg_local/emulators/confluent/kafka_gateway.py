@@ -35,6 +35,7 @@ from topicberg_local.access_proxy_server import (
     Streams,
     accept,
     connect,
+    first_of,
     sasl_authenticate,
     sasl_handshake,
 )
@@ -79,11 +80,8 @@ class KafkaGateway(Worker):
 
     async def _serve(self) -> None:
         self._listener.setblocking(False)
-        serving = asyncio.ensure_future(accept(self._listener, self._connection, self._reports))
-        stopped = asyncio.ensure_future(self._stopped.wait())
-        await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        serving = accept(self._listener, self._connection, self._reports)
+        await first_of(serving, self._stopped.wait())
         self._listener.close()
 
     async def _connection(self, client: socket.socket) -> None:

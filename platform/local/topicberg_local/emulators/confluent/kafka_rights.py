@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from confluent_kafka import admin as kafka
@@ -75,16 +76,15 @@ def user_of(cluster: str, principal: str) -> str:
 
 def rights(account: Account) -> set[Right]:
     """Return all that the access lists and the role bindings say now."""
-    current_rights: set[Right] = set()
-    for stored in account.store.all(ACL):
-        of, type_, name, pattern, principal, host, operation, permission = stored.name
-        user = user_of(of, principal.removeprefix("User:"))
-        current_rights.add(Right(user, type_, name, pattern, operation, permission, host))
-    for cluster in account.store.all(CLUSTER):
-        if clusters.GONE_AFTER not in cluster.properties:
-            environment = cluster.properties["environment"]
-            current_rights.update(_of_roles(account, cluster.name[0], environment))
-    return current_rights
+    listed = (
+        Right(user_of(of, principal.removeprefix("User:")), *resource, operation, permission, host)
+        for of, *resource, principal, host, operation, permission in (
+            acl.name for acl in account.store.all(ACL)
+        )
+    )
+    existing = account.store.all(CLUSTER, lambda c: clusters.GONE_AFTER not in c.properties)
+    of_roles = (_of_roles(account, c.name[0], c.properties["environment"]) for c in existing)
+    return {*listed, *chain.from_iterable(of_roles)}
 
 
 def _of_roles(account: Account, cluster: str, environment: str) -> Iterator[Right]:

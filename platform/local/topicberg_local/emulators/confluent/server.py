@@ -137,7 +137,8 @@ class Server:
         try:
             operation, parameters = _find(method, path)
         except Refusal as unknown:
-            return _refused(unknown, _shape_of(path), method)
+            shapes = {"kafka": Shape.KAFKA, "connect": Shape.CONNECT}
+            return _refused(unknown, shapes.get(path.split("/")[1], Shape.CLOUD), method)
         fault = self.faults.strike(method, path)
         try:
             if fault is not None:
@@ -250,12 +251,6 @@ def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
         "method_not_allowed",
         headers={"Allow": allowed},
     )
-
-
-def _shape_of(path: str) -> Shape:
-    if path.startswith("/kafka/"):
-        return Shape.KAFKA
-    return Shape.CONNECT if path.startswith("/connect/") else Shape.CLOUD
 
 
 def _body(operation: Operation, headers: Mapping[str, str], content: bytes) -> Any:

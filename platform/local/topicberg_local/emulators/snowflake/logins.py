@@ -9,7 +9,6 @@ from topicberg_local.emulators.snowflake.account import USER, Account, Context
 from topicberg_local.emulators.snowflake.login_policies import PARAMETER, refuses, rejects
 from topicberg_local.emulators.snowflake.privileges import PUBLIC, holds, may_use_warehouse
 from topicberg_local.emulators.snowflake.users import matches, token_user, verify_token
-from topicberg_local.emulators.store import Stored
 
 ADMIN = "ACCOUNTADMIN"
 _INCORRECT = "Incorrect username or password was specified."
@@ -78,7 +77,11 @@ class Logins:
             same, method = token_user(login.token) == name, "KEYPAIR"
             if user is None or not same or not verify_token(login.token, user.properties):
                 raise LoginRefused("390144", "JWT token is invalid.")
-        elif login.authenticator != "SNOWFLAKE" or user is None or not _knows(login, user):
+        elif (
+            login.authenticator != "SNOWFLAKE"
+            or user is None
+            or not matches(login.password, user.properties.get("PASSWORD"))
+        ):
             raise LoginRefused("390100", _INCORRECT)
         value = user.properties.get
         if value("DISABLED"):
@@ -110,8 +113,3 @@ class Logins:
             database=database or None,
             schema=schema or None,
         )
-
-
-def _knows(login: Login, user: Stored) -> bool:
-    hashed = user.properties.get("PASSWORD")
-    return hashed is not None and matches(login.password, hashed)

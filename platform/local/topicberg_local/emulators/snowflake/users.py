@@ -198,8 +198,8 @@ def hash_password(password: str) -> str:
     return f"{salt}${_scrypt(password, salt)}"
 
 
-def matches(password: str, hashed: str) -> bool:
-    salt, _, digest = hashed.partition("$")
+def matches(password: str, hashed: str | None) -> bool:
+    salt, _, digest = (hashed or "").partition("$")
     return secrets.compare_digest(_scrypt(password, salt), digest)
 
 

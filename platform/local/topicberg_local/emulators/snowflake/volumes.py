@@ -30,7 +30,6 @@ from topicberg_local.emulators.snowflake.sources import lies_within, region, spl
 from topicberg_local.emulators.snowflake.sql import (
     Kind,
     Name,
-    Properties,
     Spec,
     Statement,
     Stream,
@@ -71,20 +70,16 @@ _VOLUME = Spec(
 _VOLUME_SET = Spec("EXTERNAL_VOLUME", {"ALLOW_WRITES": boolean, "COMMENT": text})
 
 
-def _check_location(location: Properties) -> None:
-    url = location["STORAGE_BASE_URL"]
-    scheme = {"S3": "s3://", "S3GOV": "s3gov://"}[location["STORAGE_PROVIDER"]]
-    bucket = url.removeprefix(scheme).split("/")[0]
-    if not url.startswith(scheme) or not bucket or "." in bucket:
-        raise errors.invalid_value(url, "STORAGE_BASE_URL")
-    if not location["STORAGE_AWS_ROLE_ARN"].startswith("arn:aws"):
-        raise errors.invalid_value(location["STORAGE_AWS_ROLE_ARN"], "STORAGE_AWS_ROLE_ARN")
-
-
 def _create_volume(stream: Stream, statement: Statement) -> None:
     statement.properties = _VOLUME.read(stream)
     for location in statement.properties["STORAGE_LOCATIONS"]:
-        _check_location(location)
+        url, arn = location["STORAGE_BASE_URL"], location["STORAGE_AWS_ROLE_ARN"]
+        scheme = f"{location['STORAGE_PROVIDER'].lower()}://"
+        bucket = url.removeprefix(scheme).split("/")[0]
+        if not url.startswith(scheme) or not bucket or "." in bucket:
+            raise errors.invalid_value(url, "STORAGE_BASE_URL")
+        if not arn.startswith("arn:aws"):
+            raise errors.invalid_value(arn, "STORAGE_AWS_ROLE_ARN")
 
 
 VOLUME_KIND = Kind(
