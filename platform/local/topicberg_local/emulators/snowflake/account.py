@@ -126,12 +126,17 @@ class Account:
             f"{statement} in catalog-linked database {called}, as a write to its catalog"
         )
 
-    def refuse_used(self, option: str, called: str, stored: Stored) -> None:
+    def refuse_used(self, stored: Stored) -> None:
         """:raises ProgrammingError: it is the volume or catalog of a table or a linked database"""
-        (name,) = stored.name
+        used = {
+            VOLUME: ("EXTERNAL_VOLUME", "External volume"),
+            INTEGRATION: ("CATALOG", "Integration"),
+        }
+        option, called = used.get(stored.kind, ("", ""))
         databases = self.store.all(DATABASE, lambda d: "LINKED_CATALOG" in d.properties)
         users = [*self.store.all(TABLE), *databases]
-        if used_by := [display(u.name) for u in users if u.properties.get(option) == name]:
+        used_by = [display(u.name) for u in users if (u.properties.get(option),) == stored.name]
+        if used_by:
             raise errors.in_use(called, display(stored.name), used_by)
 
     def is_there(self, kind: str, name: Name) -> bool:
@@ -192,12 +197,14 @@ def create(
     context: Context,
     statement: Statement,
     name: Name,
-    make: Callable[[Stored | None], dict[str, Any]],
-    created: Callable[[], None] = lambda: None,
+    properties: Mapping[str, Any],
+    *,
+    check: Callable[[], object] = lambda: None,
+    created: Callable[[], object] = lambda: None,
 ) -> Rows:
     """CREATE by the common rules: OR REPLACE, IF NOT EXISTS, or an error when it exists.
 
-    :param make: properties of the new object; it is given the one that is replaced
+    :param check: refuses the properties of a new object
     :param created: is called when the object is stored
     """
     kind = _title(statement.kind)
@@ -207,12 +214,20 @@ def create(
             return Rows.status(f"{name[-1]} already exists, statement succeeded.")
         if old is not None and not statement.or_replace:
             raise errors.already_exists(display(name))
-        properties = {**make(old), OWNER: context.role}
+        check()
         if old is not None:
+            account.refuse_used(old)
             forget_grants_on(account, statement.kind, name)
-        account.store.put(Stored(statement.kind, name, properties))
+        account.store.put(Stored(statement.kind, name, {**properties, OWNER: context.role}))
         created()
     return Rows.status(f"{kind} {name[-1]} successfully created.")
+
+
+def create_object(account: Account, context: Context, statement: Statement) -> Rows:
+    """CREATE of a kind of object whose properties are only kept and shown."""
+    is_of_schema = statement.kind in (TAG, AUTHENTICATION_POLICY)
+    name = account.new_name(statement, context) if is_of_schema else statement.name
+    return create(account, context, statement, name, statement.properties)
 
 
 def alter(account: Account, statement: Statement, change: Callable[[Stored], None]) -> Rows:
@@ -238,21 +253,30 @@ def remove(
 ) -> Rows:
     """DROP by the common rules.
 
-    :param check: refuses what is still in use, or ends what depends on it
+    :param check: refuses what is still in use, or hides it
     """
     with account.store.lock:
         if statement.if_exists and account.store.get(statement.kind, statement.name) is None:
             return Rows.status(NOTHING_DROPPED)
-        check(account.require(statement.kind, statement.name))
+        stored = account.require(statement.kind, statement.name)
+        account.refuse_used(stored)
+        check(stored)
         drop(account, statement.kind, statement.name)
     return Rows.status(f"{statement.name[-1]} successfully dropped.")
 
 
+def drop_object(account: Account, _context: Context, statement: Statement) -> Rows:
+    """DROP of a kind of object on which nothing else depends."""
+    return remove(account, statement)
+
+
 def drop(account: Account, kind: str, *names: Name) -> None:
-    """Delete objects, and the grants on them."""
+    """Delete objects, and the grants on them and to them."""
     with account.store.lock:
         for name in names:
             forget_grants_on(account, kind, name)
+            granted = grants(account, TO=kind, GRANTEE=name[0])
+            account.store.delete(GRANT, [grant.name for grant in granted])
         account.store.delete(kind, list(names))
 
 
@@ -265,11 +289,6 @@ def forget_grants_on(account: Account, kind: str, name: Name) -> None:
     for on in {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind]):
         granted = grants(account, ON=on, OBJECT=[*name])
         account.store.delete(GRANT, [grant.name for grant in granted])
-
-
-def forget_grantee(account: Account, kind: str, name: str) -> None:
-    granted = grants(account, TO=kind, GRANTEE=name)
-    account.store.delete(GRANT, [grant.name for grant in granted])
 
 
 def _title(kind: str) -> str:

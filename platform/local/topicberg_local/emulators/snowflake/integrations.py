@@ -14,7 +14,6 @@ https://docs.snowflake.com/en/sql-reference/sql/desc-catalog-integration
 from __future__ import annotations
 
 import json
-from typing import Any
 from urllib.parse import urlsplit
 
 from topicberg_local.emulators.snowflake import errors, private_endpoints
@@ -26,7 +25,6 @@ from topicberg_local.emulators.snowflake.account import (
     alter,
     create,
     new_external_id,
-    remove,
 )
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sources import region
@@ -194,17 +192,13 @@ def create_integration(account: Account, context: Context, statement: Statement)
     if source not in ("GLUE", "ICEBERG_REST", "POLARIS"):
         raise errors.unsupported(f"CREATE CATALOG INTEGRATION … CATALOG_SOURCE = {source}")
 
-    def make(old: Stored | None) -> dict[str, Any]:
-        if old is not None:
-            account.refuse_used("CATALOG", "Integration", old)
-        common = {"CATALOG_NAMESPACE": "", "REFRESH_INTERVAL_SECONDS": 30, "COMMENT": ""}
-        return common | (_glue if source == "GLUE" else _rest)(statement.properties)
-
-    return create(account, context, statement, statement.name, make)
-
-
-def _glue(given: Properties) -> Properties:
-    return {"GLUE_REGION": region(), "GLUE_AWS_EXTERNAL_ID": new_external_id(), **given}
+    own = {"GLUE_REGION": region(), "GLUE_AWS_EXTERNAL_ID": new_external_id()}
+    given = statement.properties
+    properties = {
+        **{"CATALOG_NAMESPACE": "", "REFRESH_INTERVAL_SECONDS": 30, "COMMENT": ""},
+        **({**own, **given} if source == "GLUE" else _rest(given)),
+    }
+    return create(account, context, statement, statement.name, properties)
 
 
 def _rest(given: Properties) -> Properties:
@@ -307,14 +301,6 @@ def alter_integration(account: Account, _context: Context, statement: Statement)
         integration.properties |= given
 
     return alter(account, statement, change)
-
-
-def drop_integration(account: Account, _context: Context, statement: Statement) -> Rows:
-    return remove(
-        account,
-        statement,
-        lambda integration: account.refuse_used("CATALOG", "Integration", integration),
-    )
 
 
 def describe_integration(account: Account, _context: Context, statement: Statement) -> Rows:

@@ -30,7 +30,6 @@ from topicberg_local.emulators.snowflake.account import (
     USER,
     Account,
     Context,
-    create,
     remove,
     resolve,
     show,
@@ -88,10 +87,6 @@ POLICY_KIND = Kind(
     describe=True,
     plural="NETWORK POLICIES",
 )
-
-
-def create_network_policy(account: Account, context: Context, statement: Statement) -> Rows:
-    return create(account, context, statement, statement.name, lambda _: statement.properties)
 
 
 def drop_network_policy(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -263,11 +258,6 @@ def parse_authentication_policy(stream: Stream) -> Statement | None:
     is_of_services = kind == ACCOUNT and stream.take("FOR", "ALL", "SERVICE", "USERS")
     statement.properties = {OF_SERVICES if is_of_services else OF_ALL: policy}
     return statement
-
-
-def create_authentication_policy(account: Account, context: Context, statement: Statement) -> Rows:
-    name = account.new_name(statement, context)
-    return create(account, context, statement, name, lambda _: statement.properties)
 
 
 def set_authentication_policy(account: Account, context: Context, statement: Statement) -> Rows:

@@ -27,8 +27,7 @@ from topicberg_local.emulators.snowflake.account import (
     WAREHOUSE,
     Account,
     Context,
-    create,
-    forget_grantee,
+    create_object,
     grants,
     remove,
     resolve,
@@ -225,11 +224,7 @@ def create_role(account: Account, context: Context, statement: Statement) -> Row
         if statement.if_not_exists:
             return Rows.status(f"{statement.name[0]} already exists, statement succeeded.")
         raise errors.already_exists(display(statement.name))
-    return create(account, context, statement, statement.name, lambda _: statement.properties)
-
-
-def drop_role(account: Account, _context: Context, statement: Statement) -> Rows:
-    return remove(account, statement, lambda role: forget_grantee(account, "ROLE", role.name[0]))
+    return create_object(account, context, statement)
 
 
 def show_roles(account: Account, context: Context, statement: Statement) -> Rows:
@@ -255,7 +250,7 @@ def show_roles(account: Account, context: Context, statement: Statement) -> Rows
 
 
 def create_warehouse(account: Account, context: Context, statement: Statement) -> Rows:
-    result = create(account, context, statement, statement.name, lambda _: statement.properties)
+    result = create_object(account, context, statement)
     context.warehouse = statement.name[0]
     return result
 

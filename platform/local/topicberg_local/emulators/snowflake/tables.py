@@ -139,12 +139,12 @@ def create_table(account: Account, context: Context, statement: Statement) -> Ro
     if old is None and account.engine.has_relation(name):
         raise errors.already_exists(display(name))
     if old is not None and not statement.or_replace:  # an error, or IF NOT EXISTS
-        return create(account, context, statement, name, lambda _: properties)
+        return create(account, context, statement, name, properties)
     version = _fetch(account, name, properties, _locate(account, properties))
     with account.refreshing(name):
         properties |= _position(account, version)
         publish = partial(_publish, account, name, properties, version.metadata)
-        return create(account, context, statement, name, lambda _: properties, publish)
+        return create(account, context, statement, name, properties, created=publish)
 
 
 def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from topicberg_local.emulators.snowflake.account import (
     WAREHOUSE,
     Account,
     Context,
-    create,
     remove,
     resolve,
 )
@@ -101,11 +100,6 @@ def _has(stream: Stream, verb: str) -> bool:
     first, second = verb.split()
     start = stream.find(first)
     return start is not None and stream.peek(start + 1).value == second
-
-
-def create_tag(account: Account, context: Context, statement: Statement) -> Rows:
-    name = account.new_name(statement, context)
-    return create(account, context, statement, name, lambda _: statement.properties)
 
 
 def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:

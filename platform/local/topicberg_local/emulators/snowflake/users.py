@@ -13,6 +13,7 @@ import secrets
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import jwt
@@ -27,8 +28,6 @@ from topicberg_local.emulators.snowflake.account import (
     Context,
     alter,
     create,
-    forget_grantee,
-    remove,
 )
 from topicberg_local.emulators.snowflake.errors import invalid_property, invalid_public_key
 from topicberg_local.emulators.snowflake.results import Rows
@@ -163,7 +162,8 @@ _DESCRIBED = (
 def create_user(account: Account, context: Context, statement: Statement) -> Rows:
     (name,), given = statement.name, _prepared(statement.properties)
     properties = {"LOGIN_NAME": name, "DISPLAY_NAME": name, "DISABLED": False, **given}
-    return create(account, context, statement, (name,), lambda _: _checked(account, properties))
+    check = partial(_check, account, properties)
+    return create(account, context, statement, (name,), properties, check=check)
 
 
 def _prepared(given: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _prepared(given: dict[str, Any]) -> dict[str, Any]:
     return prepared
 
 
-def _checked(account: Account, properties: dict[str, Any]) -> dict[str, Any]:
+def _check(account: Account, properties: dict[str, Any]) -> None:
     """:raises ProgrammingError: a person's property of a service, or no such network policy"""
     if properties.get("TYPE") == "SERVICE":
         for name in ("PASSWORD", "FIRST_NAME", "MIDDLE_NAME", "LAST_NAME", "MUST_CHANGE_PASSWORD"):
@@ -190,7 +190,6 @@ def _checked(account: Account, properties: dict[str, Any]) -> dict[str, Any]:
                 raise invalid_property(name, "SERVICE USER")
     if (policy := properties.get("NETWORK_POLICY")) is not None:
         account.require(NETWORK_POLICY, (policy,))
-    return properties
 
 
 def hash_password(password: str) -> str:
@@ -215,13 +214,9 @@ def alter_user(account: Account, _context: Context, statement: Statement) -> Row
             for name in statement.properties:
                 user.properties.pop(name, None)
                 user.properties.pop(f"{name}_LAST_SET_TIME", None)
-        _checked(account, user.properties)
+        _check(account, user.properties)
 
     return alter(account, statement, change)
-
-
-def drop_user(account: Account, _context: Context, statement: Statement) -> Rows:
-    return remove(account, statement, lambda user: forget_grantee(account, "USER", user.name[0]))
 
 
 def describe_user(account: Account, _context: Context, statement: Statement) -> Rows:

@@ -20,7 +20,6 @@ from topicberg_local.emulators.snowflake.account import (
     Context,
     create,
     new_external_id,
-    remove,
     show,
     value_of,
 )
@@ -92,8 +91,7 @@ VOLUME_KIND = Kind(
 
 
 def create_volume(account: Account, context: Context, statement: Statement) -> Rows:
-    properties = statement.properties
-    locations = properties["STORAGE_LOCATIONS"]
+    locations = statement.properties["STORAGE_LOCATIONS"]
     names = [location["NAME"] for location in locations]
     for location in locations:
         if names.count(location["NAME"]) > 1:
@@ -102,20 +100,8 @@ def create_volume(account: Account, context: Context, statement: Statement) -> R
             )
         location.setdefault("STORAGE_AWS_EXTERNAL_ID", new_external_id())  # a new one every time
 
-    def make(old: Stored | None) -> dict[str, Any]:
-        if old is not None:
-            account.refuse_used("EXTERNAL_VOLUME", "External volume", old)
-        return {"ALLOW_WRITES": True, "COMMENT": "", **properties}
-
-    return create(account, context, statement, statement.name, make)
-
-
-def drop_volume(account: Account, _context: Context, statement: Statement) -> Rows:
-    return remove(
-        account,
-        statement,
-        lambda volume: account.refuse_used("EXTERNAL_VOLUME", "External volume", volume),
-    )
+    properties = {"ALLOW_WRITES": True, "COMMENT": "", **statement.properties}
+    return create(account, context, statement, statement.name, properties)
 
 
 def show_volumes(account: Account, _context: Context, statement: Statement) -> Rows:
