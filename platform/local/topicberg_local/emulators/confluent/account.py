@@ -131,10 +131,10 @@ class Account:
         """Objects that have these properties."""
         return self.store.all(kind, lambda stored: properties.items() <= stored.properties.items())
 
-    def require(self, kind: str, name: Name, missing: Refusal) -> Stored:
-        """:raises Refusal: there is no such object"""
+    def require(self, kind: str, name: Name, missing: Refusal, **properties: str) -> Stored:
+        """:raises Refusal: there is no such object with these properties"""
         stored = self.store.get(kind, name)
-        if stored is None:
+        if stored is None or not properties.items() <= stored.properties.items():
             raise missing
         return stored
 

@@ -159,11 +159,9 @@ def shown(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
-    missing = not_found(f"Catalog integration {call.path['id']}")
-    stored = call.account.require(CATALOG, (call.path["id"],), missing)
-    if (environment, cluster) != (stored.properties["environment"], stored.properties["cluster"]):
-        raise missing
-    return stored
+    name, within = call.path["id"], {"environment": environment, "cluster": cluster}
+    missing = not_found(f"Catalog integration {name}")
+    return call.account.require(CATALOG, (name,), missing, **within)
 
 
 def _create(call: Call) -> HttpResponse:

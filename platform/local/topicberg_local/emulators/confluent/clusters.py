@@ -91,8 +91,8 @@ class ListClusters(PageInEnvironment):
 def require(account: Account, environment: str, cluster: str) -> Stored:
     """:raises Refusal: there is no such cluster in the environment"""
     missing = gone(f"Kafka cluster {cluster} of environment {environment}")
-    stored = account.require(CLUSTER, (cluster,), missing)
-    if stored.properties["environment"] != environment or _is_gone(stored):
+    stored = account.require(CLUSTER, (cluster,), missing, environment=environment)
+    if _is_gone(stored):
         raise missing
     return stored
 

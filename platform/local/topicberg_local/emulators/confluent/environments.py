@@ -150,9 +150,9 @@ def _list_registries(call: Call) -> dict[str, Any]:
 
 def _get_registry(call: Call) -> dict[str, Any]:
     missing = not_found(f"Schema Registry cluster {call.path['id']}")
-    registry = call.account.require(REGISTRY, (call.path["id"],), missing)
-    is_inside = registry.properties["environment"] == call.query.environment
-    if not is_inside or not _appeared(call.account, registry):
+    within = call.query.environment
+    registry = call.account.require(REGISTRY, (call.path["id"],), missing, environment=within)
+    if not _appeared(call.account, registry):
         raise missing
     return _registry(call, registry)
 

@@ -81,10 +81,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
 def require(account: Account, environment: str, name: str) -> Stored:
     """:raises Refusal: there is no such integration in the environment"""
     missing = not_found(f"Provider integration {name}")
-    stored = account.require(INTEGRATION, (name,), missing)
-    if stored.properties["environment"] != environment:
-        raise missing
-    return stored
+    return account.require(INTEGRATION, (name,), missing, environment=environment)
 
 
 def _require(call: Call) -> Stored:

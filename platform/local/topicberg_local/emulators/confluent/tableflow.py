@@ -241,10 +241,7 @@ def find_cluster(call: Call, environment: str, name: str) -> Stored:
 def _require(call: Call, environment: str, cluster: str) -> Stored:
     topic = call.path["display_name"]
     missing = not_found(f"Tableflow topic {topic}")
-    found = call.account.require(TABLE, (cluster, topic), missing)
-    if found.properties["environment"] != environment:
-        raise missing
-    return found
+    return call.account.require(TABLE, (cluster, topic), missing, environment=environment)
 
 
 def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:

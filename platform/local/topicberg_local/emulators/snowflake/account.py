@@ -147,15 +147,10 @@ class Account:
             return self.engine.has_schema(*name[:2])
         return self.store.get(kind, name) is not None
 
-    def require_database(self, name: str) -> None:
-        """:raises ProgrammingError: there is no such database"""
-        if not self.is_there(DATABASE, (name,)):
-            raise errors.does_not_exist("Database", display((name,)))
-
-    def require_schema(self, name: Name) -> None:
-        """:raises ProgrammingError: there is no such schema"""
-        if not self.is_there(SCHEMA, name):
-            raise errors.does_not_exist("Schema", display(name))
+    def demand(self, kind: str, name: Name) -> None:
+        """:raises ProgrammingError: there is no such object"""
+        if not self.is_there(kind, name):
+            raise errors.does_not_exist(_title(kind), display(name))
 
     def new_name(self, statement: Statement, context: Context) -> Name:
         """Return the full name of a new object of a schema.
@@ -166,13 +161,13 @@ class Account:
         name = resolve(statement.name, context, command)
         if statement.kind == TABLE:
             self.refuse_write(name, command)
-        self.require_database(name[0])
-        self.require_schema(name[:2])
+        self.demand(DATABASE, name[:1])
+        self.demand(SCHEMA, name[:2])
         return name
 
     def require(self, kind: str, name: Name) -> Stored:
-        stored = self.store.get(kind, name)
-        if stored is None:
+        """:raises ProgrammingError: there is no such object"""
+        if (stored := self.store.get(kind, name)) is None:
             raise errors.does_not_exist(_title(kind), display(name))
         return stored
 

@@ -127,7 +127,7 @@ def drop_database(account: Account, context: Context, statement: Statement) -> R
     with account.store.lock:
         if statement.if_exists and not account.is_there(DATABASE, (name,)):
             return Rows.status(NOTHING_DROPPED)
-        account.require_database(name)
+        account.demand(DATABASE, (name,))
         _drop_database(account, name)
     if context.database == name:
         context.database = context.schema = None
@@ -145,7 +145,7 @@ def _schema_name(account: Account, context: Context, statement: Statement) -> tu
 def create_schema(account: Account, context: Context, statement: Statement) -> Rows:
     name = database, schema = _schema_name(account, context, statement)
     with account.store.lock:
-        account.require_database(database)
+        account.demand(DATABASE, (database,))
         if account.engine.has_schema(*name):
             if statement.if_not_exists:
                 return Rows.status(f"{schema} already exists, statement succeeded.")
@@ -169,7 +169,7 @@ def drop_schema(account: Account, context: Context, statement: Statement) -> Row
     with account.store.lock:
         if statement.if_exists and not account.engine.has_schema(*name):
             return Rows.status(NOTHING_DROPPED)
-        account.require_schema(name)
+        account.demand(SCHEMA, name)
         _drop_schema(account, name)
     if (context.database, context.schema) == name:
         context.schema = None
@@ -181,7 +181,7 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
     if kind != "ACCOUNT":
         prefix = prefix[:1] or ((context.database,) if context.database else ())
     if prefix:
-        account.require_database(prefix[0])
+        account.demand(DATABASE, prefix)
     schemas = [
         account.store.get(SCHEMA, name) or Stored(SCHEMA, name, created=0.0)
         for name in account.engine.schemas()

@@ -21,9 +21,9 @@ from topicberg_local.emulators.snowflake.account import (
     INTEGRATION,
     OWNER,
     ROLE,
+    SCHEMA,
     TABLE,
     USER,
-    VOLUME,
     WAREHOUSE,
     Account,
     Context,
@@ -283,11 +283,6 @@ def show_warehouses(account: Account, context: Context, statement: Statement) ->
     return show(statement, account.store.all(WAREHOUSE), columns)
 
 
-def _require_role(account: Account, name: str) -> None:
-    if name not in SYSTEM_ROLES:
-        account.require(ROLE, (name,))
-
-
 def _grants(account: Account, context: Context, statement: Statement) -> list[Stored]:
     """The grants that a statement makes or takes back, one for each privilege."""
     properties = statement.properties
@@ -307,26 +302,16 @@ def _grants(account: Account, context: Context, statement: Statement) -> list[St
 
 def _require_object(account: Account, context: Context, on: str, name: Name) -> Name:
     """The object's full name; raises ProgrammingError: there is no such object."""
-    if on == "ROLE":
-        _require_role(account, name[0])
-    elif on == "USER" and name != (context.user,):
-        account.require(USER, name)
-    elif on in ("WAREHOUSE", VOLUME, "INTEGRATION"):
-        account.require(INTEGRATION if on == "INTEGRATION" else on, name)
-    elif on == "DATABASE":
-        account.require_database(name[0])
-    if on in ("ACCOUNT", "ROLE", "USER", "WAREHOUSE", VOLUME, "INTEGRATION", "DATABASE"):
-        return name
-    if on == "SCHEMA":
-        full = resolve((*name, ""), context, "GRANT")[:2]
-        account.require_schema(full)
-        return full
-    full = resolve(name, context, "GRANT")
-    if not account.engine.has_relation(full):
-        raise errors.does_not_exist("Object", display(full))
-    if on == TABLE:
-        account.require(TABLE, full)
-    return full
+    if on == SCHEMA:
+        name = resolve((*name, ""), context, "GRANT")[:2]
+    elif on in (TABLE, "TABLE", "VIEW"):
+        name = resolve(name, context, "GRANT")
+        if not account.engine.has_relation(name):
+            raise errors.does_not_exist("Object", display(name))
+    is_system_role = on == ROLE and name[0] in SYSTEM_ROLES
+    if on not in ("TABLE", "VIEW") and not is_system_role and (on, name) != (USER, (context.user,)):
+        account.demand(INTEGRATION if on == "INTEGRATION" else on, name)
+    return name
 
 
 def grant(account: Account, context: Context, statement: Statement) -> Rows:
@@ -345,10 +330,10 @@ def revoke(account: Account, context: Context, statement: Statement) -> Rows:
     return Rows.status(DONE)
 
 
-def show_grants(account: Account, _context: Context, statement: Statement) -> Rows:
+def show_grants(account: Account, context: Context, statement: Statement) -> Rows:
     """SHOW GRANTS TO ROLE: what the role has; OF ROLE: who has the role."""
     (role,) = statement.name
-    _require_role(account, role)
+    _require_object(account, context, ROLE, (role,))
     grantee = {"granted_to": value_of("TO"), "grantee_name": value_of("GRANTEE")}
     by = {"granted_by": value_of("GRANTED_BY")}
     if statement.action == "OF":
@@ -368,24 +353,23 @@ def show_grants(account: Account, _context: Context, statement: Statement) -> Ro
 
 def use(account: Account, context: Context, statement: Statement) -> Rows:
     """USE: the session's role, warehouse, database or schema."""
-    name = statement.name
-    if statement.kind == "ROLE":
-        _require_role(account, name[0])
-        if not holds(account, context.user, context.is_admin, name[0]):
-            raise errors.role_not_granted(name[0])
-        context.role = name[0]
-    elif statement.kind == "SECONDARY ROLES":
-        context.has_secondary_roles = name[0] == "ALL"
-    elif statement.kind == "WAREHOUSE":
-        account.require(WAREHOUSE, name)
-        context.warehouse = name[0]
-    elif statement.kind == "DATABASE":
-        account.require_database(name[0])
-        context.database = name[0]
-        has_public = account.engine.has_schema(name[0], "PUBLIC")
-        context.schema = "PUBLIC" if has_public else None
-    elif statement.kind == "SCHEMA":
-        full = account.canonical(resolve((*name, ""), context, "USE SCHEMA")[:2])
-        account.require_schema(full)
-        context.database, context.schema = full
+    kind, name = statement.kind, statement.name
+    if kind == SCHEMA:
+        name = account.canonical(resolve((*name, ""), context, "USE SCHEMA")[:2])
+    if kind != "SECONDARY ROLES":
+        _require_object(account, context, kind, name)
+    if kind == ROLE and not holds(account, context.user, context.is_admin, name[0]):
+        raise errors.role_not_granted(name[0])
+    match kind:
+        case "ROLE":
+            context.role = name[0]
+        case "SECONDARY ROLES":
+            context.has_secondary_roles = name[0] == "ALL"
+        case "WAREHOUSE":
+            context.warehouse = name[0]
+        case "DATABASE":
+            has_public = account.is_there(SCHEMA, (*name, "PUBLIC"))
+            context.database, context.schema = name[0], "PUBLIC" if has_public else None
+        case "SCHEMA":
+            context.database, context.schema = name
     return Rows.status(DONE)

@@ -14,7 +14,9 @@ from typing import Any
 
 from topicberg_local.emulators.snowflake.account import (
     CREATED,
+    DATABASE,
     OWNER,
+    SCHEMA,
     TABLE,
     Account,
     Context,
@@ -84,9 +86,9 @@ def _scope(account: Account, context: Context, statement: Statement) -> Name:
     else:
         full = resolve((*(name or (context.schema or "",)), ""), context, "SHOW")
         prefix = account.canonical(full[:2])
-    account.require_database(prefix[0])
+    account.demand(DATABASE, prefix[:1])
     if len(prefix) > 1:
-        account.require_schema(prefix)
+        account.demand(SCHEMA, prefix)
     return prefix
 
 
