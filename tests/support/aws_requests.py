@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from topicberg_local.emulators.policies import Request
+from topicberg_local.emulators.iam import Request
 
 S3_ACTIONS = {
     "GetBucketEncryption": "GetEncryptionConfiguration",

@@ -27,7 +27,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from topicberg_local.emulators.aws import emr_serverless
 from topicberg_local.emulators.aws.auth import AUTHORIZATION, principal_of
 from topicberg_local.emulators.aws.simulator import policies_of
-from topicberg_local.emulators.policies import Request
+from topicberg_local.emulators.iam import Request
 
 JOB_RUNS = ("StartJobRun", "GetJobRun", "GetDashboardForJobRun")
 _BUCKET = {

@@ -28,11 +28,10 @@ from topicberg_local.emulators.confluent import (
 )
 from topicberg_local.emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account, Delays
 from topicberg_local.emulators.confluent.errors import bad_request, not_found
-from topicberg_local.emulators.confluent.faults import Fault
 from topicberg_local.emulators.confluent.keys import Bootstrap
 from topicberg_local.emulators.confluent.materialization import CatalogStatus
 from topicberg_local.emulators.confluent.operation import Call, HttpResponse, Operation
-from topicberg_local.emulators.confluent.server import OPERATIONS, Server
+from topicberg_local.emulators.confluent.server import OPERATIONS, Fault, Server
 from topicberg_local.emulators.confluent.tableflow import NewSpec
 from topicberg_local.emulators.store import Stored
 

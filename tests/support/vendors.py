@@ -51,10 +51,10 @@ from topicberg_local.emulators.aws.emr_serverless import EmrServerless
 from topicberg_local.emulators.confluent.account import Account as Organization
 from topicberg_local.emulators.confluent.account import Delays
 from topicberg_local.emulators.confluent.materialization import point_to_metadata
-from topicberg_local.emulators.snowflake import refresher
+from topicberg_local.emulators.snowflake import linked
 from topicberg_local.emulators.snowflake.account import Account, Context
+from topicberg_local.emulators.snowflake.linked import Refresher
 from topicberg_local.emulators.snowflake.logins import Logins
-from topicberg_local.emulators.snowflake.refresher import Refresher
 from topicberg_local.emulators.snowflake.server import Server
 from topicberg_local.emulators.snowflake.session import Session
 
@@ -310,7 +310,7 @@ def _vendors(
     services = tuple(moto_backends.list_of_moto_modules())
     patch.setattr(moto_backends, "list_of_moto_modules", lambda: services)
     # Tables may be in the catalog after the first discovery; the next one is five minutes later.
-    patch.setattr(refresher, "is_due", lambda database: not database.properties["SUSPENDED"])
+    patch.setattr(linked, "is_due", lambda database: not database.properties["SUSPENDED"])
     with serving() as (emr, athena, own):
         for name in URL_VARIABLES:
             patch.setenv(name, own)

@@ -39,8 +39,7 @@ from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, Resource, Step
 from topicberg_deploy.settings import DeploySettings
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
-from topicberg_local.emulators.iam import denial
-from topicberg_local.emulators.policies import Policies, Request
+from topicberg_local.emulators.iam import Policies, Request, denial
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/topicberg:1"
 WORKGROUP = "aws/athena_workgroup"

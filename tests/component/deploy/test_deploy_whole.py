@@ -43,8 +43,8 @@ from topicberg_deploy.preflight import check
 from topicberg_deploy.resource import Step
 from topicberg_deploy.rotate import rotate
 from topicberg_deploy.snowflake.session import _connect
-from topicberg_local.emulators.confluent.faults import Fault
-from topicberg_local.emulators.policies import Policies
+from topicberg_local.emulators.confluent.server import Fault
+from topicberg_local.emulators.iam import Policies
 
 TOPICS = ("stock_trades", "airline.sunset")
 KEYS_SEEN = ("schema_registry", "tableflow", "kafka_app_manager")

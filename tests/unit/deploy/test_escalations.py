@@ -9,7 +9,7 @@ import pytest
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 from topicberg_deploy.aws.permissions import Deployed, Purpose, ci_role, policy
-from topicberg_local.emulators.policies import Policies, Request
+from topicberg_local.emulators.iam import Policies, Request
 
 ACCOUNT = "123456789012"
 IAM = f"arn:aws:iam::{ACCOUNT}"

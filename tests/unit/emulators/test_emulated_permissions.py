@@ -14,7 +14,7 @@ from moto import mock_aws
 
 from topicberg_deploy.aws.iam import allow, document, trusted_by
 from topicberg_local.emulators import iam
-from topicberg_local.emulators.policies import Policies, Request
+from topicberg_local.emulators.iam import Policies, Request
 
 USER = "arn:aws:iam::111122223333:user/snowflake"
 ROLE = "arn:aws:iam::123456789012:role/reader"

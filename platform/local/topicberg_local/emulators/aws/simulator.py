@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 from topicberg_local.emulators.aws.shapes import Refusal
 from topicberg_local.emulators.aws.state import backends
-from topicberg_local.emulators.policies import Document, Policies, Request, is_about, statements
+from topicberg_local.emulators.iam import Document, Policies, Request, is_about, statements
 
 ACTION = "SimulatePrincipalPolicy"
 _SEVERITY = ("allowed", "implicitDeny", "explicitDeny")

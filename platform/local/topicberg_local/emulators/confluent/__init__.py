@@ -26,8 +26,7 @@ the stack's admin token (``topicberg env``).
 
 | module | does |
 |---|---|
-| ``server``, ``operation``, ``errors`` | requests, answers, pages, errors |
-| ``faults`` | what a client must survive |
+| ``server``, ``operation``, ``errors`` | requests, answers, pages, errors; faults |
 | ``account`` | the objects, on disk |
 | ``keys``, ``roles`` | who may: keys, service accounts and role bindings, and their APIs |
 | ``environments``, ``clusters``, ``integrations`` | one API each; registries are ``environments`` |

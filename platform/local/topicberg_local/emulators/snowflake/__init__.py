@@ -19,9 +19,9 @@ or time travel. Error numbers that no public source shows are at the end of :mod
 | ``sql`` | reading statements |
 | ``commands`` | which statement is answered by which function |
 | ``volumes``, ``integrations``, ``tables``, ``table_views`` | Iceberg objects |
-| ``databases``, ``linked`` | databases, schemas, those of a catalog |
+| ``databases``, ``linked`` | databases, schemas, those of a catalog; automated refresh |
 | ``users``, ``roles``, ``tags``, ``login_policies`` | the rest of the account |
 | ``privileges`` | which role may do what |
-| ``iceberg``, ``sources``, ``refresher`` | metadata files, S3 and Glue, automated refresh |
+| ``iceberg``, ``sources`` | metadata files, S3 and Glue |
 | ``account``, ``engine``, ``pass_through`` | state on disk, DuckDB, what may pass to it |
 """

@@ -31,8 +31,8 @@ def serve(host: str, port: int, folder: Path) -> None:
     )
 
     from topicberg_local.emulators.snowflake.account import Account
+    from topicberg_local.emulators.snowflake.linked import Refresher
     from topicberg_local.emulators.snowflake.logins import Logins
-    from topicberg_local.emulators.snowflake.refresher import Refresher
     from topicberg_local.emulators.snowflake.server import Server
     from topicberg_local.emulators.snowflake.tables import restore
 

@@ -1,4 +1,5 @@
-"""Catalog-linked databases: Snowflake finds the catalog's namespaces and tables by itself.
+"""Catalog-linked databases: Snowflake finds the catalog's namespaces and tables by itself; and
+automated refresh.
 
 Every SYNC_INTERVAL_SECONDS a discovery reads AWS Glue by its Iceberg REST API: namespaces become
 schemas, Iceberg tables become tables with automated refresh. What the catalog no longer has, or
@@ -6,6 +7,11 @@ has as another table of that name (another table-uuid), is dropped here, never t
 discovery leaves automated refresh on. The emulator writes to no catalog: what would is refused
 (``Account.refuse_write``).
 
+Tables with AUTO_REFRESH follow their catalog: Snowflake polls it every ``REFRESH_INTERVAL_SECONDS``
+of the integration, only while a table wants it; what fails makes the table STALLED, and it recovers
+by itself.
+
+https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh,
 https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database,
 https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked,
 https://docs.snowflake.com/en/sql-reference/sql/alter-database-catalog-linked,
@@ -24,6 +30,7 @@ from typing import Any
 from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake.names import quote
+from topicberg_local.emulators.process import Worker
 from topicberg_local.emulators.snowflake import errors, tables
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
@@ -46,12 +53,14 @@ from topicberg_local.emulators.snowflake.sql import (
     Statement,
     Stream,
     choice,
+    display,
     group,
     integer,
     reference,
     text,
     texts,
 )
+from topicberg_local.emulators.snowflake.tables import note_refresh, refresh
 from topicberg_local.emulators.store import Stored
 
 SYNC_SECONDS = (30, 86400)
@@ -348,3 +357,35 @@ def link_config(account: Account, _context: Context, name: Name) -> str:
             "blocked_namespaces": listed("BLOCKED_NAMESPACES"),
         }
     )
+
+
+class Refresher(Worker):
+    """Refreshes what is due."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__("refresher")
+        self._account = account
+        self._polled: dict[tuple[str, ...], float] = {}
+
+    def look(self) -> None:
+        for database in self._account.store.all(DATABASE):
+            if "LINKED_CATALOG" in database.properties and is_due(database):
+                try:
+                    discover(self._account, database.name[0])
+                except Exception:
+                    logger.exception("discovery of %s", display(database.name))
+        for table in self._account.store.all(TABLE, lambda t: t.properties["AUTO_REFRESH"]):
+            if time.monotonic() >= self._polled.get(table.name, 0.0) + self._interval(table):
+                self._poll(table)
+                self._polled[table.name] = time.monotonic()
+
+    def _interval(self, table: Stored) -> float:
+        integration = self._account.store.get(INTEGRATION, (table.properties["CATALOG"],))
+        return float(integration.properties["REFRESH_INTERVAL_SECONDS"]) if integration else 30.0
+
+    def _poll(self, table: Stored) -> None:
+        try:
+            refresh(self._account, table.name)
+        except Exception as error:
+            logger.warning("automated refresh of %s: %s", display(table.name), error)
+            note_refresh(self._account, table.name, str(error))
