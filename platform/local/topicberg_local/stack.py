@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psutil
 import requests
 from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
 from topicberg.alerts.dagster_ui import forget_ui, lost_ui
 from topicberg.alerts.restarts import starts_file
+from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError
 from topicberg.settings import Settings
@@ -31,10 +35,12 @@ from topicberg_local import (
     state,
     supervisor,
 )
-from topicberg_local.dagster.ending import end_runs
 from topicberg_local.health import NotReadyError, ServiceStatus
 from topicberg_local.progress import LogReport, Report
 from topicberg_local.service import SNOWFLAKE_ACCOUNT, SNOWFLAKE_USER, Context, Service
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 logger = logging.getLogger(__name__)
 
@@ -285,3 +291,54 @@ def _endpoints(context: Context) -> Endpoints:
         confluent_api_secret=secrets.confluent_api_secret,
         confluent_admin_token=secrets.confluent_admin_token,
     )
+
+
+RUN_SECONDS = 20.0
+"""In which a run that is canceled has to end; then its process is killed."""
+
+
+def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> None:
+    """Cancel the runs of the project that wait or are in progress, and wait for their processes.
+
+    Those of other projects in the same Dagster stay, and so do commands such as
+    ``dagster asset materialize``, of which no process is known: they fail.
+
+    :param report: gets what each of them is a run of, and its id
+    """
+    home = config.state_dir / "dagster"
+    if not (home / "history").is_dir():
+        return
+
+    import dagster as dg
+
+    from topicberg.dagster.run_assets import run_kind
+    from topicberg.dagster.run_process import process_of
+
+    status = dg.DagsterRunStatus
+    unfinished = [status.QUEUED, status.STARTING, status.STARTED, status.CANCELING]
+    with dg.DagsterInstance.from_config(str(dagster_home(config))) as instance:
+        every = instance.get_runs(dg.RunsFilter(statuses=unfinished))
+        runs = [run for run in every if _is_of(config.project_root, run)]
+        if runs:
+            report([f"the run {run.run_id[:8]} of {run_kind(run)}" for run in runs])
+        processes = []
+        for run in runs:
+            if (process := process_of(instance, run)) is not None:
+                processes += [process, *process.children(recursive=True)]
+                instance.run_launcher.terminate(run.run_id)
+            elif run.status == status.QUEUED:
+                instance.report_run_canceled(run, "The local stack is stopped.")
+        for process in psutil.wait_procs(processes, timeout=RUN_SECONDS)[1]:
+            process.kill()
+        for run in runs:
+            now = instance.get_run_by_id(run.run_id)
+            if now and now.status == status.CANCELING and process_of(instance, now) is None:
+                instance.report_run_canceled(now, "Its process was killed: the stack is stopped.")
+
+
+def _is_of(root: Path, run: dg.DagsterRun) -> bool:
+    """Return whether a run may be of the project: its code is in no other folder that exists."""
+    origin = run.job_code_origin
+    pointer = origin.repository_origin.code_pointer if origin else None
+    folder = getattr(pointer, "working_directory", None)
+    return not folder or not Path(folder).is_dir() or Path(folder).is_relative_to(root)

@@ -147,7 +147,8 @@ def status(as_json: AsJson = False) -> None:
 def _row(status: ServiceStatus) -> tuple[str, ...]:
     state = status.state if status.running else f"[red]{status.state}"
     memory = f"{status.memory / 2**20:,.0f} MB" if status.memory else ""
-    uptime = _duration(status.uptime) if status.running else ""
+    hours, seconds = divmod(int(status.uptime), 3600)
+    uptime = f"{hours}:{seconds // 60:02}:{seconds % 60:02}" if status.running else ""
     return status.name, state, str(status.port or ""), str(status.pid or ""), memory, uptime
 
 
@@ -203,8 +204,3 @@ def _addresses(endpoints: Endpoints) -> dict[str, str | None]:
         "snowflake": f"{snowflake.protocol}://{snowflake.host}:{snowflake.port}",
         "confluent": endpoints.confluent,
     }
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

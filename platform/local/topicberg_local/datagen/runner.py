@@ -38,7 +38,6 @@ from topicberg_local.datagen.status import (
 logger = logging.getLogger(__name__)
 START_SECONDS = 45.0
 STOP_SECONDS = 15.0
-_LOG_TAIL = 3
 
 
 class DatagenError(TopicbergError):
@@ -142,7 +141,8 @@ def start(
         if mine and (mine.state == "running" or exit_code == 0):
             return mine
         if exit_code is not None:
-            reason = (mine and mine.error) or _tail(log)
+            tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+            reason = (mine and mine.error) or tail or f"see {log}"
             raise DatagenError(f"the generator of {topic} did not start: {reason}")
         time.sleep(0.1)
     process.terminate()
@@ -220,11 +220,6 @@ def _already_running(topic: str, pid: int | None) -> DatagenError:
         f"a generator of {topic} is running already" + (f" (pid {pid})" if pid else ""),
         hint=f"run `topicberg datagen stop {topic}` to end it",
     )
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return "\n".join(lines[-_LOG_TAIL:]) or f"see {log}"
 
 
 def main(arguments: list[str]) -> int:

@@ -60,18 +60,17 @@ def main(
     description: str | None,
     serve: Callable[[str, int, Path], None],
     levels: Mapping[str, int],
-    form: str = "%(asctime)s %(levelname)s %(name)s %(message)s",
 ) -> None:
     """Run ``serve(host, port, folder of the state)`` as the command line says.
 
-    :param form, levels: of the log
+    :param levels: of the log
     """
     parser = argparse.ArgumentParser(prog=module, description=description)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
     arguments = parser.parse_args()
-    log_to_stderr(logging.INFO, form, levels)
+    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s %(message)s", levels)
     try:
         serve(arguments.host, arguments.port, arguments.state_dir)
     except StackError as error:

@@ -284,5 +284,4 @@ def serve(host: str, port: int, state_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    form, levels = "%(asctime)s %(levelname)s %(message)s", {"werkzeug": logging.WARNING}
-    process.main("topicberg_local.emulators.aws", __doc__, serve, levels, form)
+    process.main("topicberg_local.emulators.aws", __doc__, serve, {"werkzeug": logging.WARNING})

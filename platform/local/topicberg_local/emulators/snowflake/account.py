@@ -8,6 +8,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ TAG = "TAG"
 AUTHENTICATION_POLICY = "AUTHENTICATION POLICY"
 ACCOUNT = "ACCOUNT"
 GRANT = "GRANT"
+ENDPOINT = "PRIVATELINK ENDPOINT"
 OWNER = "OWNER"
 """Property of every object: the role that created it."""
 DONE = "Statement executed successfully."
@@ -138,6 +140,12 @@ class Account:
         used_by = [display(u.name) for u in users if (u.properties.get(option),) == stored.name]
         if used_by:
             raise errors.in_use(called, display(stored.name), used_by)
+
+    def endpoint_problem(self, host: str) -> str | None:
+        """Return why a host cannot be reached privately; None: there is an endpoint for it."""
+        if any(fnmatchcase(host, endpoint.name[0]) for endpoint in self.store.all(ENDPOINT)):
+            return None
+        return f"There is no private connectivity endpoint for the host {host}."
 
     def is_there(self, kind: str, name: Name) -> bool:
         """Whether there is such an object, whoever owns it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Callable
 from functools import partial
 
@@ -10,7 +12,6 @@ from topicberg_local.emulators.snowflake import (
     integrations,
     linked,
     login_policies,
-    private_endpoints,
     privileges,
     roles,
     table_views,
@@ -22,6 +23,7 @@ from topicberg_local.emulators.snowflake import (
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
     AUTHENTICATION_POLICY,
+    ENDPOINT,
     TABLE,
     USER,
     Account,
@@ -31,7 +33,7 @@ from topicberg_local.emulators.snowflake.account import (
     resolve,
     set_properties,
 )
-from topicberg_local.emulators.snowflake.errors import unsupported
+from topicberg_local.emulators.snowflake.errors import invalid_request, unsupported
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sql import (
     Kind,
@@ -41,6 +43,7 @@ from topicberg_local.emulators.snowflake.sql import (
     parse_object_statement,
     read_name,
 )
+from topicberg_local.emulators.store import Stored
 
 Command = Callable[[Account, Context, Statement], Rows]
 
@@ -178,6 +181,32 @@ def _as_documented(rows: Rows) -> Rows:
     return Rows.of(names, lowered)
 
 
+_PROVISION = "SYSTEM$PROVISION_PRIVATELINK_ENDPOINT"
+
+
+def _provision(account: Account, context: Context, stream: Stream) -> str:
+    """``SYSTEM$PROVISION_PRIVATELINK_ENDPOINT('service', 'host')``: in Snowflake's network; such
+    endpoints reach what the local stack has.
+
+    https://docs.snowflake.com/en/user-guide/private-manage-endpoints-aws
+
+    :raises ProgrammingError: the role may not, the arguments are wrong, or the endpoint exists
+    """
+    texts = stream.many(stream.string)
+    if context.role != "ACCOUNTADMIN":
+        raise invalid_request(f"{_PROVISION} needs the role ACCOUNTADMIN.")
+    if len(texts) != 2 or not texts[0].startswith("com.amazonaws."):
+        raise invalid_request(f"{_PROVISION} needs a service of AWS and a host.")
+    service, host = texts
+    if host.endswith(".amazonaws.com") and ".s3." in host and not host.startswith("*."):
+        raise invalid_request("The host of Amazon S3 must begin with a wildcard.")
+    with account.store.lock:
+        if account.store.get(ENDPOINT, (host,)) is not None:
+            raise invalid_request(f"There is an endpoint for {host}.")
+        account.store.put(Stored(ENDPOINT, (host,), {"SERVICE": service}))
+    return json.dumps({"resourceId": f"vpce-{uuid.uuid4().hex[:17]}", "endpointHost": host})
+
+
 def call_system_function(
     account: Account, context: Context, sql: str
 ) -> tuple[str, str | None] | None:
@@ -191,7 +220,7 @@ def call_system_function(
     start, function = stream.peek().start, stream.word()
     calls: dict[str, Callable[[Account, Context, Stream], str | None]] = {
         "SYSTEM$GET_TAG": tags.call_get_tag,
-        private_endpoints.PROVISION: private_endpoints.call_provision,
+        _PROVISION: _provision,
     }
     if function not in calls and function not in SYSTEM_FUNCTIONS:
         raise unsupported(f"the function {function}")

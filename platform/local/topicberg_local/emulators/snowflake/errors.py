@@ -111,7 +111,3 @@ read_only = _Error(
 )
 catalog_failure = _Error(4140, "22023", _EXECUTING + "{}")
 """The external catalog or the object store did not give what was asked of it."""
-
-
-def not_linked(database: str) -> ProgrammingError:
-    return invalid_request(f"Database '{database}' is not a catalog-linked database.")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from urllib.parse import urlsplit
 
-from topicberg_local.emulators.snowflake import errors, private_endpoints
+from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import (
     IAM_USER_ARN,
     INTEGRATION,
@@ -229,7 +229,7 @@ def unreachable(account: Account, integration: Stored) -> str | None:
             return None
         case "SIGV4", "AWS_PRIVATE_GLUE":
             host = urlsplit(config["CATALOG_URI"]).hostname or ""
-            return private_endpoints.problem(account, host)
+            return account.endpoint_problem(host)
     return f"the local stack cannot reach a catalog at {config['CATALOG_URI']}"
 
 

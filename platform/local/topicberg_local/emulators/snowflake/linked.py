@@ -60,7 +60,6 @@ from topicberg_local.emulators.snowflake.sql import (
     text,
     texts,
 )
-from topicberg_local.emulators.snowflake.tables import note_refresh, refresh
 from topicberg_local.emulators.store import Stored
 
 SYNC_SECONDS = (30, 86400)
@@ -310,7 +309,7 @@ def _require(account: Account, name: Name) -> Stored:
     database = account.linked(name[0])
     if database is None:
         account.require(DATABASE, name[:1])
-        raise errors.not_linked(name[0])
+        raise errors.invalid_request(f"Database '{name[0]}' is not a catalog-linked database.")
     return database
 
 
@@ -375,17 +374,12 @@ class Refresher(Worker):
                 except Exception:
                     logger.exception("discovery of %s", display(database.name))
         for table in self._account.store.all(TABLE, lambda t: t.properties["AUTO_REFRESH"]):
-            if time.monotonic() >= self._polled.get(table.name, 0.0) + self._interval(table):
-                self._poll(table)
+            integration = self._account.store.get(INTEGRATION, (table.properties["CATALOG"],))
+            interval = integration.properties["REFRESH_INTERVAL_SECONDS"] if integration else 30
+            if time.monotonic() >= self._polled.get(table.name, 0.0) + interval:
+                try:
+                    tables.refresh(self._account, table.name)
+                except Exception as error:
+                    logger.warning("automated refresh of %s: %s", display(table.name), error)
+                    tables.note_refresh(self._account, table.name, str(error))
                 self._polled[table.name] = time.monotonic()
-
-    def _interval(self, table: Stored) -> float:
-        integration = self._account.store.get(INTEGRATION, (table.properties["CATALOG"],))
-        return float(integration.properties["REFRESH_INTERVAL_SECONDS"]) if integration else 30.0
-
-    def _poll(self, table: Stored) -> None:
-        try:
-            refresh(self._account, table.name)
-        except Exception as error:
-            logger.warning("automated refresh of %s: %s", display(table.name), error)
-            note_refresh(self._account, table.name, str(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar
 
@@ -81,8 +81,9 @@ class Rows:
 
         :param columns: name → value, or the function of the object that returns it
         """
-        values = [value if callable(value) else _always(value) for value in columns.values()]
-        return Rows.of(columns, [[value(shown) for value in values] for shown in objects])
+        values = columns.values()
+        rows = [[v(shown) if callable(v) else v for v in values] for shown in objects]
+        return Rows.of(columns, rows)
 
     @staticmethod
     def status(message: str) -> Rows:
@@ -95,10 +96,6 @@ class Rows:
             "queryResultFormat": "json",
             "rowset": [[_as_text(value) for value in row] for row in self.rows],
         }
-
-
-def _always(value: Any) -> Callable[[object], Any]:
-    return lambda _: value
 
 
 def _as_text(value: Any) -> str | None:

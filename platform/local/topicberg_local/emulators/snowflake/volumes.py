@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from topicberg_local.emulators.snowflake import errors, private_endpoints
+from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import (
     IAM_USER_ARN,
     VOLUME,
@@ -181,7 +181,7 @@ def role_problem(account: Account, volume: Stored, *actions: str) -> str | None:
     bucket, _ = split_url(location["STORAGE_BASE_URL"])
     if location.get("USE_PRIVATELINK_ENDPOINT"):
         host = f"{bucket}.s3.{region()}.amazonaws.com"
-        if why := private_endpoints.problem(account, host):
+        if why := account.endpoint_problem(host):
             return why
     return account.sources.role_problem(
         location["STORAGE_AWS_ROLE_ARN"],
