@@ -104,10 +104,7 @@ async def _served(client: socket.socket, serve: Serve) -> None:
 
 
 def kafka_proxy(port: int, user: str, password: str, reports: Reports) -> Serve:
-    """Return what connects a client with a listener of the broker, and logs in for it.
-
-    The login is SASL PLAIN.
-    """
+    """Return what connects a client with a listener of the broker, and logs in (SASL PLAIN)."""
 
     async def log_in(_: Streams, broker: Streams) -> bool:
         try:

@@ -110,10 +110,7 @@ def class_path(bundle: str) -> list[Path]:
 
 
 def ensure(report: Report) -> None:
-    """Fetch the missing files of every bundle.
-
-    :raises StackError: a download fails, or a file does not match the lock
-    """
+    """Fetch the missing files of every bundle; raises StackError: a download fails, or is wrong."""
     try:
         _ensure(report)
     except OSError as error:

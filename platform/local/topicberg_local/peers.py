@@ -164,10 +164,7 @@ def _v6(address: Address) -> str:
 
 
 def _formatted(family: int, host: str, port: int) -> str:
-    """Format an address as the kernel does: words of 32 bits in the machine's own byte order.
-
-    Empty: it is not of this family.
-    """
+    """Format an address as the kernel does, in the machine's byte order; empty: it cannot."""
     try:
         packed = socket.inet_pton(family, host)
     except OSError:

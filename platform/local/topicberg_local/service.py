@@ -164,10 +164,7 @@ class Service:
 
 
 def check_owner(service: str, port: int) -> None:
-    """Check that a port is not another user's before a secret is sent to it.
-
-    :raises StackError: it is, or nothing listens
-    """
+    """Check that a port is this user's before a secret is sent to it; raises StackError."""
     if peers.is_supported() and not peers.is_own_server(port):
         raise StackError(f"no process of this user listens on the port {port} of {service}")
 

@@ -63,10 +63,7 @@ STOP_SECONDS = 120.0
 
 
 def up(config: Settings, report: Report | None = None) -> Endpoints:
-    """Start what is not running, and wait until every service answers.
-
-    :raises StackError: the stack cannot start; says why in one line
-    """
+    """Start what is not running; wait until every service answers; raises StackError: it cannot."""
     state.prepare_dir(config)
     try:
         with FileLock(state.lock_file(config), timeout=0):

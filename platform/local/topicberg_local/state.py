@@ -60,10 +60,7 @@ def refuse_stopped(config: Settings) -> None:
 
 
 def prepare_dir(config: Settings) -> None:
-    """Create the state directory, or check that it can be used.
-
-    :raises StackError: it cannot be written, or it is not a state directory of topicberg
-    """
+    """Create the state directory, or check it; raises StackError: it cannot be used."""
     state_dir = config.state_dir
     refuse_foreign(config)
     if bad := UNUSABLE.intersection(str(state_dir)):
@@ -101,10 +98,7 @@ def check_resources(state_dir: Path) -> None:
 
 
 def delete(config: Settings) -> None:
-    """Delete the state directory.
-
-    :raises StackError: it is not a state directory of topicberg, or cannot be deleted
-    """
+    """Delete the state directory; raises StackError: it is not topicberg's, or it cannot be."""
     state_dir = config.state_dir.resolve()
     refuse_foreign(config)
     if not (state_dir / "credentials.json").exists() and any(state_dir.iterdir()):
@@ -129,10 +123,7 @@ def refuse_foreign(config: Settings) -> None:
 
 
 def load_context(config: Settings) -> Context | None:
-    """Return the context of the last start; None if there was none, or of another version.
-
-    :raises StackError: a file of it is damaged
-    """
+    """Return the context of the last start; None: there was none of this version."""
     last = load_ports(config)
     return Context(config, last, credentials(config)) if last.keys() >= set(ports.NAMES) else None
 
@@ -182,10 +173,7 @@ def forget_endpoints(config: Settings) -> bool:
 
 
 def has_endpoints(config: Settings) -> bool:
-    """Return whether every service has answered since the last start.
-
-    :raises StackError: ``runtime.json`` is damaged
-    """
+    """Return whether every service has answered since the last start."""
     try:
         local_endpoints(config)
     except StackNotRunningError:

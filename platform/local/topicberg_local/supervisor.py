@@ -164,10 +164,7 @@ def full_name(info: Mapping[str, Any]) -> str:
 
 
 def launch(context: Context, services: Iterable[Service]) -> None:
-    """Start supervisord in the background, and with it every service.
-
-    :raises StackError: it does not start
-    """
+    """Start supervisord in the background, with every service; raises StackError: it fails."""
     folder = context.folder("supervisor")
     context.folder("logs")
     path = write_file(folder / "supervisord.conf", configuration(context, services))

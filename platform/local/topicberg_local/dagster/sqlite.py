@@ -128,10 +128,7 @@ class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
 
 
 def open_storages(folder: Path) -> tuple[_RunStorage, _EventLogStorage, _ScheduleStorage]:
-    """Return the storages of runs, events and schedules of a folder.
-
-    :raises ImportError: Dagster's own ones lack something that these need
-    """
+    """Return the storages of runs, events and schedules; raises ImportError: another Dagster."""
     events = _EventLogStorage(str(folder / "history" / "runs"))
     require_attributes(events, "_db_lock")
     runs = _RunStorage.from_local(str(folder / "history"))

@@ -153,10 +153,7 @@ def start(
 
 
 def stop(config: Settings, topic: str) -> DatagenStatus:
-    """End a topic's generator, after it has delivered the records in flight.
-
-    :raises DatagenError: it is not running, or does not end
-    """
+    """End a topic's generator, which delivers what is in flight; raises DatagenError: it cannot."""
     status = read_status(config, topic)
     process = process_of(status) if status else None
     if status is None or process is None:

@@ -55,10 +55,7 @@ def status_file(config: Settings, topic: str) -> Path:
 
 
 def write_status(config: Settings, status: DatagenStatus) -> None:
-    """Write the status atomically, with the current time.
-
-    :raises TopicbergError: the state folder cannot be written
-    """
+    """Write the status atomically, with the current time; raises TopicbergError: it cannot."""
     path = status_file(config, status.topic)
     status.updated_at = time.time()
     try:
@@ -87,10 +84,7 @@ def read_status(config: Settings, topic: str) -> DatagenStatus | None:
 
 
 def all_statuses(config: Settings) -> list[DatagenStatus]:
-    """Return the statuses of every topic that ever had a generator, by name.
-
-    :raises TopicbergError: the file of one is damaged
-    """
+    """Return the statuses of all topics that ever had a generator; raises TopicbergError."""
     statuses = (read_status(config, topic) for topic in known_topics(config))
     return [status for status in statuses if status]
 

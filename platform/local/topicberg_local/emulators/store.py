@@ -42,12 +42,7 @@ class Stored:
 
 
 class Store:
-    """All objects, by kind and name.
-
-    ``lock`` is held by whoever reads and then writes, so that two sessions do not both create.
-
-    :raises StackError: the file is not a database of ours
-    """
+    """All objects, by kind and name. ``lock`` is for whoever reads and then writes."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.RLock()

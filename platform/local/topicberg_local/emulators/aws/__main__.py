@@ -134,10 +134,7 @@ class Application:
     def _forward(
         self, environ: Environ, body: bytes, service: str, region: str, action: str
     ) -> AwsResponse:
-        """Return moto's answer, complete, or that of a service which is not moto's.
-
-        :raises Refusal: such a service refuses
-        """
+        """Return moto's answer, or that of a service of our own; raises Refusal: it refuses."""
         account = os.environ["MOTO_ACCOUNT_ID"]
         match service, action:
             case emr_serverless.SERVICE, _:
@@ -198,10 +195,7 @@ def _guard_update_table(body: bytes, region: str) -> Callable[[], None] | None:
 
 
 def _follow_current(body: bytes, region: str) -> Callable[[], None]:
-    """What GetSecretValue reads without a version is the one with AWSCURRENT; moto forgets that.
-
-    :returns: makes it so, once the stage was moved
-    """
+    """Return what lets GetSecretValue follow AWSCURRENT once it has moved: moto forgets that."""
     name = json.loads(body)["SecretId"]
     manager = backends("secretsmanager")[os.environ["MOTO_ACCOUNT_ID"]][region]
 
@@ -240,10 +234,7 @@ def _refused(environ: Environ, refusal: Refusal) -> AwsResponse:
 
 
 def serve(host: str, port: int, state_dir: Path) -> None:
-    """Serve until SIGTERM.
-
-    :raises StackError: the state cannot be loaded, a key is missing, or the port is taken
-    """
+    """Serve until SIGTERM; raises StackError: state, keys or port cannot be used."""
     process.require_variables("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     from topicberg.settings import settings
 

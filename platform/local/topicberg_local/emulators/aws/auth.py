@@ -99,10 +99,7 @@ def _is_expired(key: str, token: str) -> bool:
 
 
 def _secret(key: str, token: str) -> str | None:
-    """The secret of an access key, or None when the key does not exist or is inactive.
-
-    :param token: the session token of a role's key
-    """
+    """The secret of an access key and its session's token; None: there is no such active key."""
     if key == os.environ["AWS_ACCESS_KEY_ID"]:
         return os.environ["AWS_SECRET_ACCESS_KEY"]
     if (role := _session(key)) is not None:  # IAM has its key too, without an end

@@ -155,10 +155,7 @@ class SchemaVersions:
     backend: Any
 
     def answer(self, body: bytes) -> dict[str, Any]:
-        """Return the answer to a request for the versions of a schema.
-
-        :raises Refusal: the request is not valid, or there is no such schema
-        """
+        """Answer a request for a schema's versions; raises Refusal: wrong, or no such schema."""
         operation = service("glue").operation_model(ACTION)
         return serve(self, operation, json.loads(body), _INVALID, "moto lacks it")
 

@@ -112,10 +112,7 @@ def _dump(content: Backends) -> bytes:
 
 
 class State:
-    """moto's backends and the file that holds them.
-
-    :param directory: the service's own folder; made if missing
-    """
+    """moto's backends and the file that holds them, in the service's own folder."""
 
     def __init__(self, directory: Path) -> None:
         self.path, self._saved = directory / FILE, b""

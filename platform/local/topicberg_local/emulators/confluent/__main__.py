@@ -16,11 +16,7 @@ from topicberg_local.emulators import process
 
 
 def serve(host: str, port: int, folder: Path) -> None:
-    """Serve until SIGTERM.
-
-    :raises StackError: something is missing in the environment, the port is taken, or the state is
-        damaged
-    """
+    """Serve until SIGTERM; raises StackError: it cannot begin."""
     names = ("API_KEY", "API_SECRET", "ADMIN_TOKEN", "KAFKA_PORT", "KAFKA_LISTENER")
     variables = [f"TOPICBERG_EMULATOR_{name}" for name in names]
     key, secret, token, kafka_port, kafka_listener = process.require_variables(*variables)

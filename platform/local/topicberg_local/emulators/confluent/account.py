@@ -93,10 +93,7 @@ class Account:
         self.store.put(Stored(DELAYS, (), delays.model_dump()))
 
     def endpoints(self) -> Endpoints:
-        """Where the real broker, registry, object store and so on are.
-
-        :raises StackError: the stack has not come up yet
-        """
+        """Where the real broker, registry and so on are; raises StackError: they are not up yet."""
         return local_endpoints(self.config)
 
     def _client(self, name: str, address: str | None, make: Callable[[], T]) -> T:

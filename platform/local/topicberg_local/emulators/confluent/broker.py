@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 
 def names(account: Account, cluster: str) -> dict[str, Any]:
-    """The topics of a cluster, with the broker's metadata. Kafka's own are not shown.
-
-    :raises Refusal: the broker does not answer
-    """
+    """The topics of a cluster with their metadata, but Kafka's own; raises Refusal: no answer."""
     owners = {stored.name[1]: stored.name[0] for stored in account.store.all(TOPIC)}
     try:
         topics = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
@@ -46,20 +43,14 @@ def cleanup_policy(account: Account, topic: str) -> str:
 
 
 def describe(account: Account, topic: str) -> dict[str, Any]:
-    """The configuration of a topic: entries by their names.
-
-    :raises Refusal: there is no such topic, or the broker does not answer
-    """
+    """The configuration of a topic, by names; raises Refusal: no such topic, or no answer."""
     resource, admin = ConfigResource(ResourceType.TOPIC, topic), account.kafka_admin()
     futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
     return wait(futures[resource], topic)
 
 
 def delete_all(account: Account, cluster: str) -> None:
-    """Delete the topics that were made through this API in a cluster.
-
-    :raises Refusal: the broker does not answer
-    """
+    """Delete the topics that were made through this API in a cluster; raises Refusal: no answer."""
     for topic in account.store.all(TOPIC, lambda topic: topic.name[0] == cluster):
         name = topic.name[1]
         try:

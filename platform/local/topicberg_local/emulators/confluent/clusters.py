@@ -102,10 +102,7 @@ def _is_gone(cluster: Stored) -> bool:
 
 
 def require_main(account: Account, environment: str, cluster: str, action: str) -> Stored:
-    """
-    :raises Refusal: there is no such cluster in the environment, or it is not the one whose topics
-        the local engine and generators know
-    """
+    """:raises Refusal: no such cluster, or not the one of the local engine and generators"""
     stored, main = require(account, environment, cluster), account.config.cluster_id
     if cluster != main:
         raise unsupported(f"{action} on a further Kafka cluster ({cluster}); only {main} has them")

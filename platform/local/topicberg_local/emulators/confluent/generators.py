@@ -39,10 +39,7 @@ class Generators(Worker):
         super().wake()
 
     def end(self, connector: Stored) -> None:
-        """End the generator of a connector; the connector must no longer want it.
-
-        :raises TopicbergError: it does not end
-        """
+        """End the generator of a connector that wants none any more; raises TopicbergError."""
         topic = connector.properties["topic"]
         with self._changing:
             status = read_status(self._account.config, topic)

@@ -57,10 +57,7 @@ given last."""
 
 
 class KafkaGateway(Worker):
-    """Serves clients until it is stopped.
-
-    :param listener: where clients connect; ``port``: of the broker's listener
-    """
+    """Serves clients that connect to a listener; ``port``: of the broker's listener."""
 
     def __init__(self, account: Account, listener: socket.socket, port: int) -> None:
         super().__init__("kafka gateway")
@@ -100,10 +97,7 @@ class KafkaGateway(Worker):
         return True
 
     async def _log_in(self, client: Streams, server: Streams) -> None:
-        """Answer a client's requests until it is logged in.
-
-        :raises OSError: it is refused, or the broker is
-        """
+        """Answer a client until it is logged in; raises OSError: it or the broker is refused."""
         chosen = False
         while True:
             request = await _read(client[0])
@@ -144,10 +138,7 @@ class KafkaGateway(Worker):
         return ""
 
     def _password(self, user: str) -> str:
-        """Return the password of a user of the broker, whom it may have to create.
-
-        :raises TopicbergError: Kafka does not answer
-        """
+        """Return the password of a user of the broker, whom it may have to create."""
         if user not in self._passwords:
             password, mechanism = secrets.token_urlsafe(24), kafka.ScramMechanism.SCRAM_SHA_256
             how = kafka.ScramCredentialInfo(mechanism, secrets.choice(_ITERATIONS))
@@ -172,10 +163,7 @@ class KafkaGateway(Worker):
 
 
 async def _log_in_with_scram(server: Streams, user: str, password: str) -> None:
-    """Log in to a broker, with which the mechanism has been chosen.
-
-    :raises OSError: the broker refuses, or does not know the password either
-    """
+    """Log in to a broker, with which the mechanism has been chosen; raises OSError: it refuses."""
     name = user.replace("=", "=3D").replace(",", "=2C")
     first = f"n={name},r={secrets.token_urlsafe(18)}"
     challenge = (await sasl_authenticate(server, f"n,,{first}".encode())).decode()
@@ -198,11 +186,7 @@ def _hmac(key: bytes, text: bytes) -> bytes:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return a request or response, without its length.
-
-    :raises OSError: it is too long
-    :raises EOFError: the connection is closed
-    """
+    """Return a request or response without its length; raises OSError or EOFError."""
     (size,) = struct.unpack(">i", await reader.readexactly(4))
     if not 0 <= size <= _MAX_REQUEST:
         raise ConnectionError(f"a message of {size} bytes before the login")

@@ -38,10 +38,7 @@ def cluster_of(call: Call) -> Stored:
 
 
 def demand(call: Call, topic: str | None = None) -> str:
-    """The cluster of a request that changes something.
-
-    :raises Refusal: the owner of the key may not
-    """
+    """The cluster of a request that changes it; raises Refusal: the owner of the key may not."""
     cluster = cluster_of(call)
     name, environment = cluster.name[0], cluster.properties["environment"]
     crn = clusters.crn(call.account, environment, name)

@@ -120,9 +120,7 @@ def opens(account: Account, name: str, secret: str, resource: str) -> bool:
 
 
 def of_kafka(account: Account, name: str, secret: str) -> tuple[str, str] | None:
-    """Cluster and principal of who logs in to Kafka with a key; None: no key of a cluster, or not
-    one that is valid yet.
-    """
+    """Cluster and owner of a valid key with which a client logs in to Kafka; None: it is none."""
     key = _opened(account, name, secret)
     if key is None or time.time() < key.created + account.delays.api_key:
         return None
@@ -147,10 +145,7 @@ def _hash(secret: str) -> str:
 
 
 def _resource(account: Account, given: TypedReference) -> tuple[KeyKind, dict[str, str]]:
-    """Return the kind of a key for a resource, and the resource as it is stored and answered.
-
-    :raises Refusal: it does not exist, or is called another kind than it is
-    """
+    """Kind of a key for a resource, and the resource as it is stored; raises Refusal."""
     name = given.id
     if name.startswith("lkc-"):
         typed = _typed(given, "Cluster", "cmk/v2", "")

@@ -32,9 +32,7 @@ class CatalogStatus(NamedTuple):
 
 
 class Tables(Worker):
-    """Registers the tables in Glue as they grow, as Tableflow does, where there is a catalog
-    integration for it.
-    """
+    """Registers the tables in Glue as they grow, where there is a catalog integration for it."""
 
     def __init__(self, account: Account) -> None:
         super().__init__("catalog integrations")
@@ -108,9 +106,7 @@ def takes(catalog: Stored, table: Stored) -> bool:
 
 
 def point_to_metadata(client: GlueClient, database: str, name: str) -> None:
-    """Give a table in Glue the location that Confluent's Tableflow gives it: that of its metadata
-    file, not of its folder.
-    """
+    """Let a table's location in Glue be its metadata file, as Confluent's Tableflow does."""
     table: Any = client.get_table(DatabaseName=database, Name=name)["Table"]
     fields = ("Name", "TableType", "Parameters", "StorageDescriptor")
     body = {field: table[field] for field in fields}

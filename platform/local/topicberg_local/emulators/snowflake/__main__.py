@@ -16,11 +16,7 @@ from topicberg_local.emulators import process
 
 
 def serve(host: str, port: int, folder: Path) -> None:
-    """Serve until SIGTERM.
-
-    :raises StackError: something is missing in the environment, the port is taken, or the state is
-        damaged
-    """
+    """Serve until SIGTERM; raises StackError: it cannot begin."""
     user, password, *_ = process.require_variables(
         "TOPICBERG_SNOWFLAKE_USER",
         "TOPICBERG_SNOWFLAKE_PASSWORD",

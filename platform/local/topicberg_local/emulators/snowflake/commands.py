@@ -210,10 +210,7 @@ def _provision(account: Account, context: Context, stream: Stream) -> str:
 def call_system_function(
     account: Account, context: Context, sql: str
 ) -> tuple[str, str | None] | None:
-    """``SELECT SYSTEM$…('name')``: the column's name and the answer; None for other statements.
-
-    :raises ProgrammingError: the function fails, or the emulator has no such function
-    """
+    """``SELECT SYSTEM$…('name')``: the column's name and the answer; None: another statement."""
     stream = Stream(sql)
     if not stream.take("SELECT") or not stream.peek().value.startswith("SYSTEM$"):
         return None

@@ -157,10 +157,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def properties_of(account: Account, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the properties of a new linked database.
-
-    :raises ProgrammingError: there is no such integration or volume, or it is not of a REST catalog
-    """
+    """Return the properties of a new linked database; raises ProgrammingError: they are wrong."""
     catalog = given["LINKED_CATALOG"]
     integration = account.require(INTEGRATION, (catalog["CATALOG"],))
     if integration.properties["CATALOG_SOURCE"] not in ("ICEBERG_REST", "POLARIS"):
@@ -183,10 +180,7 @@ def properties_of(account: Account, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def alter_database(account: Account, _context: Context, statement: Statement) -> Rows:
-    """Suspend or resume discovery, or change what is discovered.
-
-    :raises ProgrammingError: the database is missing, or links no catalog
-    """
+    """Suspend or resume discovery, or change what is discovered; raises ProgrammingError."""
     with account.store.lock:
         if statement.if_exists and not account.is_there(DATABASE, statement.name):
             return Rows.status(DONE)
@@ -209,9 +203,7 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
 
 
 def is_due(database: Stored) -> bool:
-    """Return whether a database's next discovery has to begin: its interval has passed, or it was
-    changed since the last one began.
-    """
+    """Return whether the interval has passed since discovery began, or the database was changed."""
     properties = database.properties
     started = properties["DISCOVERY"]["STARTED"] or 0.0
     interval = properties["LINKED_CATALOG"]["SYNC_INTERVAL_SECONDS"]
@@ -266,10 +258,7 @@ def _discover(account: Account, database: Stored, failures: list[dict[str, str]]
 
 
 def _namespaces(account: Account, integration: Stored, catalog: dict[str, Any]) -> list[str]:
-    """Return the catalog's namespaces that the database follows. Glue nests none.
-
-    :raises ProgrammingError: the catalog cannot be listed
-    """
+    """Return the catalog's namespaces that the database follows. Glue nests none."""
     blocked, allowed = catalog["BLOCKED_NAMESPACES"], catalog["ALLOWED_NAMESPACES"]
     is_flattened = catalog["NAMESPACE_MODE"] == FLATTEN
     namespaces = [

@@ -42,10 +42,7 @@ class Logins:
         self._account, self._user, self._password = account, user.upper(), password
 
     def open(self, login: Login, role: str | None, warehouse: str | None) -> Context:
-        """The context of a new session.
-
-        :raises LoginRefused: user or password is wrong, or the role is not the user's
-        """
+        """The context of a new session; raises LoginRefused: who it is, or the role, is wrong."""
         name = login.user.upper()
         if name == self._user and login.authenticator != "SNOWFLAKE_JWT":
             if not hmac.compare_digest(login.password.encode(), self._password.encode()):
@@ -67,10 +64,7 @@ class Logins:
         return context
 
     def _open_created(self, login: Login, name: str, role: str | None) -> Context:
-        """The context of a user made with CREATE USER.
-
-        :param role: the one that the client asks for, if any
-        """
+        """The context of a user made with CREATE USER, who may ask for a role."""
         users = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
         user, method = users[0] if users else None, "PASSWORD"
         if login.authenticator == "SNOWFLAKE_JWT":

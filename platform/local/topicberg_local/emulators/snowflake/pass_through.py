@@ -40,10 +40,7 @@ _PROPERTIES = (exp.TemporaryProperty, exp.TransientProperty, exp.SchemaCommentPr
 
 
 def parse(sql: str) -> exp.Expr:
-    """The statement's tree.
-
-    :raises ProgrammingError: a syntax error, or a statement that the emulator does not support
-    """
+    """The statement's tree; raises ProgrammingError: a syntax error, or it is not supported."""
     try:
         parsed = sqlglot.parse(sql, read="snowflake")
     except (ParseError, TokenError) as error:

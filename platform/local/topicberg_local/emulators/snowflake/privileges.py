@@ -72,9 +72,7 @@ _USAGE = "USAGE"
 
 
 def inherited(account: Account, roles: Iterable[str]) -> set[str]:
-    """Return the roles whose privileges these roles have: themselves, what is granted to them, and
-    PUBLIC.
-    """
+    """Return roles, and those whose privileges they have: what is granted to them, and PUBLIC."""
     below = [
         (grant.properties["GRANTEE"], grant.properties["OBJECT"][0])
         for grant in grants(account, ON=ROLE, TO=ROLE)
@@ -94,10 +92,7 @@ def _roles_of(account: Account, user: str) -> set[str]:
 
 
 def holds(account: Account, user: str, is_admin: bool, role: str) -> bool:
-    """Whether a user may take a role: it is granted to it, directly or through another role.
-
-    :param is_admin: the stack's own user, to whom ACCOUNTADMIN is granted
-    """
+    """Whether a user may take a role; ``is_admin``: the stack's own user, who is ACCOUNTADMIN."""
     of_admin = {"ACCOUNTADMIN", "ORGADMIN"} if is_admin else set[str]()
     return role in inherited(account, _roles_of(account, user) | of_admin)
 

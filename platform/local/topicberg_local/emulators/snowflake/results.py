@@ -107,10 +107,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def arrow_payload(table: pa.Table, semi_structured: set[int]) -> dict[str, Any]:
-    """A query's result.
-
-    :param semi_structured: positions of columns whose text is JSON, to be seen as VARIANT
-    """
+    """A query's result; ``semi_structured``: the positions of JSON, to be seen as VARIANT."""
     described = [_describe(f, i in semi_structured) for i, f in enumerate(table.schema)]
     payload = {"rowtype": described, "total": table.num_rows, "queryResultFormat": "arrow"}
     if table.num_rows == 0:

@@ -65,11 +65,7 @@ class Session:
             self._connection.close()
 
     def execute(self, sql: str, parameters: tuple[Any, ...] | None = None) -> StatementResult:
-        """Run one statement.
-
-        :param parameters: values of its placeholders
-        :raises ProgrammingError: as Snowflake would
-        """
+        """Run one statement, with values of its placeholders; raises ProgrammingError."""
         with self._lock:
             self.last_used = time.monotonic()
             try:
@@ -95,10 +91,7 @@ class Session:
         return _answer(rows, DDL if statement.verb in ("CREATE", "ALTER", "DROP") else 0)
 
     def _on_iceberg_table(self, tree: exp.Expr) -> Statement | None:
-        """A plain statement on an Iceberg table: refused, or what it means for such a table.
-
-        :raises ProgrammingError: it would write, or its name is taken
-        """
+        """A plain statement as one on an Iceberg table; raises ProgrammingError: it writes."""
         written = pass_through.written_table(tree)
         if written is not None and self._iceberg(written):
             self.account.refuse_write(self._full(written) or (), f"{tree.key.upper()}")

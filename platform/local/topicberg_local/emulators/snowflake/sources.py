@@ -54,10 +54,7 @@ class Sources:
             raise catalog_failure(f"Failed to read '{url}': {error}") from None
 
     def metadata_location(self, namespace: str, table: str) -> str:
-        """Where Glue says that the table's metadata is.
-
-        :raises ProgrammingError: no such table, or it is not an Iceberg table
-        """
+        """Where Glue has the table's metadata; raises ProgrammingError: no such Iceberg table."""
         try:
             response = self._client("glue").get_table(DatabaseName=namespace, Name=table)
         except FAILURES as error:
@@ -89,10 +86,7 @@ class Sources:
         return [database["Name"] for database in self._pages("get_databases", "DatabaseList")]
 
     def iceberg_tables(self, namespace: str) -> list[str]:
-        """Return the names of the Iceberg tables in one of Glue's databases.
-
-        :raises ProgrammingError: Glue does not answer
-        """
+        """Return the Iceberg tables in one of Glue's databases; raises ProgrammingError."""
         return [
             table["Name"]
             for table in self._pages("get_tables", "TableList", DatabaseName=namespace)
@@ -125,17 +119,12 @@ class Sources:
     def role_problem(
         self, arn: str, principal: str, external_id: str, *needs: tuple[str, str]
     ) -> str | None:
-        """Why Snowflake could not do this with a role of IAM; None: it could.
-
-        Also when there is no such role: without `topicberg deploy` the local stack has none.
-        """
+        """Why Snowflake could not do this with a role; None: it could, or there is no such role."""
         client, s3 = self._client("iam"), self._client("s3")
         return iam.problem(client, arn, principal, external_id, *needs, s3=s3, may_be_missing=True)
 
     def check(self, base_url: str) -> dict[str, str]:
-        """Whether objects there can be listed, read, written and deleted, as ``PASSED`` or the
-        reason why not.
-        """
+        """Whether objects can be listed, read, written and deleted: ``PASSED``, or why not."""
         bucket, prefix = split_url(base_url)
         s3, written = self._client("s3"), f"{prefix}verify_{uuid.uuid4().hex}"
         results = {}

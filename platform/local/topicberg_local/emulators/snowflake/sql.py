@@ -370,10 +370,7 @@ def alters(spec: Spec, *, unset: bool = False, refused: tuple[str, ...] = ()) ->
 
 
 def parse_object_statement(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    """A statement on one of ``kinds``, up to its end, or None when it is on none of them.
-
-    :raises ProgrammingError: it is on one of them and wrong
-    """
+    """A statement on one of ``kinds``, not read to its end; None: on none of them."""
     for kind in kinds:
         if statement := _create(stream, kind) or _on_existing(stream, kind) or _show(stream, kind):
             return statement

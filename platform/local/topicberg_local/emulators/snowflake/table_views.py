@@ -69,10 +69,7 @@ def show_tables(account: Account, context: Context, statement: Statement) -> Row
 
 
 def _scope(account: Account, context: Context, statement: Statement) -> Name:
-    """The names that a SHOW … IN is about, as a prefix of qualified ones.
-
-    :raises ProgrammingError: no such database or schema
-    """
+    """What a SHOW … IN is about: how names begin; raises ProgrammingError: it is not there."""
     kind, name = statement.scope or ("", ())
     if kind == "ACCOUNT":
         return ()

@@ -185,10 +185,7 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
 
 
 def _fetch(account: Account, name: Name, properties: dict[str, Any], location: str) -> Version:
-    """A metadata file, checked for what Snowflake cannot read.
-
-    It is read by the table's external volume, or with credentials that the catalog vends.
-    """
+    """A metadata file that Snowflake can read, by the volume or with vended credentials."""
     used = properties["EXTERNAL_VOLUME"]
     volume = None if used is None else account.require(VOLUME, (used,))
     if volume is None:
@@ -233,10 +230,7 @@ def _refuse_equality_deletes(account: Account, version: Version) -> None:
 
 
 def _position(account: Account, version: Version) -> dict[str, Any]:
-    """What is stored of a version: enough to answer without reading it again.
-
-    Its file is kept, and the table's query tried, before anything is stored.
-    """
+    """What is stored of a version: enough to answer. Its file is kept, and its query was tried."""
     metadata, snapshot = version.metadata, version.metadata.snapshot
     file = _write_copy(account, version)
     account.engine.cursor().execute(f"DESCRIBE {select(metadata, str(file))}")
@@ -281,10 +275,7 @@ def load_metadata(account: Account, table: Stored) -> Metadata:
 
 
 def link(account: Account, database: Stored, name: Name) -> None:
-    """Show a table that discovery found in the catalog of its database.
-
-    :raises ProgrammingError: it cannot be read
-    """
+    """Show a table that discovery found; raises ProgrammingError: it cannot be read."""
     given = {"CATALOG_NAMESPACE": name[1], "CATALOG_TABLE_NAME": name[2], "AUTO_REFRESH": True}
     properties = _defaults(account, name, given) | {OWNER: database.properties[OWNER]}
     version = _fetch(account, name, properties, _locate(account, properties))
@@ -302,10 +293,7 @@ def unlink(account: Account, name: Name) -> None:
 
 
 def refresh(account: Account, name: Name) -> None:
-    """Bring the table to what the catalog has now.
-
-    :raises ProgrammingError: it cannot be read; the table stays as it was
-    """
+    """Bring the table to what the catalog has; raises ProgrammingError: it stays as it was."""
     with account.refreshing(name):
         table = account.require(TABLE, name)
         location = _locate(account, table.properties)

@@ -111,10 +111,7 @@ def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:
 
 
 def change_tags(account: Account, context: Context, statement: Statement) -> Rows:
-    """SET TAG and UNSET TAG.
-
-    :raises ProgrammingError: object or tag do not exist, the role may not, or the value is wrong
-    """
+    """SET TAG and UNSET TAG; raises ProgrammingError: no such object or tag, or it may not be."""
     name = _object(account, context, statement.kind, statement.name)
     if name is None:
         if statement.if_exists:

@@ -50,10 +50,7 @@ MIN_BITS = 2048
 
 
 def load_key(key: str) -> RSAPublicKey:
-    """A key as users set it: the body of a PEM file, without its header and footer.
-
-    :raises ProgrammingError: it is not an RSA key, or too short
-    """
+    """A key in PEM without header and footer; raises ProgrammingError: not RSA, or too short."""
     try:
         public_key = load_der_public_key(base64.b64decode("".join(key.split()), validate=True))
     except (binascii.Error, ValueError, UnsupportedAlgorithm):
