@@ -112,25 +112,21 @@ def class_path(bundle: str) -> list[Path]:
 def ensure(report: Report) -> None:
     """Fetch the missing files of every bundle; raises StackError: a download fails, or is wrong."""
     try:
-        _ensure(report)
+        lock, cache, stamps = read_lock(), maven_context().repo_cache, cache_dir() / "jars.json"
+        before = _read_stamps(stamps)
+        known = dict(before)
+        missing = [name for name, pin in lock.files.items() if not _good(cache, name, pin, known)]
+        if missing:
+            count = report.downloading(len(missing), sum(lock.files[name].size for name in missing))
+            _download(cache, missing, lock, count)
+            known |= {name: _stamp(cache / Coordinate.parse(name).path) for name in missing}
+        if known != before:
+            replace_file(stamps, json.dumps(known, indent=1))
     except OSError as error:
         raise StackError(
             f"{error.filename} cannot be written: {error.strerror}",
             hint="free some space, or fix the permissions of the Maven cache, which holds the jars",
         ) from None
-
-
-def _ensure(report: Report) -> None:
-    lock, cache, stamps = read_lock(), maven_context().repo_cache, cache_dir() / "jars.json"
-    before = _read_stamps(stamps)
-    known = dict(before)
-    missing = [name for name, pin in lock.files.items() if not _good(cache, name, pin, known)]
-    if missing:
-        count = report.downloading(len(missing), sum(lock.files[name].size for name in missing))
-        _download(cache, missing, lock, count)
-        known |= {name: _stamp(cache / Coordinate.parse(name).path) for name in missing}
-    if known != before:
-        replace_file(stamps, json.dumps(known, indent=1))
 
 
 def sha256(path: Path) -> str:

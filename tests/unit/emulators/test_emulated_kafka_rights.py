@@ -12,8 +12,7 @@ from topicberg_local import state
 from topicberg_local.emulators.confluent.account import ACL, CLUSTER, ROLE_BINDING, Account
 from topicberg_local.emulators.confluent.clusters import GONE_AFTER
 from topicberg_local.emulators.confluent.connector_checks import unseen_cluster
-from topicberg_local.emulators.confluent.kafka_gateway import _authenticated, _token
-from topicberg_local.emulators.confluent.kafka_rights import Right, rights
+from topicberg_local.emulators.confluent.kafka_gateway import Right, _authenticated, _token, rights
 from topicberg_local.emulators.store import Stored
 
 SA = "lkc-1.sa-1"

@@ -31,8 +31,7 @@ the stack's admin token (``topicberg env``).
 | ``keys``, ``roles`` | who may: keys, service accounts and role bindings, and their APIs |
 | ``environments``, ``clusters``, ``integrations`` | one API each; registries are ``environments`` |
 | ``kafka_rest``, ``broker`` | Kafka REST over the broker: topics and access lists |
-| ``kafka_gateway`` | Kafka's own protocol, for clients with an API key |
-| ``kafka_rights`` | access lists and role bindings, as the broker enforces them |
+| ``kafka_gateway`` | Kafka's own protocol, for clients with an API key, and what they may do |
 | ``subjects`` | the registry |
 | ``connectors``, ``generators`` | connectors, and the generators they run |
 | ``connector_checks`` | what is wrong with one, and what it may not do |

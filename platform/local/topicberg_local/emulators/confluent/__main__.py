@@ -25,8 +25,7 @@ def serve(host: str, port: int, folder: Path) -> None:
 
     from topicberg.settings import settings
     from topicberg_local.emulators.confluent.account import Account
-    from topicberg_local.emulators.confluent.kafka_gateway import KafkaGateway
-    from topicberg_local.emulators.confluent.kafka_rights import KafkaRights
+    from topicberg_local.emulators.confluent.kafka_gateway import KafkaGateway, KafkaRights
     from topicberg_local.emulators.confluent.keys import Bootstrap
     from topicberg_local.emulators.confluent.server import Server
 

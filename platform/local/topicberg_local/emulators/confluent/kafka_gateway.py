@@ -2,8 +2,10 @@
 
 Clients log in as in Confluent Cloud, with SASL PLAIN: the user is the id of an API key of the
 cluster, the password its secret. The gateway checks the key, logs in to the broker as the key's
-owner, and then passes bytes in both directions. What the owner may do is decided by the broker, by
-its access lists (:mod:`.kafka_rights`).
+owner, and then passes bytes in both directions. What the owner may do is decided by the broker: the
+access lists of Kafka REST and the role bindings of a cluster become its access lists, and its own
+authorizer (``StandardAuthorizer``) allows what they say and nothing else. One broker has all
+clusters, so the name of a user there has both: ``lkc-local1.sa-abc123``.
 
 Unlike Confluent Cloud, it has no TLS: it listens on loopback, and serves processes of the user who
 runs the stack only.
@@ -18,12 +20,15 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import secrets
 import socket
 import struct
 import time
 from base64 import b64decode, b64encode
-from typing import Any
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
 
 from confluent_kafka import admin as kafka
 
@@ -39,13 +44,160 @@ from topicberg_local.access_proxy_server import (
     sasl_authenticate,
     sasl_handshake,
 )
-from topicberg_local.emulators.confluent import broker, keys
-from topicberg_local.emulators.confluent.account import Account
+from topicberg_local.emulators.confluent import broker, clusters, keys, roles
+from topicberg_local.emulators.confluent.account import (
+    ACL,
+    BOOTSTRAP_USER,
+    CLUSTER,
+    ROLE_BINDING,
+    Account,
+)
 from topicberg_local.emulators.confluent.errors import Refusal
-from topicberg_local.emulators.confluent.kafka_rights import user_of
 from topicberg_local.emulators.process import Worker
 
+Arguments = tuple[
+    kafka.ResourceType,
+    str,
+    kafka.ResourcePatternType,
+    str,
+    str,
+    kafka.AclOperation,
+    kafka.AclPermissionType,
+]
 logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5
+_OF_CLUSTER = "kafka-cluster"
+_EVERYTHING = (("TOPIC", "*"), ("GROUP", "*"), ("TRANSACTIONAL_ID", "*"), ("CLUSTER", _OF_CLUSTER))
+_CRN_TYPES = {"topic": "TOPIC", "group": "GROUP", "transactional-id": "TRANSACTIONAL_ID"}
+_ROLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "DeveloperRead": {"TOPIC": ("READ",), "GROUP": ("READ",)},
+    "DeveloperWrite": {"TOPIC": ("WRITE",), "TRANSACTIONAL_ID": ("WRITE",)},
+    "DeveloperManage": {
+        "TOPIC": ("CREATE", "DELETE", "ALTER", "ALTER_CONFIGS", "DESCRIBE_CONFIGS"),
+        "GROUP": ("DELETE",),
+    },
+    "ResourceOwner": {"TOPIC": ("ALL",), "GROUP": ("ALL",), "TRANSACTIONAL_ID": ("ALL",)},
+}
+"""Role → type of resource → operations. Each of these implies DESCRIBE in Kafka.
+
+https://docs.confluent.io/cloud/current/security/access-control/rbac/predefined-rbac-roles.html
+"""
+
+
+class Right(NamedTuple):
+    """A line of the broker's access lists."""
+
+    user: str
+    resource_type: str
+    resource_name: str
+    pattern_type: str
+    operation: str
+    permission: str = "ALLOW"
+    host: str = "*"
+
+
+def user_of(cluster: str, principal: str) -> str:
+    """Return the broker's name of a service account that has a key of the cluster."""
+    return f"{cluster}.{principal}"
+
+
+def rights(account: Account) -> set[Right]:
+    """Return all that the access lists and the role bindings say now."""
+    listed = (
+        Right(user_of(of, principal.removeprefix("User:")), *resource, operation, permission, host)
+        for of, *resource, principal, host, operation, permission in (
+            acl.name for acl in account.store.all(ACL)
+        )
+    )
+    existing = account.store.all(CLUSTER, lambda c: clusters.GONE_AFTER not in c.properties)
+    of_roles = (_of_roles(account, c.name[0], c.properties["environment"]) for c in existing)
+    return {*listed, *chain.from_iterable(of_roles)}
+
+
+def _of_roles(account: Account, cluster: str, environment: str) -> Iterator[Right]:
+    crn = clusters.crn(account, environment, cluster)
+    admins = {BOOTSTRAP_USER}
+    since = time.time() - account.delays.role_binding
+    for binding in account.store.all(ROLE_BINDING, lambda entry: entry.created <= since):
+        principal = binding.properties["principal"].removeprefix("User:")
+        role, pattern = binding.properties["role_name"], binding.properties["crn_pattern"]
+        if role in roles.ADMINS and roles.covers(pattern, crn):
+            admins.add(principal)
+        part = re.fullmatch(rf"{re.escape(crn)}/kafka={re.escape(cluster)}/([a-z-]+)=(.+)", pattern)
+        if part and part[1] in _CRN_TYPES:
+            type_, name, pattern_type = _CRN_TYPES[part[1]], part[2], "LITERAL"
+            if name.endswith("*") and name != "*":
+                name, pattern_type = name.removesuffix("*"), "PREFIXED"
+            for operation in _ROLES.get(role, {}).get(type_, ()):
+                yield Right(user_of(cluster, principal), type_, name, pattern_type, operation)
+    for principal in admins:
+        for type_, name in _EVERYTHING:
+            yield Right(user_of(cluster, principal), type_, name, "LITERAL", "ALL")
+
+
+class KafkaRights(Worker):
+    """Gives the broker the access lists, whenever they change."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__("kafka rights", LOOK_SECONDS)
+        self._account = account
+        self._given: set[Right] | None = None
+        """What the broker has; None: not looked yet."""
+
+    def look(self) -> None:
+        wanted, given, self._given = rights(self._account), self._given, None
+        try:
+            if wanted != given:
+                self._give(wanted, given)
+        except TopicbergError as error:  # the stack is not up yet, or Kafka restarts
+            logger.debug("access lists: %s", error)
+        else:
+            self._given = wanted
+
+    def _give(self, wanted: set[Right], given: set[Right] | None) -> None:
+        """:raises TopicbergError: Kafka does not answer"""
+        client = self._account.kafka_admin()
+        if given is None:
+            unnamed: Any = None
+            types = (kafka.ResourceType.ANY, unnamed, kafka.ResourcePatternType.ANY)
+            operations = (kafka.AclOperation.ANY, kafka.AclPermissionType.ANY)
+            every = kafka.AclBindingFilter(*types, unnamed, unnamed, *operations)
+            described = client.describe_acls(every, request_timeout=TIMEOUT_SECONDS)
+            given = {_right(acl) for acl in broker.wait(described, "access lists")}
+        if missing := [kafka.AclBinding(*_arguments(right)) for right in wanted - given]:
+            for created in client.create_acls(missing, request_timeout=TIMEOUT_SECONDS).values():
+                broker.wait(created, "access lists")
+        if surplus := [kafka.AclBindingFilter(*_arguments(right)) for right in given - wanted]:
+            for deleted in client.delete_acls(surplus, request_timeout=TIMEOUT_SECONDS).values():
+                broker.wait(deleted, "access lists")
+
+
+def _right(acl: Any) -> Right:
+    return Right(
+        acl.principal.removeprefix("User:"),
+        "CLUSTER" if acl.restype.name == "BROKER" else acl.restype.name,
+        acl.name,
+        acl.resource_pattern_type.name,
+        acl.operation.name,
+        acl.permission_type.name,
+        acl.host,
+    )
+
+
+def _arguments(right: Right) -> Arguments:
+
+    type_ = "BROKER" if right.resource_type == "CLUSTER" else right.resource_type
+    return (
+        kafka.ResourceType[type_],
+        right.resource_name,
+        kafka.ResourcePatternType[right.pattern_type],
+        f"User:{right.user}",
+        right.host,
+        kafka.AclOperation[right.operation],
+        kafka.AclPermissionType[right.permission],
+    )
+
+
 _HANDSHAKE, _API_VERSIONS, _AUTHENTICATE = 17, 18, 36
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 """Error codes of Kafka's protocol."""

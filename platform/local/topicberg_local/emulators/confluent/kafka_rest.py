@@ -1,5 +1,5 @@
 """``/kafka/v3``: the cluster, and topics with their configurations on the real local broker; access
-lists, which it enforces (:mod:`.kafka_rights`).
+lists, which it enforces (:mod:`.kafka_gateway`).
 """
 
 from __future__ import annotations

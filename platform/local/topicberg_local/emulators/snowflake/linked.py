@@ -329,10 +329,7 @@ def link_config(account: Account, _context: Context, name: Name) -> str:
     def listed(kind: str) -> list[str] | None:
         return [f"'{namespace}'" for namespace in catalog[kind]] or None
 
-    fields = (
-        *("SYNC_INTERVAL_SECONDS", "NAMESPACE_MODE", "NAMESPACE_FLATTEN_DELIMITER"),
-        "ALLOWED_WRITE_OPERATIONS",
-    )
+    fields = [name for name in _DEFAULTS if not name.endswith("_NAMESPACES")]
     return json.dumps(
         {
             "catalog_integration": properties["CATALOG"],

@@ -93,8 +93,17 @@ _set = alters(
         {"AUTO_REFRESH": boolean, "REPLACE_INVALID_CHARACTERS": boolean, "COMMENT": text},
     ),
     refused=(
-        *("ADD", "ALTER", "CLUSTER", "CONVERT", "DROP", "EXECUTE", "MODIFY", "RENAME"),
-        *("RESUME", "SUSPEND", "UNSET"),
+        "ADD",
+        "ALTER",
+        "CLUSTER",
+        "CONVERT",
+        "DROP",
+        "EXECUTE",
+        "MODIFY",
+        "RENAME",
+        "RESUME",
+        "SUSPEND",
+        "UNSET",
     ),
 )
 
