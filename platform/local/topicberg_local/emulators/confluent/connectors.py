@@ -15,25 +15,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from topicberg_local.datagen.status import ALIVE, read_status
-from topicberg_local.emulators.confluent import clusters
+from topicberg_local.emulators.confluent import clusters, errors
+from topicberg_local.emulators.confluent import connector_checks as checks
 from topicberg_local.emulators.confluent.account import CONNECTOR, Account
-from topicberg_local.emulators.confluent.connector_checks import (
-    PLUGIN,
-    Configuration,
-    complaints,
-    denied,
-    kept,
-    principal_of,
-    shown,
-    validated,
-)
-from topicberg_local.emulators.confluent.errors import (
-    Refusal,
-    Shape,
-    bad_request,
-    not_found,
-    unsupported,
-)
 from topicberg_local.emulators.confluent.operation import Body, Call, Operation, Query
 from topicberg_local.emulators.store import Stored
 
@@ -42,25 +26,31 @@ PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
 
 class NewConnector(Body):
     name: str = Field(min_length=1)
-    config: Configuration
+    config: checks.Configuration
 
 
 class ListQuery(Query):
     expand: Annotated[str, Field(pattern=r"^(id|info|status)(,(id|info|status))*$")] = ""
 
 
-def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configuration) -> None:
+def _refuse_wrong(
+    account: Account, cluster: Stored, name: str, config: checks.Configuration
+) -> None:
     """:raises Refusal: the configuration cannot be; another connector has its topic"""
-    if config.get("connector.class", PLUGIN) != PLUGIN:
-        raise unsupported(f"the connector class {config['connector.class']}; there is {PLUGIN}")
-    wrong = complaints(account, cluster, config)
+    if config.get("connector.class", checks.PLUGIN) != checks.PLUGIN:
+        raise errors.unsupported(
+            f"the connector class {config['connector.class']}; there is {checks.PLUGIN}"
+        )
+    wrong = checks.complaints(account, cluster, config)
     if config.get("name") != name:
         wrong.setdefault("name", []).append(f"it is '{config.get('name')}', not '{name}'")
     if wrong:
-        raise bad_request("; ".join(f"{key}: {' '.join(texts)}" for key, texts in wrong.items()))
+        raise errors.bad_request(
+            "; ".join(f"{key}: {' '.join(texts)}" for key, texts in wrong.items())
+        )
     for other in account.find(CONNECTOR, topic=config["kafka.topic"]):
         if other.name != (cluster.name[0], name):
-            raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
+            raise errors.unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
 
 
 def _state(account: Account, connector: Stored) -> tuple[str, str]:
@@ -70,7 +60,7 @@ def _state(account: Account, connector: Stored) -> tuple[str, str]:
         return "PAUSED", ""
     if time.time() < properties["started"] + account.delays.connector:
         return "PROVISIONING", ""
-    if problem := denied(account, connector):
+    if problem := checks.denied(account, connector):
         return "FAILED", problem
     status = read_status(account.config, properties["topic"])
     if status is not None and status.state in ALIVE:
@@ -98,7 +88,7 @@ def _cluster(call: Call) -> Stored:
 def _require(call: Call) -> tuple[Stored, Stored]:
     """Cluster and connector."""
     cluster, name = _cluster(call), call.path["connector_name"]
-    missing = not_found(f"Connector {name}")
+    missing = errors.not_found(f"Connector {name}")
     return cluster, call.account.require(CONNECTOR, (cluster.name[0], name), missing)
 
 
@@ -106,7 +96,7 @@ def _info(account: Account, cluster: Stored, connector: Stored) -> dict[str, Any
     name = connector.name[1]
     return {
         "name": name,
-        "config": shown(account, cluster, connector.properties["config"]),
+        "config": checks.shown(account, cluster, connector.properties["config"]),
         "tasks": [{"connector": name, "task": 0}],
         "type": "source",
     }
@@ -116,14 +106,14 @@ def _create(call: Call) -> dict[str, Any]:
     body: NewConnector = call.body
     account, cluster = call.account, _cluster(call)
     if account.store.get(CONNECTOR, (cluster.name[0], body.name)):
-        raise Refusal(HTTPStatus.CONFLICT, f"A connector named {body.name} exists already.")
+        raise errors.Refusal(HTTPStatus.CONFLICT, f"A connector named {body.name} exists already.")
     _refuse_wrong(account, cluster, body.name, body.config)
     properties = {
         "id": account.new_id(CONNECTOR, "lcc"),
         "environment": cluster.properties["environment"],
         "cluster": cluster.name[0],
-        "config": kept(body.config),
-        "principal": principal_of(account, body.config),
+        "config": checks.kept(body.config),
+        "principal": checks.principal_of(account, body.config),
         "topic": body.config["kafka.topic"],
         "paused": False,
     }
@@ -147,13 +137,13 @@ def _list(call: Call) -> list[str] | dict[str, Any]:
 
 
 def _put_config(call: Call) -> dict[str, Any]:
-    config: Configuration = call.body
+    config: checks.Configuration = call.body
     account, (cluster, connector) = call.account, _require(call)
     _refuse_wrong(account, cluster, connector.name[1], config)
     call.generators.end(connector)
     connector.properties |= {
-        "config": kept(config),
-        "principal": principal_of(account, config) or connector.properties["principal"],
+        "config": checks.kept(config),
+        "principal": checks.principal_of(account, config) or connector.properties["principal"],
         "topic": config["kafka.topic"],
     }
     _start(call, connector)
@@ -189,21 +179,23 @@ def _delete(call: Call) -> dict[str, Any]:
 
 def _validate(call: Call) -> dict[str, Any]:
     cluster = _cluster(call)
-    if call.path["plugin_name"] != PLUGIN:
-        raise unsupported(f"the connector plugin {call.path['plugin_name']}; there is {PLUGIN}")
-    return validated(call.account, cluster, call.body)
+    if call.path["plugin_name"] != checks.PLUGIN:
+        raise errors.unsupported(
+            f"the connector plugin {call.path['plugin_name']}; there is {checks.PLUGIN}"
+        )
+    return checks.validated(call.account, cluster, call.body)
 
 
-_operation = partial(Operation, shape=Shape.CONNECT, rated=False, invalid_is_400=True)
+_operation = partial(Operation, shape=errors.Shape.CONNECT, rated=False, invalid_is_400=True)
 _ALL, _ONE = PATH + "/connectors", PATH + "/connectors/{connector_name}"
 _VALIDATION = PATH + "/connector-plugins/{plugin_name}/config/validate"
 OPERATIONS = [
     _operation("GET", _ALL, _list, query=ListQuery),
     _operation("POST", _ALL, _create, 201, body=NewConnector),
     _operation("DELETE", _ONE, _delete),
-    _operation("PUT", _ONE + "/config", _put_config, body=Configuration),
+    _operation("PUT", _ONE + "/config", _put_config, body=checks.Configuration),
     _operation("GET", _ONE + "/status", lambda call: _status(call.account, _require(call)[1])),
     _operation("PUT", _ONE + "/pause", _pause, 202),
     _operation("PUT", _ONE + "/resume", _resume, 202),
-    _operation("PUT", _VALIDATION, _validate, body=Configuration),
+    _operation("PUT", _VALIDATION, _validate, body=checks.Configuration),
 ]

@@ -34,16 +34,7 @@ from confluent_kafka import admin as kafka
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.topics import TIMEOUT_SECONDS
-from topicberg_local.access_proxy_server import (
-    LOGIN_SECONDS,
-    Reports,
-    Streams,
-    accept,
-    connect,
-    first_of,
-    sasl_authenticate,
-    sasl_handshake,
-)
+from topicberg_local import access_proxy_server as proxy
 from topicberg_local.emulators.confluent import broker, clusters, keys, roles
 from topicberg_local.emulators.confluent.account import (
     ACL,
@@ -214,7 +205,7 @@ class KafkaGateway(Worker):
     def __init__(self, account: Account, listener: socket.socket, port: int) -> None:
         super().__init__("kafka gateway")
         self._account, self._listener, self._port = account, listener, port
-        self._reports = Reports()
+        self._reports = proxy.Reports()
         self._passwords: dict[str, str] = {}
         """Of the broker's users, as this process has set them."""
         self._loop = asyncio.new_event_loop()
@@ -229,16 +220,16 @@ class KafkaGateway(Worker):
 
     async def _serve(self) -> None:
         self._listener.setblocking(False)
-        serving = accept(self._listener, self._connection, self._reports)
-        await first_of(serving, self._stopped.wait())
+        serving = proxy.accept(self._listener, self._connection, self._reports)
+        await proxy.first_of(serving, self._stopped.wait())
         self._listener.close()
 
     async def _connection(self, client: socket.socket) -> None:
-        await connect(client, self._port, self._admit, self._reports)
+        await proxy.connect(client, self._port, self._admit, self._reports)
 
-    async def _admit(self, client: Streams, server: Streams) -> bool:
+    async def _admit(self, client: proxy.Streams, server: proxy.Streams) -> bool:
         try:
-            async with asyncio.timeout(LOGIN_SECONDS):
+            async with asyncio.timeout(proxy.LOGIN_SECONDS):
                 await self._log_in(client, server)
         except (OSError, EOFError, struct.error, IndexError) as error:
             logger.debug("a login to Kafka ended: %s", error)
@@ -248,7 +239,7 @@ class KafkaGateway(Worker):
             return False
         return True
 
-    async def _log_in(self, client: Streams, server: Streams) -> None:
+    async def _log_in(self, client: proxy.Streams, server: proxy.Streams) -> None:
         """Answer a client until it is logged in; raises OSError: it or the broker is refused."""
         chosen = False
         while True:
@@ -275,7 +266,7 @@ class KafkaGateway(Worker):
                 raise ConnectionError(f"request {api} before the login")
             await client[1].drain()
 
-    async def _enter(self, key: str, secret: str, server: Streams) -> str:
+    async def _enter(self, key: str, secret: str, server: proxy.Streams) -> str:
         """Log in to the broker as the owner of a key; return why the key is refused, or nothing.
 
         :raises OSError: the broker refuses
@@ -285,7 +276,7 @@ class KafkaGateway(Worker):
             return "Authentication failed"
         user = user_of(*owner)
         password = await asyncio.to_thread(self._password, user)
-        await sasl_handshake(server, b"SCRAM-SHA-256")
+        await proxy.sasl_handshake(server, b"SCRAM-SHA-256")
         await _log_in_with_scram(server, user, password)
         return ""
 
@@ -314,11 +305,11 @@ class KafkaGateway(Worker):
         return int(credentials[0].iterations)
 
 
-async def _log_in_with_scram(server: Streams, user: str, password: str) -> None:
+async def _log_in_with_scram(server: proxy.Streams, user: str, password: str) -> None:
     """Log in to a broker, with which the mechanism has been chosen; raises OSError: it refuses."""
     name = user.replace("=", "=3D").replace(",", "=2C")
     first = f"n={name},r={secrets.token_urlsafe(18)}"
-    challenge = (await sasl_authenticate(server, f"n,,{first}".encode())).decode()
+    challenge = (await proxy.sasl_authenticate(server, f"n,,{first}".encode())).decode()
     values = dict(part.split("=", 1) for part in challenge.split(","))
     salt, iterations = b64decode(values["s"]), int(values["i"])
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
@@ -327,7 +318,7 @@ async def _log_in_with_scram(server: Streams, user: str, password: str) -> None:
     client_key = _hmac(salted, b"Client Key")
     signature = _hmac(hashlib.sha256(client_key).digest(), signed)
     proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-    final = await sasl_authenticate(server, f"{last},p={b64encode(proof).decode()}".encode())
+    final = await proxy.sasl_authenticate(server, f"{last},p={b64encode(proof).decode()}".encode())
     expected = b"v=" + b64encode(_hmac(_hmac(salted, b"Server Key"), signed))
     if not hmac.compare_digest(final, expected):
         raise ConnectionRefusedError("Kafka does not know the password")
@@ -345,7 +336,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-def _write(client: Streams, response: bytes) -> None:
+def _write(client: proxy.Streams, response: bytes) -> None:
     client[1].write(struct.pack(">i", len(response)) + response)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from topicberg_local.emulators.confluent import clusters
+from topicberg_local.emulators.confluent import clusters, errors
 from topicberg_local.emulators.confluent.account import (
     BOOTSTRAP_USER,
     CLUSTER,
@@ -26,13 +26,6 @@ from topicberg_local.emulators.confluent.account import (
     SERVICE_ACCOUNT,
     Account,
     random_text,
-)
-from topicberg_local.emulators.confluent.errors import (
-    gone,
-    invalid,
-    not_found,
-    unauthorized,
-    unsupported,
 )
 from topicberg_local.emulators.confluent.operation import (
     Body,
@@ -93,16 +86,18 @@ def authenticate(
     else:
         key = _opened(account, name, secret)
         if key is None or time.time() < key.created + account.delays.api_key:
-            raise unauthorized("invalid API key: unknown, or its secret is wrong")
+            raise errors.unauthorized("invalid API key: unknown, or its secret is wrong")
         stored_kind = KeyKind(key.properties["kind"])
         caller = Caller(name, key.properties["owner"], key.properties["resource"])
     if stored_kind is not kind:
-        raise unauthorized(
+        raise errors.unauthorized(
             f"invalid API key: make sure you're using a {kind.value} API Key and not a"
             f" {stored_kind.value} API Key"
         )
     if kind is KeyKind.KAFKA and caller.resource != resource:
-        raise unauthorized(f"invalid API key: it is for {caller.resource}, not for {resource}")
+        raise errors.unauthorized(
+            f"invalid API key: it is for {caller.resource}, not for {resource}"
+        )
     return caller
 
 
@@ -137,7 +132,7 @@ def _basic(header: str) -> tuple[str, str]:
             colon = ""
         if colon:
             return name, secret
-    raise unauthorized("An API key and its secret are required, as HTTP Basic credentials.")
+    raise errors.unauthorized("An API key and its secret are required, as HTTP Basic credentials.")
 
 
 def _hash(secret: str) -> str:
@@ -149,13 +144,13 @@ def _resource(account: Account, given: TypedReference) -> tuple[KeyKind, dict[st
     name = given.id
     if name.startswith("lkc-"):
         typed = _typed(given, "Cluster", "cmk/v2", "")
-        cluster = account.require(CLUSTER, (name,), not_found(f"Kafka cluster {name}"))
+        cluster = account.require(CLUSTER, (name,), errors.not_found(f"Kafka cluster {name}"))
         environment = cluster.properties["environment"]
         clusters.require(account, environment, name)
         return KeyKind.KAFKA, clusters.reference(account, environment, name) | typed
     if name.startswith("lsrc-"):
         typed = _typed(given, "Cluster", "srcm/v3", "srcm/v2", "")
-        missing = not_found(f"Schema Registry cluster {name}")
+        missing = errors.not_found(f"Schema Registry cluster {name}")
         environment = account.require(REGISTRY, (name,), missing).properties["environment"]
         crn = (f"environment={environment}", f"schema-registry={name}")
         reference = account.reference(name, f"/srcm/v3/clusters/{name}", *crn)
@@ -164,7 +159,7 @@ def _resource(account: Account, given: TypedReference) -> tuple[KeyKind, dict[st
         typed = _typed(given, "Tableflow", "tableflow/v1")
         reference = account.reference("tableflow", "/tableflow/v1", "tableflow")
         return KeyKind.TABLEFLOW, reference | typed
-    raise unsupported(f"API keys for {name}")
+    raise errors.unsupported(f"API keys for {name}")
 
 
 def _typed(given: TypedReference, kind: str, *versions: str) -> dict[str, str]:
@@ -175,7 +170,7 @@ def _typed(given: TypedReference, kind: str, *versions: str) -> dict[str, str]:
     """
     is_kind = given.kind == kind or (not given.kind and "" in versions)
     if not is_kind or given.api_version not in versions:
-        raise invalid(
+        raise errors.invalid(
             f"{given.id} is of kind {kind} and api_version {versions[0]}, not"
             f" '{given.kind}' and '{given.api_version}'.",
             "/spec/resource",
@@ -189,9 +184,9 @@ def _owner(account: Account, given: TypedReference) -> dict[str, str]:
     if given.id == BOOTSTRAP_USER:
         title, path = "User", "user"
     else:
-        account.require(SERVICE_ACCOUNT, (given.id,), not_found(f"Owner {given.id}"))
+        account.require(SERVICE_ACCOUNT, (given.id,), errors.not_found(f"Owner {given.id}"))
     if given.kind not in ("", title) or given.api_version not in ("", VERSION):
-        raise invalid(f"{given.id} is a {title} of {VERSION}.", "/spec/owner")
+        raise errors.invalid(f"{given.id} is a {title} of {VERSION}.", "/spec/owner")
     described = account.reference(given.id, f"/iam/v2/{path}s/{given.id}", f"{path}={given.id}")
     return {**described, "api_version": VERSION, "kind": title}
 
@@ -203,7 +198,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
 
 def _require(call: Call) -> Stored:
     name = call.path["id"]
-    return call.account.require(KEY, (name,), gone(f"API key {name}"))
+    return call.account.require(KEY, (name,), errors.gone(f"API key {name}"))
 
 
 def _create(call: Call) -> HttpResponse:
@@ -211,7 +206,7 @@ def _create(call: Call) -> HttpResponse:
     account = call.account
     spec: NewSpec = call.body.spec
     if spec.resources:
-        raise unsupported("API keys for several resources")
+        raise errors.unsupported("API keys for several resources")
     owner = _owner(account, spec.owner)
     fields: dict[str, Any] = {
         "display_name": spec.display_name,

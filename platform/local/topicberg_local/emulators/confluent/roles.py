@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
+from topicberg_local.emulators.confluent import errors
 from topicberg_local.emulators.confluent.account import (
     BOOTSTRAP_USER,
     CLUSTER,
@@ -22,14 +23,6 @@ from topicberg_local.emulators.confluent.account import (
     ROLE_BINDING,
     SERVICE_ACCOUNT,
     Account,
-)
-from topicberg_local.emulators.confluent.errors import (
-    Refusal,
-    Shape,
-    bad_request,
-    conflict,
-    not_found,
-    unsupported,
 )
 from topicberg_local.emulators.confluent.operation import (
     Body,
@@ -113,7 +106,7 @@ def honours(account: Account, principal: str, roles: tuple[str, ...], crn: str) 
 def demand(account: Account, principal: str, roles: tuple[str, ...], crn: str) -> None:
     """:raises Refusal: the principal has none of the roles there"""
     if not honours(account, principal, roles, crn):
-        raise Refusal(
+        raise errors.Refusal(
             HTTPStatus.FORBIDDEN,
             f"{principal} is not authorized: it needs {' or '.join(roles)} on {crn}",
             "forbidden",
@@ -143,7 +136,9 @@ def _service_account(call: Call, stored: Stored) -> dict[str, Any]:
 
 def _require_account(call: Call) -> Stored:
     name = call.path["id"]
-    return call.account.require(SERVICE_ACCOUNT, (name,), not_found(f"Service account {name}"))
+    return call.account.require(
+        SERVICE_ACCOUNT, (name,), errors.not_found(f"Service account {name}")
+    )
 
 
 def _refuse_taken(call: Call, display_name: str, but: str = "") -> None:
@@ -153,7 +148,7 @@ def _refuse_taken(call: Call, display_name: str, but: str = "") -> None:
 
 def _create_account(call: Call) -> HttpResponse:
     if call.query.assigned_resource_owner:
-        raise unsupported("assigned_resource_owner")
+        raise errors.unsupported("assigned_resource_owner")
     _refuse_taken(call, call.body.display_name)
     stored = call.account.add(SERVICE_ACCOUNT, "sa", call.body.model_dump())
     return HttpResponse(_service_account(call, stored), location=f"{ACCOUNTS}/{stored.name[0]}")
@@ -189,7 +184,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
 
 def _require(call: Call) -> Stored:
     name = call.path["id"]
-    missing = Refusal(HTTPStatus.FORBIDDEN, f"Forbidden access to {name}", number=40301)
+    missing = errors.Refusal(HTTPStatus.FORBIDDEN, f"Forbidden access to {name}", number=40301)
     return call.account.require(ROLE_BINDING, (name,), missing)
 
 
@@ -198,21 +193,21 @@ def _refuse_unknown(account: Account, body: NewBinding) -> None:
     kind, _, name = body.principal.partition(":")
     is_known = name == BOOTSTRAP_USER or account.store.get(SERVICE_ACCOUNT, (name,))
     if kind == "Group" or not is_known:
-        raise bad_request(f"The principal {body.principal} does not exist.")
+        raise errors.bad_request(f"The principal {body.principal} does not exist.")
     if body.role_name not in ROLES:
-        raise bad_request(f"There is no role {body.role_name}.")
+        raise errors.bad_request(f"There is no role {body.role_name}.")
     parts = body.crn_pattern.removeprefix(account.crn()).strip("/").split("/")
     if not f"{body.crn_pattern}/".startswith(f"{account.crn()}/"):
-        raise bad_request(f"{body.crn_pattern} is not in {account.crn()}.")
+        raise errors.bad_request(f"{body.crn_pattern} is not in {account.crn()}.")
     for part in parts:
         label, _, name = part.partition("=")
         sort = {"environment": ENVIRONMENT, "cloud-cluster": CLUSTER}.get(label)
         if sort and name != "*" and account.store.get(sort, (name,)) is None:
-            raise bad_request(f"{body.crn_pattern}: the {sort} {name} does not exist.")
+            raise errors.bad_request(f"{body.crn_pattern}: the {sort} {name} does not exist.")
         cluster = account.store.get(CLUSTER, (name,)) if label == "kafka" else None
         # https://docs.confluent.io/cloud/current/security/access-control/rbac/overview.html
         if cluster and cluster.properties["spec"]["config"]["kind"] == "Basic":
-            raise bad_request(
+            raise errors.bad_request(
                 f"{body.role_name} on {body.crn_pattern}: Basic clusters have no role bindings for "
                 "topics, consumer groups and transactional ids."
             )
@@ -223,7 +218,7 @@ def _create(call: Call) -> HttpResponse:
     account, properties = call.account, body.model_dump()
     _refuse_unknown(account, body)
     for other in account.find(ROLE_BINDING, **properties):
-        raise conflict(
+        raise errors.conflict(
             f"{body.principal} has {body.role_name} on {body.crn_pattern} already.",
             f"{account.url}{PATH}/{other.name[0]}",
         )
@@ -249,7 +244,7 @@ def _delete(call: Call) -> dict[str, Any]:
     return _document(call, stored)
 
 
-_operation = partial(Operation, shape=Shape.ROLES, rated=False, invalid_is_400=True)
+_operation = partial(Operation, shape=errors.Shape.ROLES, rated=False, invalid_is_400=True)
 _ACCOUNT = ACCOUNTS + "/{id}"
 OPERATIONS = [
     Operation("POST", ACCOUNTS, _create_account, 201, NewServiceAccountQuery, NewServiceAccount),

@@ -37,6 +37,7 @@ from topicberg_local.emulators.confluent import (
     clusters,
     connectors,
     environments,
+    errors,
     integrations,
     kafka_rest,
     keys,
@@ -46,16 +47,6 @@ from topicberg_local.emulators.confluent import (
 )
 from topicberg_local.emulators.confluent.account import Account, Delays
 from topicberg_local.emulators.confluent.connector_checks import denied
-from topicberg_local.emulators.confluent.errors import (
-    Refusal,
-    Shape,
-    bad_request,
-    render,
-    unauthorized,
-    unsupported,
-    wrong_field,
-    wrong_parameter,
-)
 from topicberg_local.emulators.confluent.generators import Generators
 from topicberg_local.emulators.confluent.materialization import Tables
 from topicberg_local.emulators.confluent.operation import Call, HttpResponse, Operation
@@ -174,7 +165,9 @@ class Rate:
         headers = _limits(max(0, RATE_LIMIT - used), (window + 1) * RATE_SECONDS - now)
         if used > RATE_LIMIT:
             headers["Retry-After"] = headers["X-RateLimit-Reset"]
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "Rate Limit Exceeded", headers=headers)
+            raise errors.Refusal(
+                HTTPStatus.TOO_MANY_REQUESTS, "Rate Limit Exceeded", headers=headers
+            )
         return headers
 
 
@@ -211,9 +204,9 @@ class Server:
         method, path = request.method, request.url.path
         try:
             operation, parameters = _find(method, path)
-        except Refusal as unknown:
-            shapes = {"kafka": Shape.KAFKA, "connect": Shape.CONNECT}
-            return _refused(unknown, shapes.get(path.split("/")[1], Shape.CLOUD), method)
+        except errors.Refusal as unknown:
+            shapes = {"kafka": errors.Shape.KAFKA, "connect": errors.Shape.CONNECT}
+            return _refused(unknown, shapes.get(path.split("/")[1], errors.Shape.CLOUD), method)
         fault = self.faults.strike(method, path)
         try:
             if fault is not None:
@@ -225,15 +218,15 @@ class Server:
             if fault is not None and fault.kind == "lost":
                 raise _injected(HTTPStatus.INTERNAL_SERVER_ERROR)
             return answer
-        except Refusal as error:
+        except errors.Refusal as error:
             refusal = error
             if fault is not None and fault.kind == "reworded" and refusal.status in _REWORDED:
                 refusal.detail = f"Error {uuid.uuid4().hex}"
         except TopicbergError as error:  # a service of the stack does not answer
-            refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, number=50302)
+            refusal = errors.Refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, number=50302)
         except Exception as error:
             logger.exception("%s %s failed unexpectedly", method, path)
-            refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+            refusal = errors.Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
         return _refused(refusal, operation.shape, method)
 
     def _answer(
@@ -245,7 +238,7 @@ class Server:
         fault: Fault | None,
     ) -> Response:
         if fault is not None and fault.kind == "unsynced":
-            raise unauthorized("invalid API key: unknown, or its secret is wrong")
+            raise errors.unauthorized("invalid API key: unknown, or its secret is wrong")
         caller = keys.authenticate(
             self.account,
             self._bootstrap,
@@ -258,7 +251,7 @@ class Server:
         try:
             query = None if operation.any_query else operation.query.parse(items)
         except ValidationError as error:
-            raise wrong_parameter(error) from None
+            raise errors.wrong_parameter(error) from None
         call = Call(
             self.account,
             self.generators,
@@ -284,11 +277,13 @@ class Server:
         """``faults``: GET, POST one, DELETE all. ``delays``: GET, PATCH some."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._admin_token.encode()):
-            return _refused(unauthorized("The emulator's own token is required."), Shape.CLOUD, "")
+            return _refused(
+                errors.unauthorized("The emulator's own token is required."), errors.Shape.CLOUD, ""
+            )
         try:
             return await self._administer(request)
         except ValidationError as error:
-            return _refused(wrong_field(error), Shape.CLOUD, request.method)
+            return _refused(errors.wrong_field(error), errors.Shape.CLOUD, request.method)
 
     async def _administer(self, request: Request) -> Response:
         match request.path_params["what"], request.method:
@@ -307,8 +302,8 @@ class Server:
                 current = self.account.delays.model_dump()
                 self.account.delays = Delays.model_validate({**current, **given})
                 return JSONResponse(self.account.delays.model_dump())
-        missing = Refusal(HTTPStatus.NOT_FOUND, "There are faults and delays.", "not_found")
-        return _refused(missing, Shape.CLOUD, request.method)
+        missing = errors.Refusal(HTTPStatus.NOT_FOUND, "There are faults and delays.", "not_found")
+        return _refused(missing, errors.Shape.CLOUD, request.method)
 
 
 def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
@@ -318,9 +313,9 @@ def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
         if operation.method == method:
             return operation, parameters
     if not matches:
-        raise unsupported(f"{method} {path}")
+        raise errors.unsupported(f"{method} {path}")
     allowed = ", ".join(operation.method for operation, _ in matches)
-    raise Refusal(
+    raise errors.Refusal(
         HTTPStatus.METHOD_NOT_ALLOWED,
         f"{method} {path}: only {allowed}",
         "method_not_allowed",
@@ -335,13 +330,13 @@ def _body(operation: Operation, headers: Mapping[str, str], content: bytes) -> A
     media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         text = f"The content type must be application/json, not '{media_type}'."
-        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text, "unsupported_media_type")
+        raise errors.Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text, "unsupported_media_type")
     if not content:
-        raise bad_request("A body is required.")
+        raise errors.bad_request("A body is required.")
     try:
         return TypeAdapter(operation.body).validate_json(content, strict=True)
     except ValidationError as error:
-        refusal = wrong_field(error)
+        refusal = errors.wrong_field(error)
         if operation.invalid_is_400:
             refusal.status = HTTPStatus.BAD_REQUEST
         raise refusal from None
@@ -366,8 +361,8 @@ async def _suffer(fault: Fault) -> None:
             raise _injected(HTTPStatus.GATEWAY_TIMEOUT)
 
 
-def _injected(status: HTTPStatus, headers: dict[str, str] | None = None) -> Refusal:
-    return Refusal(status, "A fault that was asked for.", "injected", headers=headers or {})
+def _injected(status: HTTPStatus, headers: dict[str, str] | None = None) -> errors.Refusal:
+    return errors.Refusal(status, "A fault that was asked for.", "injected", headers=headers or {})
 
 
 def _response(answer: HttpResponse, operation: Operation, headers: dict[str, str]) -> Response:
@@ -381,8 +376,8 @@ def _response(answer: HttpResponse, operation: Operation, headers: dict[str, str
     return Response(content, status, headers, media_type="application/json")
 
 
-def _refused(refusal: Refusal, shape: Shape, method: str) -> Response:
-    content, media_type = render(refusal, shape, method)
+def _refused(refusal: errors.Refusal, shape: errors.Shape, method: str) -> Response:
+    content, media_type = errors.render(refusal, shape, method)
     headers = {"X-Request-Id": uuid.uuid4().hex, **refusal.headers}
     return Response(content, refusal.status.value, headers, media_type=media_type)
 

@@ -23,19 +23,12 @@ from topicberg_local.emulators.confluent import (
     broker,
     clusters,
     environments,
+    errors,
     integrations,
     roles,
     subjects,
 )
 from topicberg_local.emulators.confluent.account import CATALOG, TABLE, timestamp
-from topicberg_local.emulators.confluent.errors import (
-    Refusal,
-    bad_request,
-    conflict,
-    invalid,
-    not_found,
-    unsupported,
-)
 from topicberg_local.emulators.confluent.materialization import takes, trust_problem
 from topicberg_local.emulators.confluent.operation import (
     Body,
@@ -228,7 +221,7 @@ def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str
     every = {**(before or Options().model_dump(exclude={"data_retention_ms"})), **given}
     mode, target = every["error_handling"]["mode"], every["error_handling"].get("target") or ""
     if mode == "LOG" and "." in target:
-        raise bad_request(f"error_handling.target {target} contains a period.")
+        raise errors.bad_request(f"error_handling.target {target} contains a period.")
     every.pop("record_failure_strategy", None)
     return every if mode == "LOG" else {**every, "record_failure_strategy": mode}
 
@@ -240,7 +233,7 @@ def find_cluster(call: Call, environment: str, name: str) -> Stored:
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
     topic = call.path["display_name"]
-    missing = not_found(f"Tableflow topic {topic}")
+    missing = errors.not_found(f"Tableflow topic {topic}")
     return call.account.require(TABLE, (cluster, topic), missing, environment=environment)
 
 
@@ -248,22 +241,24 @@ def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
     """Where the table will be; raises Refusal: the topic or its storage are not as they must be."""
     account, topic = call.account, spec.display_name
     if not isinstance(spec.storage, ByobAws):
-        raise unsupported(f"storage of kind {spec.storage.kind}; there is ByobAws")
+        raise errors.unsupported(f"storage of kind {spec.storage.kind}; there is ByobAws")
     if topic not in broker.names(account, cluster.name[0]):
-        raise not_found(f"Topic {topic}")
+        raise errors.not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
     value_subjects = {spec.name: spec.value_subject for spec in check_topics(account.config)[0]}
     value_subject = value_subjects.get(topic, f"{topic}-value")
     if value_subject not in registry.get_subjects():
-        raise bad_request(
+        raise errors.bad_request(
             f"Schemaless topic detected for topic {topic}. Schemaless topics are not supported."
             " Please specify a value schema."
         )
     demand(call, spec, value_subject)
     if spec.storage.bucket_name != account.config.bucket:
-        raise unsupported(f"a bucket other than {account.config.bucket}: the engine writes there")
+        raise errors.unsupported(
+            f"a bucket other than {account.config.bucket}: the engine writes there"
+        )
     if cluster.properties["spec"]["region"] != account.config.aws_region:
-        raise bad_request(
+        raise errors.bad_request(
             f"The bucket {spec.storage.bucket_name} is in {account.config.aws_region}, the cluster"
             f" in {cluster.properties['spec']['region']}; they must be in one region."
         )
@@ -287,7 +282,7 @@ def demand(call: Call, spec: NewSpec, subject: str) -> None:
     registry = subjects.of_environment(account, environment)
     if not subjects.may(account, registry, principal, subject, "Read"):
         text = f"{principal} is not authorized: it may not read the subject {subject}"
-        raise Refusal(HTTPStatus.FORBIDDEN, text, "forbidden")
+        raise errors.Refusal(HTTPStatus.FORBIDDEN, text, "forbidden")
 
 
 def _create(call: Call) -> HttpResponse:
@@ -295,10 +290,10 @@ def _create(call: Call) -> HttpResponse:
     spec: NewSpec = call.body.spec
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id)
     if spec.suspended:
-        raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
+        raise errors.invalid("A topic can only be resumed by the API.", "/spec/suspended")
     name = (cluster.name[0], spec.display_name)
     if account.store.get(TABLE, name):
-        raise conflict(
+        raise errors.conflict(
             f"Tableflow is enabled on {spec.display_name} already.",
             f"{account.url}{PATH}/{spec.display_name}",
         )
@@ -359,7 +354,7 @@ def _enable(
     try:
         control.enable(call.account.config, topic, options, mode, discovered=discovered)
     except SpecError as error:
-        raise unsupported(error.message) from None
+        raise errors.unsupported(error.message) from None
     return mode.upper()
 
 
@@ -387,7 +382,7 @@ def _change(call: Call) -> dict[str, Any]:
     stored = _require(call, change.environment.id, cluster)
     topic = stored.name[1]
     if change.suspended:
-        raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
+        raise errors.invalid("A topic can only be resumed by the API.", "/spec/suspended")
     spec = dict(stored.properties["spec"])
     if "table_formats" in given:
         spec["table_formats"] = change.table_formats

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
     AUTHENTICATION_POLICY,
@@ -36,11 +37,6 @@ from topicberg_local.emulators.snowflake.account import (
     Context,
     grants,
     resolve,
-)
-from topicberg_local.emulators.snowflake.errors import (
-    does_not_exist,
-    insufficient_privileges,
-    no_warehouse,
 )
 from topicberg_local.emulators.snowflake.sql import Name, Statement, display
 
@@ -114,7 +110,7 @@ def check(account: Account, context: Context, statement: Statement) -> None:
     elif verb == "USE" and kind in (WAREHOUSE, DATABASE, SCHEMA):
         name = _full(kind, statement.name, context)
         if account.is_there(kind, name) and not role.may(_USAGE, kind, name):
-            raise does_not_exist(kind.capitalize(), display(name))
+            raise errors.does_not_exist(kind.capitalize(), display(name))
 
 
 def check_read(account: Account, context: Context, name: Name) -> None:
@@ -122,11 +118,11 @@ def check_read(account: Account, context: Context, name: Name) -> None:
     role = SessionRole(account, context)
     role.may_reach(name)
     if not (role.may("SELECT", TABLE, name) or role.may("SELECT", "TABLE", name)):
-        raise does_not_exist("Object", display(name))
+        raise errors.does_not_exist("Object", display(name))
     if account.linked(name[0]) is not None:
         role.owner_may_use_what_it_uses(name[0])
     if not may_use_warehouse(account, context, context.warehouse):
-        raise no_warehouse()
+        raise errors.no_warehouse()
 
 
 def may_use_warehouse(account: Account, context: Context, warehouse: str | None) -> bool:
@@ -183,7 +179,7 @@ class SessionRole:
         if kind in _CREATORS:
             may = _CREATORS[kind] in self._roles or self._has(f"CREATE {_NAMES.get(kind, kind)}")
             if not may:
-                raise insufficient_privileges("account", "EMULATOR")
+                raise errors.insufficient_privileges("account", "EMULATOR")
         elif self._account.is_there(within, name[:parts]):
             if kind == TABLE:
                 self.may_reach(name)
@@ -205,7 +201,7 @@ class SessionRole:
         :raises ProgrammingError: it may not set the tag on the object
         """
         if not all(self.may(_USAGE, of, tag[:n]) for of, n in ((DATABASE, 1), (SCHEMA, 2))):
-            raise does_not_exist("Tag", display(tag))
+            raise errors.does_not_exist("Tag", display(tag))
         if "ACCOUNTADMIN" in self._roles or self._has("APPLY TAG"):
             return
         if not (self.may("APPLY", TAG, tag) and self.owner(kind, name) in self._roles):
@@ -219,7 +215,7 @@ class SessionRole:
         """Whether it may use the table's database and schema."""
         for kind, name in ((DATABASE, table[:1]), (SCHEMA, table[:2])):
             if not self.may(_USAGE, kind, name):
-                raise does_not_exist(kind.capitalize(), display(name))
+                raise errors.does_not_exist(kind.capitalize(), display(name))
 
     def may_use_what_it_uses(self, table: Name) -> None:
         """An Iceberg table is changed with its volume and integration, by the role and, of the
@@ -269,4 +265,4 @@ def _full(kind: str, name: Name, context: Context) -> Name:
 
 def _refused(kind: str, name: Name) -> Exception:
     called = "table" if kind == TABLE else _NAMES.get(kind, kind).lower()
-    return insufficient_privileges(called, display(name[-1:]))
+    return errors.insufficient_privileges(called, display(name[-1:]))

@@ -15,15 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from topicberg_local.emulators.snowflake.errors import (
-    duplicate_property,
-    incompatible,
-    invalid_property,
-    invalid_value,
-    missing_options,
-    syntax_error,
-    unsupported,
-)
+from topicberg_local.emulators.snowflake import errors
 
 T = TypeVar("T")
 Name = tuple[str, ...]
@@ -139,7 +131,7 @@ class Stream:
         token = self.peek()
         before = self.sql[: token.start]
         line = before.count("\n") + 1
-        return syntax_error(line, token.start - (before.rfind("\n") + 1), token.text)
+        return errors.syntax_error(line, token.start - (before.rfind("\n") + 1), token.text)
 
     def end(self) -> None:
         if self.peek().kind != "end":
@@ -193,13 +185,13 @@ class Stream:
     def integer(self, option: str) -> int:
         token = self.advance()
         if token.kind != "number" or not token.value.isdigit():
-            raise invalid_value(token.value or token.text, option)
+            raise errors.invalid_value(token.value or token.text, option)
         return int(token.value)
 
     def choice(self, option: str, allowed: tuple[str, ...]) -> str:
         token = self.advance()
         if token.kind not in ("word", "string") or token.value.upper() not in allowed:
-            raise invalid_value(token.value or token.text, option)
+            raise errors.invalid_value(token.value or token.text, option)
         return token.value.upper()
 
 
@@ -237,9 +229,9 @@ class Spec:
                 stream.take(",")
             name = stream.identifier()
             if name not in self.readers:
-                raise invalid_property(name, self.kind)
+                raise errors.invalid_property(name, self.kind)
             if name in properties:
-                raise duplicate_property(name)
+                raise errors.duplicate_property(name)
             stream.expect("=")
             properties[name] = self.readers[name](stream, name)
         self.complete(properties)
@@ -247,7 +239,7 @@ class Spec:
 
     def complete(self, properties: Properties) -> None:
         if missing := [name for name in self.required if name not in properties]:
-            raise missing_options(missing)
+            raise errors.missing_options(missing)
 
 
 text, reference, boolean, integer = Stream.string, Stream.reference, Stream.boolean, Stream.integer
@@ -333,7 +325,7 @@ def creates(spec: Spec, *, tags: str = "") -> Tail:
     def read(stream: Stream, statement: Statement) -> None:
         statement.properties = spec.read(stream, until=("WITH", "TAG") if tags else ())
         if stream.peek().kind != "end":
-            raise unsupported(tags)
+            raise errors.unsupported(tags)
 
     return read
 
@@ -350,7 +342,7 @@ def alters(spec: Spec, *, unset: bool = False, refused: tuple[str, ...] = ()) ->
         if stream.take("SET"):
             statement.action = word
             if stream.at("TAG") or stream.peek(1).value == "POLICY":
-                raise unsupported(f"ALTER {statement.kind} … SET {stream.peek().value}")
+                raise errors.unsupported(f"ALTER {statement.kind} … SET {stream.peek().value}")
             statement.properties = spec.read(stream)
             if not statement.properties:
                 raise stream.unexpected()
@@ -359,10 +351,10 @@ def alters(spec: Spec, *, unset: bool = False, refused: tuple[str, ...] = ()) ->
             while not statement.properties or stream.take(",") or stream.peek().kind == "word":
                 name = stream.word()
                 if name not in spec.readers:
-                    raise invalid_property(name, spec.kind)
+                    raise errors.invalid_property(name, spec.kind)
                 statement.properties[name] = None
         elif word in refused:
-            raise unsupported(f"ALTER {statement.kind} … {word}")
+            raise errors.unsupported(f"ALTER {statement.kind} … {word}")
         else:
             raise stream.unexpected()
 
@@ -386,7 +378,7 @@ def _create(stream: Stream, kind: Kind) -> Statement | None:
     statement = Statement("CREATE", kind.name, or_replace=replace)
     statement.if_not_exists = stream.take("IF", "NOT", "EXISTS")
     if statement.or_replace and statement.if_not_exists:
-        raise incompatible("IF NOT EXISTS", "OR REPLACE")
+        raise errors.incompatible("IF NOT EXISTS", "OR REPLACE")
     statement.name = stream.name(kind.parts)
     kind.create(stream, statement)
     return statement
@@ -419,7 +411,7 @@ def _show(stream: Stream, kind: Kind) -> Statement | None:
     if not kind.in_account and stream.take("IN"):
         statement.scope = _scope(stream)
     if stream.at("STARTS") or stream.at("LIMIT"):
-        raise unsupported(f"SHOW {kind.plural} … {stream.peek().value}")
+        raise errors.unsupported(f"SHOW {kind.plural} … {stream.peek().value}")
     return statement
 
 
