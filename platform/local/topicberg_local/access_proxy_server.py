@@ -120,10 +120,7 @@ def kafka_proxy(port: int, user: str, password: str, reports: Reports) -> Serve:
 
 
 async def connect(client: socket.socket, port: int, log_in: LogIn, reports: Reports) -> None:
-    """Connect a client with a listener of the broker until either side closes its connection.
-
-    :param log_in: is called with both sides' streams; false: the client is not served
-    """
+    """Connect a client with the broker until one side closes, if ``log_in`` returns true."""
     reader, writer = await asyncio.open_connection(sock=client, limit=CHUNK)
     with closing(writer):
         try:
@@ -162,11 +159,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 async def sasl_handshake(broker: Streams, mechanism: bytes) -> None:
-    """Choose a mechanism, and check that the broker is a process of this user.
-
-    :raises OSError: Kafka does not have the mechanism, or it is not the stack's
-    :raises EOFError: it closes the connection
-    """
+    """Choose a mechanism, and check that the broker is this user's; raises OSError or EOFError."""
     await _call(broker, _SASL_HANDSHAKE, struct.pack(">h", len(mechanism)) + mechanism)
     # Only now: a connection that the other side has not accepted yet belongs to no user.
     ends = (broker[1].get_extra_info(end) for end in ("peername", "sockname"))
@@ -175,11 +168,7 @@ async def sasl_handshake(broker: Streams, mechanism: bytes) -> None:
 
 
 async def sasl_authenticate(broker: Streams, token: bytes) -> bytes:
-    """Send a message of the mechanism, and return the broker's.
-
-    :raises OSError: Kafka refuses the login
-    :raises EOFError: it closes the connection
-    """
+    """Send a message of the mechanism, and return the broker's; raises OSError or EOFError."""
     body = struct.pack(">i", len(token)) + token
     response = await _call(broker, _SASL_AUTHENTICATE, body)
     (size,) = struct.unpack_from(">h", response)  # of the error message: null

@@ -88,10 +88,7 @@ def is_supported() -> bool:
 
 
 def owner(client: Address, server: Address) -> int | None:
-    """Return the user id that owns the client's socket of a connection.
-
-    :returns: None if no such connection is open on this machine
-    """
+    """Return the user id that owns the client's socket; None: no such connection is open here."""
     if has_sock_diag():
         client_socket = find(client, server)
     else:
@@ -105,10 +102,7 @@ def owner(client: Address, server: Address) -> int | None:
 
 
 def _listed(wanted: int, ends: Set[tuple[str, str]]) -> tuple[int, int, int] | None:
-    """Return state, user id and inode of a socket that is in a state.
-
-    :param ends: pairs of local and remote address, of which it has one
-    """
+    """Return state, user id and inode of a socket that has one of these ends and is in a state."""
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]

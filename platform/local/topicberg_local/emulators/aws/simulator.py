@@ -25,11 +25,7 @@ _SEVERITY = ("allowed", "implicitDeny", "explicitDeny")
 
 
 def simulate(body: bytes, account: str, principal: str) -> bytes:
-    """Return the answer of the Query API.
-
-    :param principal: who requests it
-    :raises Refusal: there is no such user or role, or the principal may not simulate it
-    """
+    """Return the answer of the Query API to a principal; raises Refusal: it may not."""
     form = parse_qs(body.decode())
     source = form["PolicySourceArn"][0]
     if not principal.endswith(":root"):

@@ -94,7 +94,7 @@ def unauthorized(detail: str) -> Refusal:
 
 
 def wrong_field(error: ValidationError) -> Refusal:
-    """The first complaint about a body; which one is missing, unknown or read-only."""
+    """The first complaint about a body: which field is missing, unknown or read-only."""
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return bad_request("The body is not valid JSON.")

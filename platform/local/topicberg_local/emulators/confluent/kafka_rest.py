@@ -96,7 +96,6 @@ AclOperation = Literal[
     "IDEMPOTENT_WRITE",
 ]
 Permission = Literal["UNKNOWN", "ANY", "DENY", "ALLOW"]
-_FILTERS = ("UNKNOWN", "ANY", "MATCH")
 _CONFIGURED = {"ALL", "CREATE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
 _OPERATIONS: dict[str, set[str]] = {
     "TOPIC": {*_CONFIGURED, "READ", "WRITE", "DELETE"},
@@ -170,7 +169,7 @@ def _create_acl(call: Call) -> None:
     acl: Acl = call.body
     cluster = demand(call)
     for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
-        if value in _FILTERS:
+        if value in ("UNKNOWN", "ANY", "MATCH"):
             raise _invalid(f"{value} is for searches only.")
     if acl.resource_type not in _OPERATIONS:
         raise unsupported(f"access lists of the type {acl.resource_type}")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from topicberg_local.emulators.confluent.materialization import Tables
 
 T = TypeVar("T")
-MAX_PAGE = 100
 Identifier = Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -83,7 +82,7 @@ class Query(BaseModel):
 class Page(Query):
     """Which part of a list."""
 
-    page_size: int = Field(default=10, ge=1, le=MAX_PAGE)
+    page_size: int = Field(default=10, ge=1, le=100)
     page_token: str = Field(default="", max_length=255)
 
 

@@ -22,16 +22,12 @@ from topicberg_local.emulators.snowflake.sources import region
 from topicberg_local.emulators.snowflake.sql import Name
 
 logger = logging.getLogger(__name__)
-MEMORY_LIMIT = "512MB"
-THREADS = 2
 SUFFIX = ".db"
 ICEBERG_TABLES = f"{GLOBAL_DATABASE_NAME}._fs_information_schema._topicberg_iceberg_tables"
 """Names of the Iceberg tables, for SHOW and INFORMATION_SCHEMA: to DuckDB they are views."""
 
-
 # fakesnow makes a folder for staged files when it is imported and leaves it behind; no stages here.
 shutil.rmtree(stage.LOCAL_BUCKET_PATH, ignore_errors=True)
-
 
 # fakesnow casts what it sums to DOUBLE, so that texts can be summed: amounts would not be exact.
 transforms.numeric_agg_implicit_cast = lambda expression: expression
@@ -64,8 +60,8 @@ class Engine(FakeSnow):
                 "allow_unsigned_extensions": "true",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
-                "memory_limit": MEMORY_LIMIT,
-                "threads": str(THREADS),
+                "memory_limit": "512MB",
+                "threads": "2",
                 "temp_directory": str(folder / "spill"),
             },
         )

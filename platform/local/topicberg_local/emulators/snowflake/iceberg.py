@@ -18,8 +18,6 @@ from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake.errors import catalog_failure, invalid_request
 
 IcebergType = str | dict[str, Any]
-MAX_TEXT = 134_217_728
-MAX_BINARY = 67_108_864
 
 _SCALARS = {
     "boolean": ("BOOLEAN", "BOOLEAN"),
@@ -32,8 +30,8 @@ _SCALARS = {
     "timestamp": ("TIMESTAMP_NTZ(6)", "TIMESTAMP"),
     "timestamptz": ("TIMESTAMP_LTZ(6)", "TIMESTAMPTZ"),
     "timestamp_ns": ("TIMESTAMP_NTZ(9)", "TIMESTAMP_NS"),
-    "string": (f"VARCHAR({MAX_TEXT})", "VARCHAR"),
-    "binary": (f"BINARY({MAX_BINARY})", "BLOB"),
+    "string": ("VARCHAR(134217728)", "VARCHAR"),
+    "binary": ("BINARY(67108864)", "BLOB"),
     "uuid": ("BINARY(16)", "BLOB"),
 }
 """Iceberg type → type in Snowflake, type of the view's column in DuckDB."""

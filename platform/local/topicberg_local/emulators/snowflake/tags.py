@@ -46,8 +46,6 @@ SET, UNSET = "SET TAG", "UNSET TAG"
 """Verbs of statements."""
 REFERENCE = "TAG REFERENCE"
 """What a tag is set on, with the value."""
-MAX_VALUE = 256
-"""Characters."""
 DOMAINS = {
     **{name: name for name in (DATABASE, SCHEMA, ROLE, USER, WAREHOUSE, NETWORK_POLICY)},
     "INTEGRATION": INTEGRATION,
@@ -126,7 +124,7 @@ def change_tags(account: Account, context: Context, statement: Statement) -> Row
             if value is None:
                 account.store.delete(REFERENCE, [key])
                 continue
-            if len(value) > MAX_VALUE or (allowed and value not in allowed):
+            if len(value) > 256 or (allowed and value not in allowed):
                 raise invalid_request(f"Tag value '{value}' is not allowed for '{display(tag)}'.")
             account.store.put(Stored(REFERENCE, key, {"VALUE": value}))
     return Rows.status(DONE)

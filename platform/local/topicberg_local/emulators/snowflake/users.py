@@ -46,8 +46,6 @@ from topicberg_local.emulators.snowflake.sql import (
 )
 from topicberg_local.emulators.store import Stored
 
-MIN_BITS = 2048
-
 
 def load_key(key: str) -> RSAPublicKey:
     """A key in PEM without header and footer; raises ProgrammingError: not RSA, or too short."""
@@ -55,7 +53,7 @@ def load_key(key: str) -> RSAPublicKey:
         public_key = load_der_public_key(base64.b64decode("".join(key.split()), validate=True))
     except (binascii.Error, ValueError, UnsupportedAlgorithm):
         raise invalid_public_key() from None
-    if not isinstance(public_key, RSAPublicKey) or public_key.key_size < MIN_BITS:
+    if not isinstance(public_key, RSAPublicKey) or public_key.key_size < 2048:
         raise invalid_public_key()
     return public_key
 
