@@ -90,16 +90,16 @@ class InEnvironment(Query):
     environment: str = Field(min_length=1)
 
 
-class PageInEnvironment(Page):
-    environment: str = Field(min_length=1)
-
-
 class InCluster(InEnvironment):
     kafka_cluster: str = Field(alias="spec.kafka_cluster", min_length=1)
 
 
-class PageInCluster(PageInEnvironment):
-    kafka_cluster: str = Field(alias="spec.kafka_cluster", min_length=1)
+class PageInEnvironment(Page, InEnvironment):
+    """A page of what is in an environment."""
+
+
+class PageInCluster(Page, InCluster):
+    """A page of what is in a cluster."""
 
 
 @dataclass(frozen=True)
