@@ -36,10 +36,7 @@ service's port while the service restarts."""
 
 
 def choose(fixed: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    """Return a port for every name: that of ``before`` if it is free, so that clients keep working.
-
-    :raises StackError: a fixed port is unknown, used twice, or taken
-    """
+    """Return a port for every name: that of ``before`` if it is free; raises StackError."""
     if unknown := set(fixed) - set(NAMES):
         raise StackError(
             f"TOPICBERG_PORTS names {sorted(unknown)[0]!r}, which has no port",

@@ -113,10 +113,7 @@ def start(
     count: int | None = None,
     seed: int | None = None,
 ) -> DatagenStatus:
-    """Start a generator in the background; return when it produces, or has finished already.
-
-    :raises DatagenError: the topic has a generator already, or this one failed to start
-    """
+    """Start a generator in the background, until it produces; raises DatagenError: it fails."""
     load_topic(topic, config)
     load_endpoints(config)
     if (status := read_status(config, topic)) and status.state in ALIVE:

@@ -29,10 +29,7 @@ AUTHORIZATION = re.compile(
 
 
 def authenticate(environ: dict[str, Any], body: bytes) -> tuple[str, str]:
-    """The service and region that a request is signed for, e.g. ``glue`` in ``us-east-1``.
-
-    :raises Refusal: no signature, an unknown or inactive key, or a wrong secret
-    """
+    """The service and region that a request is signed for; raises Refusal: it is not."""
     as_json = speaks_json(environ)
     status = HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN
     parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))

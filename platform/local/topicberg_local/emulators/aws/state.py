@@ -118,10 +118,7 @@ class State:
         self.path, self._saved = directory / FILE, b""
 
     def load(self) -> None:
-        """Fill moto from the file; without one moto starts empty.
-
-        :raises StackError: the file is damaged, or of another version of moto or Python
-        """
+        """Fill moto from the file, if there is one; raises StackError: it cannot be used."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             content = self.path.read_bytes()
@@ -154,11 +151,7 @@ class State:
         _install(pickle.loads(self._saved))  # noqa: S301  only ever written by us, mode 0600
 
     def save(self) -> None:
-        """Replace the file by the present state, atomically; nothing when nothing changed.
-
-        :raises OSError: it could not be written; the old file is untouched
-        :raises TypeError: moto holds something that cannot be saved; the old file is untouched
-        """
+        """Replace the file atomically, if anything changed; raises OSError: the old one stays."""
         pickled = _dump(_collect())
         if pickled == self._saved:
             return

@@ -140,11 +140,7 @@ def _object(account: Account, context: Context, kind: str, name: Name) -> Name |
 
 
 def call_get_tag(account: Account, context: Context, stream: Stream) -> str | None:
-    """``SYSTEM$GET_TAG('tag', 'object', 'domain')``; a schema has the tags of its database, a table
-    those of its schema.
-
-    :raises ProgrammingError: object, tag or domain do not exist
-    """
+    """``SYSTEM$GET_TAG('tag', 'object', 'domain')``; schemas and tables inherit tags."""
     texts = stream.many(stream.string)
     if len(texts) != 3:
         raise invalid_request("SYSTEM$GET_TAG needs a tag, an object and its domain.")
