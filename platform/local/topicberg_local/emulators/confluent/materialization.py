@@ -109,7 +109,7 @@ def point_to_metadata(client: GlueClient, database: str, name: str) -> None:
     """Let a table's location in Glue be its metadata file, as Confluent's Tableflow does."""
     table: Any = client.get_table(DatabaseName=database, Name=name)["Table"]
     fields = ("Name", "TableType", "Parameters", "StorageDescriptor")
-    body = {field: table[field] for field in fields}
+    body: Any = {field: table[field] for field in fields}
     body["StorageDescriptor"]["Location"] = glue.metadata_location(table)
     version: dict[str, Any] = {"VersionId": table["VersionId"]} if "VersionId" in table else {}
     client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)

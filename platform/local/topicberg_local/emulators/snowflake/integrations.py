@@ -323,7 +323,7 @@ def describe_integration(account: Account, _context: Context, statement: Stateme
         rows += [(name, "Map", _braced(properties[name]), "") for name in maps]
     if properties.get("REST_AUTHENTICATION", {"TYPE": "SIGV4"})["TYPE"] == "SIGV4":
         rows.append((f"{begin}_AWS_IAM_USER_ARN", "String", IAM_USER_ARN, ""))
-        rows.append((f"{begin}_AWS_EXTERNAL_ID", "String", external_id, ""))
+        rows.append((f"{begin}_AWS_EXTERNAL_ID", "String", str(external_id), ""))
     names = ("property", "property_type", "property_value", "property_default")
     return Rows.of(names, [*rows, *texts("COMMENT")])
 

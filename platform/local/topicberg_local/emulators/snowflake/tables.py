@@ -227,7 +227,7 @@ def _refuse_equality_deletes(account: Account, version: Version) -> None:
             "SELECT count(*) FROM iceberg_metadata(?) "
             "WHERE content = 'EQUALITY_DELETES' AND status <> 'DELETED'"
         )
-        cursor = account.engine.cursor().execute(query, [_write_copy(account, version)])
+        cursor = account.engine.cursor().execute(query, [str(_write_copy(account, version))])
         ((count,),) = cursor.fetchall()
     if int(count):
         raise errors.catalog_failure(

@@ -89,7 +89,7 @@ def parse_alter(stream: Stream) -> Statement | None:
         stream.expect("=")
         return tag, stream.string()
 
-    statement.properties = dict(stream.many(read))
+    statement.properties = {"TAGS": stream.many(read)}
     return statement
 
 
@@ -116,7 +116,7 @@ def change_tags(account: Account, context: Context, statement: Statement) -> Row
             return Rows.status(DONE)
         raise does_not_exist(statement.kind.capitalize(), display(statement.name))
     with account.store.lock:
-        for given, value in statement.properties.items():
+        for given, value in statement.properties["TAGS"]:
             tag = resolve(given, context, statement.verb)
             allowed = account.require(TAG, tag).properties["ALLOWED_VALUES"]
             SessionRole(account, context).may_tag(statement.kind, name, tag)
