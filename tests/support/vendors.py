@@ -360,5 +360,5 @@ def _with_moto(
     refresher.stop()
     refresher.join(5)
     account.close()
-    organization.store.close()
+    organization.close()
     moto.stop()

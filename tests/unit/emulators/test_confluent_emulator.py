@@ -77,7 +77,7 @@ class Cloud:
 def cloud(tmp_path: Path) -> Iterator[Cloud]:
     cloud = Cloud(tmp_path)
     yield cloud
-    cloud.account.store.close()
+    cloud.account.close()
 
 
 def cluster(inside: str, **changes: Any) -> dict[str, Any]:
@@ -490,7 +490,7 @@ def test_nothing_is_lost_when_it_ends(cloud: Cloud, tmp_path: Path) -> None:
     )
     path = f"/cmk/v2/clusters/{lkc}?environment={environment}"
     assert again.call("GET", path).json() == cloud.call("GET", path).json()
-    again.account.store.close()
+    again.account.close()
 
 
 def test_of_two_at_once_one_creates(cloud: Cloud) -> None:
@@ -575,7 +575,7 @@ def test_delays_can_be_changed_and_stay(cloud: Cloud, tmp_path: Path) -> None:
         assert cloud.call("PATCH", path, wrong, auth=None, headers=ADMIN).status_code == 422
     again = Account(tmp_path, cloud.account.config, URL)
     assert again.delays.cluster == 9
-    again.store.close()
+    again.close()
 
 
 def test_answers_tell_the_limits_where_the_api_does(cloud: Cloud) -> None:

@@ -36,7 +36,7 @@ def serve(host: str, port: int, folder: Path) -> None:
     endpoints = Server(account, Bootstrap(key, secret), token)
     workers = (endpoints.generators, endpoints.tables, KafkaRights(account), gateway)
     process.run(endpoints.application(), listener, workers)
-    account.store.close()
+    account.close()
 
 
 if __name__ == "__main__":

@@ -162,6 +162,9 @@ class Account:
             if other.name[0] != but:
                 raise conflict(text, f"{self.url}{path}/{other.name[0]}")
 
+    def close(self) -> None:
+        self.store.close()
+
     def document(
         self, version: str, kind: str, stored: Stored, path: str, *crn: str, **body: Any
     ) -> dict[str, Any]:
