@@ -97,8 +97,8 @@ def dagster_status(config: Settings) -> list[ServiceStatus]:
     def status(name: str) -> ServiceStatus:
         state = "unresponsive" if name in problems else "running"
         problem = split_hint(problems[name])[0] if name in problems else None
-        at = (urlsplit(url).port, url) if name == WEBSERVER else (None, None)
-        return ServiceStatus(name, state, *at, problem=problem)
+        port, at = (urlsplit(url).port, url) if name == WEBSERVER else (None, None)
+        return ServiceStatus(name, state, port, at, problem=problem)
 
     return [status(name) for name in checks]
 
