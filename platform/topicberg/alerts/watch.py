@@ -279,7 +279,9 @@ class Watcher(threading.Thread):
                     faults[key] = alert.model_copy(update={"cause": DISK})
             faults |= {DISK: outage.alert} if disk else {}
         # The sensor reports what follows from an outage, and may not have run while it lasted.
-        ended = {k: Outage(alert=a, seen_at=now) for k, a in known.alerts.items() if k not in faults}
+        ended = {
+            k: Outage(alert=a, seen_at=now) for k, a in known.alerts.items() if k not in faults
+        }
         known = known.model_copy(update={"outages": {**ended, **outages}})
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)

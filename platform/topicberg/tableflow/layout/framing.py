@@ -8,7 +8,7 @@ version, which the spec's schema file defines.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 

@@ -27,7 +27,6 @@ import struct
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any, NamedTuple
 
 from confluent_kafka import admin as kafka
@@ -94,15 +93,14 @@ def user_of(cluster: str, principal: str) -> str:
 
 def rights(account: Account) -> set[Right]:
     """Return all that the access lists and the role bindings say now."""
-    listed = (
-        Right(user_of(of, principal.removeprefix("User:")), *resource, operation, permission, host)
-        for of, *resource, principal, host, operation, permission in (
-            acl.name for acl in account.store.all(ACL)
-        )
-    )
+    acls = (acl.name for acl in account.store.all(ACL))
+    listed = {
+        Right(user_of(of, who.removeprefix("User:")), kind, name, pattern, action, allowed, host)
+        for of, kind, name, pattern, who, host, action, allowed in acls
+    }
     existing = account.store.all(CLUSTER, lambda c: clusters.GONE_AFTER not in c.properties)
     of_roles = (_of_roles(account, c.name[0], c.properties["environment"]) for c in existing)
-    return {*listed, *chain.from_iterable(of_roles)}
+    return listed.union(*of_roles)
 
 
 def _of_roles(account: Account, cluster: str, environment: str) -> Iterator[Right]:

@@ -37,8 +37,9 @@ class Sources:
                 # Boto's default session keeps the credentials of whoever used it first.
                 make: Any = boto3.Session().client
                 address = os.environ[f"TOPICBERG_{'S3' if service == 's3' else 'AWS'}_ENDPOINT"]
-                retries = {"total_max_attempts": 2}
-                config = Config(connect_timeout=10, read_timeout=10, retries=retries)
+                config = Config(
+                    connect_timeout=10, read_timeout=10, retries={"total_max_attempts": 2}
+                )
                 self._clients[service] = make(
                     service, region_name=region(), endpoint_url=address, config=config
                 )
