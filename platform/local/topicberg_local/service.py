@@ -21,7 +21,7 @@ from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
-from topicberg_local import class_data, peers
+from topicberg_local import class_data, native_libraries, peers
 
 
 def _secret() -> SecretStr:
@@ -198,6 +198,7 @@ def java(
     """
     lines = [*options, f"-Djava.io.tmpdir={context.temporary(name)}", *class_data.options(name)]
     if class_path:
+        lines += native_libraries.options(class_path, context.folder(name))
         lines += ["-cp", os.pathsep.join(str(path) for path in class_path)]
     text = "".join(f"{quoted(line)}\n" for line in lines)
     arguments = write_file(context.folder(name) / "java.args", text)

@@ -129,6 +129,13 @@ TABLE = (
     QUERY,
     # Of an unknown state, the newest metadata tell whether the commit was done.
     ErrorRow(r"pyiceberg.*\.(CommitFailed|CommitStateUnknown|Validation)Exception", "", CONFLICT),
+    # Its text may have the first failure, such as a full disk, as a cause.
+    _spark(
+        r"Could not initialize class ([\w.$]+)",
+        OTHER,
+        says="Spark cannot use {match} since an earlier failure, such as a full disk → start Spark "
+        "again, locally with `topicberg down` and `topicberg up`; nothing of the batch was committed",
+    ),
     ErrorRow(
         rf"{_CLIENTS}|OSError",
         r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
