@@ -199,10 +199,11 @@ class DataFileWriter(AbstractContextManager["DataFileWriter"]):
             return
         codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
-            if isinstance(field.transform, VoidTransform):  # the column may have been dropped
-                transformed = pa.nulls(len(table))
-            else:
-                transformed = self._transformed(field, columns)
+            transformed = (
+                pa.nulls(len(table))  # the column may have been dropped
+                if isinstance(field.transform, VoidTransform)
+                else self._transformed(field, columns)
+            )
             if pa.types.is_floating(transformed.type):
                 # Iceberg's library skips the partition -0.0 if a query asks for 0.0.
                 transformed = pc.add(transformed, pa.scalar(0.0, transformed.type))
