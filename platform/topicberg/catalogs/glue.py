@@ -38,8 +38,7 @@ _HIVE_TYPES = {
     **{name: name for name in ("boolean", "int", "float", "double", "date", "timestamp", "binary")},
     "long": "bigint",
     "timestamptz": "timestamp",
-}
-"""Iceberg's name of a primitive type → Hive's; any other one is a string."""
+}  # Iceberg's name of a primitive type → Hive's; any other one is a string.
 
 
 def hive_type(kind: IcebergType) -> str:

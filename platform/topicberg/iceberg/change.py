@@ -55,8 +55,7 @@ _COUNTED = {
     DataFileContent.DATA: ("data-files", "records"),
     DataFileContent.POSITION_DELETES: ("delete-files", "position-deletes"),
     DataFileContent.EQUALITY_DELETES: ("delete-files", "equality-deletes"),
-}
-"""Content of a file → what the summary calls such files, and their rows."""
+}  # Content of a file → what the summary calls such files, and their rows.
 
 
 class SnapshotChange:
@@ -76,8 +75,7 @@ class SnapshotChange:
         self._properties = {**(properties or {}), **IN_SUMMARY}
         self._added: list[DataFile] = []
         self._removed: dict[tuple[str, int | None], DataFile] = {}
-        self.forgets_removed = False
-        """Whether it names no file that earlier snapshots removed."""
+        self.forgets_removed = False  # Whether it names no file that earlier snapshots removed.
         self._corrected: set[tuple[str, int | None]] = set()
         self.time: str | None = None
         """The column by whose hours other tables are derived from this one."""

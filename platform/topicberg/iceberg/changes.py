@@ -29,8 +29,7 @@ from topicberg.iceberg import manifests, snapshots, summaries
 from topicberg.iceberg.files import in_parallel
 from topicberg.iceberg.hours import EVERYTHING, FileHours, Hours, coarse, live_files_since, without
 
-LEDGER = "topicberg.expired-changes"
-"""Table property: JSON of :class:`Ledger`, compressed."""
+LEDGER = "topicberg.expired-changes"  # Table property: JSON of :class:`Ledger`, compressed.
 MAX_RANGES = 3000
 """Ranges of the ledger: beyond them, those that changed longest ago are dropped, and of a snapshot
 the narrowest gaps count as changed as well. So many are some 16 KB."""

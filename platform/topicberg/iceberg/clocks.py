@@ -21,8 +21,7 @@ from topicberg.logins.oauth import SKEW_SECONDS
 REFUSED = re.compile(
     r"Expected sorted (snapshot|previous metadata) log|Invalid (snapshot|update) timestamp",
     re.IGNORECASE,
-)
-"""What Iceberg's libraries say."""
+)  # What Iceberg's libraries say.
 
 
 def current_time(table: Table) -> datetime:

@@ -51,21 +51,16 @@ from topicberg.iceberg import file_columns, manifests
 from topicberg.iceberg.files import in_parallel, partition_key
 from topicberg.iceberg.names import schema_in_files
 
-MAX_OPEN = 64
-"""Files that are open at once; rows of more partitions wait in memory for their file."""
-MAX_WAITING_BYTES = 256 * 1024 * 1024
-"""Rows that wait in memory."""
+MAX_OPEN = 64  # Files that are open at once; rows of more partitions wait in memory for their file.
+MAX_WAITING_BYTES = 256 * 1024 * 1024  # Rows that wait in memory.
 GROUP_BYTES = 4 * 1024 * 1024
 """Rows in memory that are worth a row group of their own; fewer wait for more."""
-_FILE_RATIO = 4
-"""Bytes of rows in memory for a byte of their file, about."""
+_FILE_RATIO = 4  # Bytes of rows in memory for a byte of their file, about.
 _FORMAT = "write.format.default"
 _FILE_BYTES = 128 * 1024 * 1024
-_SAMPLE = 4096
-"""Values of a column that are inspected."""
+_SAMPLE = 4096  # Values of a column that are inspected.
 _SURROGATES = range(0xD800, 0xE000)
-_LAST = 0x10FFFF
-"""The highest code point of Unicode."""
+_LAST = 0x10FFFF  # The highest code point of Unicode.
 
 
 @dataclass(frozen=True)
@@ -143,8 +138,7 @@ class DataFileWriter(AbstractContextManager["DataFileWriter"]):
         schema = schema_in_files(self._schema)
         self._arrow = schema_to_pyarrow(schema)
         self._paths = load_location_provider(target.location, target.properties)
-        self._open: dict[tuple[object, ...], _File] = {}
-        """By :func:`partition_key`."""
+        self._open: dict[tuple[object, ...], _File] = {}  # By :func:`partition_key`.
         self.files: list[DataFile] = []
         self._id, self._numbers = uuid.uuid4().hex, count()
         self._format = _Format(schema, target.properties)
@@ -199,10 +193,11 @@ class DataFileWriter(AbstractContextManager["DataFileWriter"]):
             return
         codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
-            if isinstance(field.transform, VoidTransform):  # the column may have been dropped
-                transformed = pa.nulls(len(table))
-            else:
-                transformed = self._transformed(field, columns)
+            transformed = (
+                pa.nulls(len(table))  # the column may have been dropped
+                if isinstance(field.transform, VoidTransform)
+                else self._transformed(field, columns)
+            )
             if pa.types.is_floating(transformed.type):
                 # Iceberg's library skips the partition -0.0 if a query asks for 0.0.
                 transformed = pc.add(transformed, pa.scalar(0.0, transformed.type))
@@ -288,8 +283,7 @@ class _File:
         self, io: FileIO, path: str, key: tuple[object, ...], partition: Record, owner: _Format
     ) -> None:
         self.key, self.path, self.size, self.rows = key, path, 0, 0
-        self.waiting_bytes = 0
-        """Bytes of rows that are not written."""
+        self.waiting_bytes = 0  # Bytes of rows that are not written.
         self._io, self._partition, self._format = io, partition, owner
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None

@@ -25,8 +25,7 @@ from topicberg.iceberg import clocks, commits
 logger = logging.getLogger(__name__)
 
 PREFIX = "topicberg-reading-"
-LIMIT = timedelta(days=1)
-"""An older tag belongs to a reader that was killed."""
+LIMIT = timedelta(days=1)  # An older tag belongs to a reader that was killed.
 _ATTEMPTS = 8
 
 

@@ -32,8 +32,7 @@ COMMITTED_AT_MS = "topicberg.committed-at-ms"
 CURRENT_AT_MS = "topicberg.current-at-ms"
 """Of an upsert table: when it held everything that its topic did, for the last time before or with
 a batch. As a table property: for the last time of all."""
-BATCH_SIZE = "topicberg.batch-size"
-"""What the engine has learnt about the size of batches."""
+BATCH_SIZE = "topicberg.batch-size"  # What the engine has learnt about the size of batches.
 READER = "topicberg.reader"
 """What read the batch: ``process``, a process of the engine, or ``spark``, tasks of Spark."""
 KEY_DEFINITION = "topicberg.key-definition"
@@ -50,12 +49,10 @@ PICKED_FROM = "source-snapshot-id"
 """Of a snapshot that has the files of another one, which no ancestor is.
 
 Source: Iceberg, ``cherrypick_snapshot`` and ``publish_changes`` (``CherryPickOperation``)."""
-ERASURE = "topicberg.erasure"
-"""Marks a snapshot that rewrote files without the rows of an erasure."""
+ERASURE = "topicberg.erasure"  # Marks a snapshot that rewrote files without the rows of an erasure.
 TRIMMED = "topicberg.deletes-trimmed"
 """Marks a snapshot that has the same rows with fewer delete files."""
-OWN = "topicberg."
-"""What topicberg's properties begin with."""
+OWN = "topicberg."  # What topicberg's properties begin with.
 
 
 def summary(snapshot: Snapshot) -> Mapping[str, str]:

@@ -34,8 +34,7 @@ PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
-}
-"""Optional properties of every table: the codec of its files, and how many metadata files stay."""
+}  # Optional properties of every table: the codec of its files, and how many metadata files stay.
 _METRICS = "write.metadata.metrics.column."
 _OF_PROPERTIES = re.compile(r"propert", re.IGNORECASE)
 _OF_LOCATION = re.compile(r"\blocation\b", re.IGNORECASE)

@@ -27,10 +27,8 @@ from topicberg.iceberg.manifests import content_range, new_file, referenced_file
 
 _PUFFIN = b"PFA1"
 _MAGIC = b"\xd1\xd3\x39\x64"
-_ROW_POSITION = 2147483645
-"""The reserved field id of ``_pos``."""
-_FRAME = 12
-"""Bytes of a blob beside the vector: length, magic and checksum."""
+_ROW_POSITION = 2147483645  # The reserved field id of ``_pos``.
+_FRAME = 12  # Bytes of a blob beside the vector: length, magic and checksum.
 
 
 def encode(positions: NDArray[np.uint32]) -> bytes:

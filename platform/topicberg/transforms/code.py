@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 from topicberg.errors import TopicbergError
 from topicberg.shipping.project import is_project, source_file_of
 
-Name = tuple[str, str]
-"""A module, and a name in it."""
+Name = tuple[str, str]  # A module, and a name in it.
 _EMPTY = ast.Module([], [])
 _DECORATORS = frozenset({"derived_table", "table_check"})
 _IGNORED = frozenset({"ctx", "type_comment", "kind"})

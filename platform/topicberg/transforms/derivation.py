@@ -14,16 +14,13 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.transforms.unread import SourceTable
 from topicberg.transforms.windows import FOREVER, Window
 
-AT_ONCE = 48
-"""Parts of a window that one job of Spark computes, and one commit replaces."""
+AT_ONCE = 48  # Parts of a window that one job of Spark computes, and one commit replaces.
 RETENTION_MARGIN = timedelta(hours=1)
 """A requested window is computed within this time; later it may be past its retention."""
 Transform = Callable[..., "DataFrame"]
 """The user's function: a DataFrame for each source in, rows of the derived table out."""
-TableName = tuple[str, str]
-"""Namespace and name."""
-_HOURS = {"hour": 1, "day": 24}
-"""Iceberg transform of the event time → hours of a partition."""
+TableName = tuple[str, str]  # Namespace and name.
+_HOURS = {"hour": 1, "day": 24}  # Iceberg transform of the event time → hours of a partition.
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,7 @@ from topicberg.wording import count
 logger = logging.getLogger(__name__)
 _RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 ATTEMPTS = 5
-MAX_FAILED = 5
-"""Partitions that cannot be computed, after which no other one is tried."""
+MAX_FAILED = 5  # Partitions that cannot be computed, after which no other one is tried.
 
 
 @dataclass(frozen=True)

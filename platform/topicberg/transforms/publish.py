@@ -52,15 +52,11 @@ from topicberg.topics.schema import read_schema
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.spark_tables import name_in_spark
 
-STATE_TOPIC = "topicberg.published"
-"""Compacted: topic → :class:`PublishProgress`."""
-BATCH = 20_000
-"""Records of a transaction; more, if more have the same event time."""
-TRANSACTION_SECONDS = 900
-"""The most that a broker allows by default."""
+STATE_TOPIC = "topicberg.published"  # Compacted: topic → :class:`PublishProgress`.
+BATCH = 20_000  # Records of a transaction; more, if more have the same event time.
+TRANSACTION_SECONDS = 900  # The most that a broker allows by default.
 _MAX_PREDICATES = 50
-_NO_TIME = -(2**62)
-"""Event time, in ms, of a row that has none: it comes first."""
+_NO_TIME = -(2**62)  # Event time, in ms, of a row that has none: it comes first.
 
 
 class PublishError(TopicbergError):

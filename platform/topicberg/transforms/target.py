@@ -27,10 +27,8 @@ _TRANSFORMS = ("hour", "day", "month", "year")
 """Iceberg's transforms of a time, the shortest first."""
 _PROPERTIES = {"write.merge.mode": "merge-on-read"}
 
-COMPUTED = "topicberg.computed"
-"""Table property, ``true``: its rows are computed, and replaced."""
-WRITE_ID = "topicberg.write-id"
-"""Snapshot summary: of the attempt that computed it."""
+COMPUTED = "topicberg.computed"  # Table property, ``true``: its rows are computed, and replaced.
+WRITE_ID = "topicberg.write-id"  # Snapshot summary: of the attempt that computed it.
 
 
 def ensure_table(

@@ -28,8 +28,7 @@ from topicberg.iceberg.changes import Change, Changed, Mark, changed
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, FileHours, Hours, live_files_since, union
 from topicberg.transforms.windows import FOREVER, WINDOW, Window, computations, reached
 
-READ = "topicberg.read"
-"""Snapshot summary, JSON: source → :class:`Read`."""
+READ = "topicberg.read"  # Snapshot summary, JSON: source → :class:`Read`.
 MAX_RANGES = 3000
 """The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well.
 Late rows may be in any hours. A thousand ranges are 2 KB in each summary until they are computed.

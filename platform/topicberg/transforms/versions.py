@@ -21,16 +21,14 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING, EVERYTHING, Hours
 from topicberg.iceberg.summaries import summary
 from topicberg.transforms.windows import WINDOW, Window, computations
 
-VERSION = "topicberg.function-version"
-"""Snapshot summary: the version that computed the window."""
+VERSION = "topicberg.function-version"  # Snapshot summary: the version that computed the window.
 COMPUTED_BY = "topicberg.computed-by"
 """Snapshot summary, JSON: pairs of a first hour and the version that computed from there on."""
 FIRST_PARTITION = "topicberg.first-partition"
 """Snapshot summary, JSON: the hours of the first partition, which the window holds as well."""
 UNUSED_COLUMNS = "topicberg.unused-columns"
 """Snapshot summary, JSON: columns of the table that its function no longer returns."""
-UNKNOWN = ""
-"""The version of what an unknown function computed."""
+UNKNOWN = ""  # The version of what an unknown function computed.
 MAX_RANGES = 300
 
 Versions = list[tuple[int, str]]

@@ -23,8 +23,7 @@ from topicberg.wording import listed
 
 WINDOW = "topicberg.window"
 """Snapshot summary: the windows that it computed, see :meth:`Window.parse_all`."""
-FOREVER = timedelta.max
-"""A lookback over everything before, or a lookahead over everything after."""
+FOREVER = timedelta.max  # A lookback over everything before, or a lookahead over everything after.
 MAX_DESCRIBED = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -85,12 +84,9 @@ class Window:
             return moment + step - (moment - _EPOCH) % step
 
         start = self.start
-        if start is None:
-            end = min(next_line(first), self.end) if first else self.end
-            yield Window(None, end)
-            start = end
-        while start < self.end:
-            end = min(next_line(start), self.end)
+        while start is None or start < self.end:
+            begin = first if start is None else start
+            end = min(next_line(begin), self.end) if begin else self.end
             yield Window(start, end)
             start = end
 

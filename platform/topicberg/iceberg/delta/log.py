@@ -32,8 +32,7 @@ LOG_FOLDER = "_delta_log"
 CHECKPOINT_EVERY = 20
 """Versions between checkpoints: readers, and the next sync, read at most so many small files."""
 _TAKEN = (errno.EBUSY, errno.EEXIST)
-MARK = "topicberg"
-"""The key in commitInfo under which a version records what it reflects."""
+MARK = "topicberg"  # The key in commitInfo under which a version records what it reflects.
 
 
 @dataclass(frozen=True)

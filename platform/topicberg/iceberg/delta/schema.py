@@ -34,8 +34,7 @@ _PRIMITIVES = {
     "timestamptz": "timestamp",
     "timestamp": "timestamp_ntz",
     "uuid": "binary",
-}
-"""Iceberg's name of a primitive type → Delta's."""
+}  # Iceberg's name of a primitive type → Delta's.
 _WRITER_FEATURES = ("appendOnly", "invariants", "topicberg")
 """The features of writer version 2, which have to be listed from version 7 on, and a feature that
 no other writer has: other writers must refuse the table, because a vacuum by Delta would delete

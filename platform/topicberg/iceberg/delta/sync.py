@@ -36,8 +36,7 @@ from topicberg.iceberg.files import entries
 from topicberg.iceberg.names import name_in_files
 from topicberg.topics.spec import TopicSpec
 
-CATCH_UP = 100
-"""More new snapshots than this become one version."""
+CATCH_UP = 100  # More new snapshots than this become one version.
 CONFLICT_ATTEMPTS = 5
 _OPERATIONS = {
     Operation.APPEND: "WRITE",

@@ -23,8 +23,7 @@ from topicberg.tableflow.service.wait import POLL_SECONDS, noted_offsets, wait_f
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
 
-PATIENCE_SECONDS = 30.0
-"""How much longer than its commit interval the engine may be silent."""
+PATIENCE_SECONDS = 30.0  # How much longer than its commit interval the engine may be silent.
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from topicberg.errors import SpecError
 
 _HEX = "hex"
 _NOT_OF_TYPE = (ValueError, TypeError, KeyError, ArithmeticError)
-_EXACT = Context(prec=100)
-"""More digits than a decimal of Iceberg has."""
+_EXACT = Context(prec=100)  # More digits than a decimal of Iceberg has.
 _BITS: dict[type[iceberg.IcebergType], int] = {iceberg.IntegerType: 31, iceberg.LongType: 63}
 
 

@@ -21,8 +21,7 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.file_columns import missing_column, read_columns
 
 _NAN = object()
-ColumnPath = tuple[str, ...]
-"""The name of a column, then the names of fields inside it."""
+ColumnPath = tuple[str, ...]  # The name of a column, then the names of fields inside it.
 Condition = Mapping[ColumnPath, Sequence[Any]]
 """Column → the values of which a row has one; None is null. A row has one of each column."""
 

@@ -30,8 +30,7 @@ from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.writers import Writers, message_decoder
 from topicberg.topics import TopicSpec
 
-CHUNK = 200_000
-"""Records of a topic that are read before their keys are compared."""
+CHUNK = 200_000  # Records of a topic that are read before their keys are compared.
 FOREVER_MS = 2**62
 
 

@@ -42,12 +42,10 @@ from topicberg.tableflow.erasure.matching import Rows, is_data
 from topicberg.tableflow.erasure.rewriting import check_rewritable, is_parquet, rewritten
 
 ATTEMPTS = 20
-ROUNDS = 10
-"""How often another writer may bring a snapshot back that has to expire."""
+ROUNDS = 10  # How often another writer may bring a snapshot back that has to expire.
 COMMIT_SECONDS = 5.0
 """Replaced files are committed after this time: a later commit of the engine would refuse them."""
-READERS_SECONDS = 120.0
-"""How long readers of a snapshot that has to expire are waited for."""
+READERS_SECONDS = 120.0  # How long readers of a snapshot that has to expire are waited for.
 PUBLISHED = ("published-", "publishing-")
 """Prefixes of the tags on what a published topic holds: without them it cannot continue."""
 

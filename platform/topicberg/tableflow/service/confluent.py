@@ -15,14 +15,12 @@ from topicberg.settings import Settings
 from topicberg.tableflow.service.status import FailingFormat, Phase, TopicStatus
 
 TOPICS = "/tableflow/v1/tableflow-topics"
-ATTEMPTS = 2
-"""Few, because whoever reads a state reads it again soon anyway."""
+ATTEMPTS = 2  # Few, because whoever reads a state reads it again soon anyway.
 UNITY = "UNITY"
 NOT_SYNCED = {
     "FAILED": "the sync failed",
     "DISCONNECTED": "the catalog integration is disconnected",
-}
-"""State of a sync that does not end by itself → what to show if the API gives no reason."""
+}  # State of a sync that does not end by itself → what to show if the API gives no reason.
 HINT = "open the topic in Confluent Cloud, or run `topicberg deploy plan` to see what differs"
 
 

@@ -33,8 +33,7 @@ from topicberg.topics.requests import (
 )
 from topicberg.wording import suggestion
 
-PIPELINE = "tableflow"
-"""Group of topics that have no spec."""
+PIPELINE = "tableflow"  # Group of topics that have no spec.
 _AWAITED = "tableflow/awaited"
 
 

@@ -111,8 +111,7 @@ class Ingestor:
         self._abandoned = abandoned or Event()
         schemas = self._foreign, self._framing
         table = BatchTable(spec, endpoints, config, *schemas, self._check_abandoned, held_ms)
-        self.tables: tuple[BatchTable, ...] = (table,)
-        """Which each batch fills: a topic has one."""
+        self.tables: tuple[BatchTable, ...] = (table,)  # Which each batch fills: a topic has one.
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
         self._search = RecordSearch(spec, self._processes)

@@ -32,8 +32,7 @@ from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
 
-OTHER_LOG = "topicberg.other-log"
-"""Table property: see :class:`OtherLog`."""
+OTHER_LOG = "topicberg.other-log"  # Table property: see :class:`OtherLog`.
 
 
 class OtherLog(BaseModel):

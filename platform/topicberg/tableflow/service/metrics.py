@@ -54,8 +54,7 @@ _GAUGES = {
     "phase": ("1 for the phase of the topic", "topic", "phase"),
     "engine": ("1 for the engine that has the topic", "topic", "engine"),
     "topics": ("topics that the engine has", "engine"),
-}
-"""Name → text, and labels."""
+}  # Name → text, and labels.
 
 
 class StatusCollector(Collector):

@@ -27,16 +27,13 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS, MAX_POLL_SECONDS = 1.0, 5.0
 POLL_SHARE = 0.04
 """The share of a core that the poll may take: with a thousand topics it is less frequent."""
-TICK_SECONDS = 0.25
-"""How often due topics are looked for between two polls."""
-ABANDON_SECONDS = 5.0
-"""How long a turn may take to end after it was abandoned."""
+TICK_SECONDS = 0.25  # How often due topics are looked for between two polls.
+ABANDON_SECONDS = 5.0  # How long a turn may take to end after it was abandoned.
 INSPECTIONS_PER_SECOND = 2.0
 """How many topics without new records have a turn, to find changes that others made to their tables
 or schemas."""
 MIN_INSPECTION_SECONDS = 5.0
-STATUSES_PER_SECOND = 50.0
-"""How many status files are written only because the lag changed."""
+STATUSES_PER_SECOND = 50.0  # How many status files are written only because the lag changed.
 
 
 def poll_seconds(used: float) -> float:
@@ -60,8 +57,7 @@ class Pool:
             for name, target in targets.items()
         ]
         self._missing: tuple[Unavailable | None, Unavailable | None] = None, None
-        self.polled_at = time.monotonic()
-        """When the thread that polls last worked."""
+        self.polled_at = time.monotonic()  # When the thread that polls last worked.
 
     def start(self) -> None:
         for thread in self._threads:
@@ -215,8 +211,7 @@ class TurnQueue:
         """Notified when a turn may be due, and when the turn of a stopped topic ends."""
         self._most_long_turns = max(1, workers - max(1, workers // 4))
         self._long_turns, self._is_paused = 0, False
-        self.is_stopped = False
-        """Whether no turn begins any more."""
+        self.is_stopped = False  # Whether no turn begins any more.
 
     @property
     def topics(self) -> dict[str, Ingestion]:

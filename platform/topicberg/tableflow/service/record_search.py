@@ -27,20 +27,15 @@ from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 2
-"""How often one record has to fail by itself."""
+ATTEMPTS = 2  # How often one record has to fail by itself.
 MOST_BLAMED = 30
 """After so many records, the search ends; what was read up to there is committed first."""
-MOST_CONTROLS = 6
-"""Records that are tried before one is blamed, while none was decoded."""
+MOST_CONTROLS = 6  # Records that are tried before one is blamed, while none was decoded.
 GROWTH = 4
 """How much larger the next part is than one that succeeded, behind a record that was found."""
-PARTS = 16
-"""Pieces into which a part that failed is divided."""
-MOST_SEARCHES = 3
-"""Searches of an attempt: then the topic gives way to others, and continues."""
-CONTROLS = 3
-"""Other records that fail as well before it is said that all do."""
+PARTS = 16  # Pieces into which a part that failed is divided.
+MOST_SEARCHES = 3  # Searches of an attempt: then the topic gives way to others, and continues.
+CONTROLS = 3  # Other records that fail as well before it is said that all do.
 Read = Callable[[BatchPlan, Ranges], list[WrittenBatch]]
 
 
@@ -163,8 +158,7 @@ class RecordSearch:
         self._spec, self._processes = spec, processes
         self.isolation: Isolation | None = None
         """One that found no record stays until the batch is committed."""
-        self._begun = 0
-        """Searches of this attempt."""
+        self._begun = 0  # Searches of this attempt.
 
     def begin_attempt(self) -> None:
         self.isolation, self._begun = None, 0

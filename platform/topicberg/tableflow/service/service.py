@@ -37,15 +37,13 @@ from topicberg.topics import TopicSpec
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
-GIVE_UP_SECONDS = 20.0
-"""How long a running batch may take when its topic moves to another engine."""
+GIVE_UP_SECONDS = 20.0  # How long a running batch may take when its topic moves to another engine.
 SPECS_SECONDS = 2.0
 TICK_SECONDS = 0.2
 HANGING_SECONDS = 180.0
 """After which a thread that does not work hangs: requests to Kafka have deadlines of 15 seconds, a
 topic is given up in 25."""
-LOGINS_SECONDS = 300.0
-"""How often the deployment's keys are read again."""
+LOGINS_SECONDS = 300.0  # How often the deployment's keys are read again.
 WORKERS_PER_TABLE = 4
 PAUSE_SECONDS = 60.0
 QUIET_PAUSE_SECONDS = 900.0
@@ -90,8 +88,7 @@ class _Share:
         self._config, self._identity = config, Identity(config)  # whose lock it has while it runs
         self.engine = self._identity.name
         self.pool = Pool(endpoints, config, self.engine)
-        self.changed = threading.Event()
-        """Set when this engine has other topics."""
+        self.changed = threading.Event()  # Set when this engine has other topics.
         group, callbacks = (engine_group(config), ENGINES_TOPIC), (self._give_up, self.changed.set)
         self.member = GroupMember(endpoints, *group, self.engine, self._identity.id, *callbacks)
         self._is_stopping = False
@@ -175,8 +172,7 @@ class Engine:
 
     def __init__(self, config: Settings, pool: Pool) -> None:
         self.config, self.pool = config, pool
-        self.looped_at = time.monotonic()
-        """When the loop that reads specs last worked."""
+        self.looped_at = time.monotonic()  # When the loop that reads specs last worked.
 
     def is_healthy(self) -> bool:
         """Return whether the threads of the engine work."""

@@ -45,14 +45,12 @@ COUNTERS = (
     "bytes_committed",
     "commits",
     "failures",
-)
-"""Since the engine got the topic. Metrics and the check ``tableflow`` have the same names."""
+)  # Since the engine got the topic. Metrics and the check ``tableflow`` have the same names.
 PENDING_SECONDS = 30.0
 """A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
 OBSERVED_SECONDS = 30.0
 """An engine that has not read the ends of the logs for longer does not run, or hangs."""
-FLEET = 20_000
-"""Topics whose snapshots are kept in memory."""
+FLEET = 20_000  # Topics whose snapshots are kept in memory.
 _OBSERVED = "tableflow/observed"
 
 

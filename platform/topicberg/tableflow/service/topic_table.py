@@ -227,8 +227,7 @@ class TableLoader:
         """:param held_ms: when the topic was known to have a table with records; None: never"""
         self._spec, self._config, self._catalog = spec, config, catalog
         self.held_ms = held_ms
-        self.location: str | None = None
-        """Where the table was when it was loaded last."""
+        self.location: str | None = None  # Where the table was when it was loaded last.
         self._fitted: tuple[object, uuid.UUID, int] | None = None
         """:attr:`.Layout.fitted` of a layout, and the columns that it has; None: not known."""
 

@@ -13,8 +13,7 @@ from topicberg.topics import TopicSpec
 
 FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 15.0
-OPEN_SECONDS = 10.0
-"""A transaction that has been open for less time is not reported."""
+OPEN_SECONDS = 10.0  # A transaction that has been open for less time is not reported.
 
 
 class LogWatch:
@@ -25,10 +24,8 @@ class LogWatch:
     """
 
     def __init__(self) -> None:
-        self.ends: Ends | None = None
-        """The newest ends of the log; None: not known yet."""
-        self._exhausted: Ends | None = None
-        """The ends at which a turn found nothing to read."""
+        self.ends: Ends | None = None  # The newest ends of the log; None: not known yet.
+        self._exhausted: Ends | None = None  # The ends at which a turn found nothing to read.
         self._topic_id: str | None = None
         self._stuck: dict[int, tuple[int, float]] = {}
         """By partition: the offset behind which nothing can be read, and since when it is."""
@@ -96,16 +93,12 @@ class TurnSchedule:
     def __init__(self, spec: TopicSpec, log: LogWatch) -> None:
         self._log = log
         self._interval = spec.tableflow.commit_interval_seconds
-        self._phase = zlib.crc32(spec.name.encode()) / 1000
-        """It counts modulo the commit interval."""
+        self._phase = zlib.crc32(spec.name.encode()) / 1000  # It counts modulo the commit interval.
         self._backoff, self.is_woken = FIRST_BACKOFF_SECONDS, False
         """Whether the next turn is due now."""
-        self.retry_at: float | None = 0.0
-        """When to try again; None: the last turn succeeded."""
-        self.committed_at = -math.inf
-        """When records were committed last."""
-        self.inspected_at = 0.0
-        """When the last turn ended."""
+        self.retry_at: float | None = 0.0  # When to try again; None: the last turn succeeded.
+        self.committed_at = -math.inf  # When records were committed last.
+        self.inspected_at = 0.0  # When the last turn ended.
 
     def succeed(self) -> None:
         """Note a turn that did not fail."""
