@@ -143,8 +143,7 @@ def send_test() -> None:
 
 def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
     """Return the active alerts, and when the sensor evaluated them last; None: never."""
-    from topicberg.alerts.alert import active_alerts
-    from topicberg.alerts.decisions import read_decisions
+    from topicberg.alerts.alert import active_alerts, read_decisions
     from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.jobs.alerts import evaluated_at, stored_states
 

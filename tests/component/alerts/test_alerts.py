@@ -39,11 +39,17 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 from waiting import wait_until
 
-from topicberg.alerts.alert import ActiveAlert, Alert, AlertState, Notice, changes
-from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
-from topicberg.alerts.decisions import Decisions, silence
+from topicberg.alerts.alert import (
+    ActiveAlert,
+    Alert,
+    AlertState,
+    Decisions,
+    Notice,
+    changes,
+    silence,
+)
+from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver, mail
 from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
-from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.alerts.watch import fault
 from topicberg.checks.finding import Finding

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from topicberg.dagster.executor import EXECUTOR
-from topicberg.orchestration.assets.run_kinds import KIND
+from topicberg.orchestration.assets.tables import KIND
 from topicberg.settings import Settings
 from topicberg_deploy.context import open_context
 from topicberg_deploy.platform import resources
