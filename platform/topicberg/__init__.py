@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from topicberg.components import Topic, Topics
     from topicberg.datagen import generator
     from topicberg.errors import TopicbergError
+    from topicberg.orchestration import definitions
     from topicberg.orchestration.assets.derived import DerivedTable, derived_table
     from topicberg.orchestration.checks.own import table_check
-    from topicberg.orchestration.loading import definitions
     from topicberg.orchestration.resources.tables import Tables
     from topicberg.topics import Rules
     from topicberg.transforms.windows import FOREVER
@@ -36,7 +36,7 @@ _PUBLIC = {
     "Topic": "topicberg.components",
     "TopicbergError": "topicberg.errors",
     "Topics": "topicberg.components",
-    "definitions": "topicberg.orchestration.loading",
+    "definitions": "topicberg.orchestration",
     "derived_table": "topicberg.orchestration.assets.derived",
     "generator": "topicberg.datagen",
     "table_check": "topicberg.orchestration.checks.own",

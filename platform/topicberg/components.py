@@ -19,7 +19,7 @@ from pydantic import BaseModel, create_model
 
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.errors import SpecError
-from topicberg.orchestration.loading import definitions
+from topicberg.orchestration import definitions
 from topicberg.project import read_project
 from topicberg.topics.spec import TopicSpec
 

@@ -30,10 +30,9 @@ from faults import stopped
 from other_faults import crash_loop, daemon_killed
 from waiting import wait_until
 
-from topicberg.alerts.alert import Notice
+from topicberg.alerts.alert import DECISIONS_FILE, Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import DAEMON, WEBSERVER
-from topicberg.alerts.decisions import FILE as DECISIONS_FILE
 from topicberg.settings import settings
 from topicberg.tableflow.service.status import read_status
 from topicberg_local import stack as local_stack

@@ -35,9 +35,9 @@ from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
+from topicberg.orchestration import definitions
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
-from topicberg.orchestration.loading import definitions
 from topicberg.orchestration.resources import lakehouse
 from topicberg.settings import Settings, settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame

@@ -53,10 +53,9 @@ from topicberg.orchestration.assets.partitions import (
 )
 from topicberg.orchestration.assets.registry import TopicTable
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
 from topicberg.orchestration.jobs.sensors import INTERVAL_SECONDS, SensorTick
+from topicberg.orchestration.jobs.watches import MAX_DELAY_SECONDS, TableWatch
 from topicberg.orchestration.jobs.watches import Computation as TableComputation
-from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.tableflow.values.commit import add_files
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation, Source

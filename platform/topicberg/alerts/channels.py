@@ -1,6 +1,7 @@
-"""Where notices are sent: a file, a webhook, Slack, Teams, PagerDuty, e-mail.
+"""Where notices are sent, and as what: a file, a webhook, Slack, Teams, PagerDuty, e-mail.
 
-Addresses are secrets: whoever has one can post to it. No error and no log shows them.
+Addresses are secrets: whoever has one can post to it. No error and no log shows them. Text of a
+notice may quote a record, so nothing in it is interpreted: no link, no mention.
 
 No library does this: Apprise (150,000 lines) returns a bool where a delivery has to say why it
 failed, sends Slack messages without ``verbatim``, so that words of a record become links, and has
@@ -12,28 +13,39 @@ webhook, and dagster-pagerduty only wraps one POST. Others take the webhook's JS
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import smtplib
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import requests
 from pydantic import SecretStr, ValidationError
 
-from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
-from topicberg.alerts.decisions import Decisions
-from topicberg.alerts.payloads import mail, pagerduty_event, slack_message, teams_message
+from topicberg.alerts.alert import Alert, AlertState, Decisions, Notice, after, changes
 from topicberg.alerts.settings import AlertAddresses, AlertSettings
 from topicberg.checks.finding import Severity
 from topicberg.errors import TopicbergError
 from topicberg.extensions import entry_points, load
+from topicberg.security.text import slack, terminal
 from topicberg.settings import Settings
 
+_SLACK_LINE = 650
+"""Characters of a line: Slack refuses a section of more than 3,000. The longest notice has four
+long lines: the subject, what is wrong, the fix, and the runbook."""
+_TEAMS_LINE = 400
+"""Characters of a line: Teams refuses a message of more than 28 kB, and a character of any script
+may take twelve bytes of JSON."""
+_PAGERDUTY_SUMMARY, _PAGERDUTY_KEY, _PAGERDUTY_DETAIL = 1024, 255, 4000
+"""Characters: the limits of PagerDuty's for the first two; an event may have 512 kB."""
+_URL = re.compile(r"https?://[^\s<>|]+")
 TIMEOUT_SECONDS = 10
 ALERTS_FILE = "alerts.jsonl"
 KEPT = timedelta(days=1)
@@ -93,7 +105,6 @@ def deliver(
 ) -> tuple[AlertState, list[str]]:
     """Send what changed to every channel; what one does not accept is sent again next time.
 
-    :param now: key → fault
     :returns: the state afterwards, and why channels did not accept something
     """
     moment = datetime.now(UTC)
@@ -133,10 +144,7 @@ def send_by(channel: Channel, notice: Notice) -> None:
 
 
 def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
-    """Return the channels that are configured.
-
-    Alerts go to the routes of their owners, and those without one to the other channels.
-    """
+    """Return the channels: an alert goes to the routes of its owners, without one to the others."""
     yield Channel("file", lambda notice: _to_file(alerts_file(config), notice))
 
     def is_routed(alert: Alert) -> bool:
@@ -254,3 +262,109 @@ def _undelivered(name: str, why: str) -> TopicbergError:
         f"the alert channel {name} does not accept notices: {why}",
         hint=f"check the settings TOPICBERG_ALERT_…; the file {ALERTS_FILE} has every alert",
     )
+
+
+def slack_message(notice: Notice) -> dict[str, Any]:
+    """Return a message in which only the last line, the link to the UI, is active.
+
+    Source: Slack, "Composition objects", ``verbatim``: no word becomes a link or a mention.
+    """
+    text = slack(f"{notice.subject}\n{notice.text}")
+    subject, *lines = (_shortened(line, _SLACK_LINE) for line in text.splitlines())
+    if _URL.fullmatch(notice.alert.link):
+        lines[-1] = f"<{lines[-1]}>"
+    text = "\n".join([f"*{subject}*", *lines])
+    section = {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
+    return {"text": text, "blocks": [section], "unfurl_links": False, "unfurl_media": False}
+
+
+def teams_message(notice: Notice) -> dict[str, Any]:
+    """Return a message with an Adaptive Card.
+
+    Its texts are runs, in which, unlike in a ``TextBlock``, nothing is Markdown. Source: Microsoft,
+    "Create incoming webhooks with Workflows", and "Adaptive Cards schema", ``RichTextBlock``.
+    """
+    subject, *lines = terminal(f"{notice.subject}\n{notice.text}").splitlines()[:-1]
+    bold = {"type": "TextRun", "text": _shortened(subject, _TEAMS_LINE), "weight": "Bolder"}
+    runs = [{"type": "TextRun", "text": _shortened(line, _TEAMS_LINE)} for line in lines if line]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [{"type": "RichTextBlock", "inlines": [run]} for run in (bold, *runs)],
+        "actions": [
+            {"type": "Action.OpenUrl", "title": title, "url": url}
+            for title, url in _pages(notice.alert)
+        ],
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def pagerduty_event(notice: Notice, routing_key: str, source: str) -> dict[str, Any]:
+    """Return an event of PagerDuty's Events API v2.
+
+    Source: PagerDuty, "Send an Alert Event".
+
+    :param source: the deployment; two of them may have one integration key
+    """
+    alert = notice.alert
+    actions = {"firing": "trigger", "acknowledged": "acknowledge", "resolved": "resolve"}
+    event: dict[str, Any] = {
+        "routing_key": routing_key,
+        "event_action": actions[notice.state],
+        "dedup_key": _deduplication_key(f"{source}: {alert.key}"),
+    }
+    if notice.state != "firing":
+        return event
+    details = {
+        "what": alert.what,
+        "fix": alert.remediation,
+        "owners": ", ".join(alert.owners),
+        "cause": alert.cause,
+    }
+    return event | {
+        "client": "topicberg",
+        "client_url": alert.link,
+        "payload": {
+            "summary": _shortened(f"{alert.title}: {alert.what}", _PAGERDUTY_SUMMARY),
+            "source": source,
+            "severity": alert.severity,
+            "timestamp": alert.since.isoformat(),
+            "component": _shortened(", ".join(alert.assets), _PAGERDUTY_DETAIL) or source,
+            "class": alert.key.partition(" ")[0],
+            "custom_details": {
+                name: _shortened(text, _PAGERDUTY_DETAIL) for name, text in details.items() if text
+            },
+        },
+        "links": [{"href": url, "text": text} for text, url in _pages(alert)],
+    }
+
+
+def _pages(alert: Alert) -> Iterator[tuple[str, str]]:
+    """Yield title and address of the pages that belong to an alert."""
+    for title, url in (("Open in Dagster", alert.link), ("Runbook", alert.runbook)):
+        if url and _URL.fullmatch(url):
+            yield title, url
+
+
+def mail(chosen: AlertSettings, to: str, notice: Notice) -> EmailMessage:
+    """Return a notice as an e-mail, which is plain text."""
+    message = EmailMessage()
+    message["Subject"] = notice.subject
+    message["From"], message["To"] = chosen.smtp.sender, to
+    message.set_content(notice.text)
+    return message
+
+
+def _deduplication_key(key: str) -> str:
+    if len(key) <= _PAGERDUTY_KEY:
+        return key
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f"{key[: _PAGERDUTY_KEY - len(digest) - 1]}-{digest}"
+
+
+def _shortened(line: str, most: int) -> str:
+    """Return a line of at most so many characters; no part of an entity of Slack's is left."""
+    mark = " […]"
+    return line if len(line) <= most else re.sub("&[a-z]*$", "", line[: most - len(mark)]) + mark

@@ -19,10 +19,8 @@ from typing import Any
 import psutil
 import requests
 
-from topicberg.alerts.evaluation import explained
-from topicberg.alerts.observation import StepError
+from topicberg.alerts import evaluation, observation, watch
 from topicberg.alerts.settings import AlertSettings, alert_settings
-from topicberg.alerts.watch import NO_ANSWER, Watched, Watcher, full_disk
 from topicberg.clients.liveness import Check, answers_http
 from topicberg.files import replace_file
 from topicberg.processes import running
@@ -31,7 +29,7 @@ from topicberg.settings import Settings
 SLOW = "the web server does not say"
 DAEMON_PATIENCE = 8.0
 """The next look confirms it: after a laptop slept, the first heartbeat is old."""
-CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, NO_ANSWER, "does not tick")
+CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, watch.NO_ANSWER, "does not tick")
 """A web server that shows a large graph to someone answers late; a daemon that stands still ticks
 no sensor before its heartbeat is old."""
 UI_START_SECONDS = 180.0
@@ -149,14 +147,14 @@ def dagster_checks(
     }
 
 
-def dagster_watcher(config: Settings, is_healthy: Callable[[], bool]) -> Watcher:
+def dagster_watcher(config: Settings, is_healthy: Callable[[], bool]) -> watch.Watcher:
     """Return the watch of an engine that is not a service of the local stack: over Dagster."""
     chosen = alert_settings()
     watched, url = watched_dagster(config, chosen), partial(ui_url, config, chosen)
-    return Watcher(config, watched, lambda faults: None, is_healthy, url)
+    return watch.Watcher(config, watched, lambda faults: None, is_healthy, url)
 
 
-def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched]:
+def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.Watched]:
     """Return Dagster's processes, as far as `topicberg ui` runs them, or the settings name them.
 
     Those of the settings are watched from their first answer on: not every engine reaches the UI.
@@ -185,12 +183,12 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
 
         return ask
 
-    yield Watched(
+    yield watch.Watched(
         name=WEBSERVER,
         check=check(WEBSERVER),
         remediation="end it and start it again; locally: `topicberg ui`",
     )
-    yield Watched(
+    yield watch.Watched(
         name=DAEMON,
         check=check(DAEMON),
         remediation="end it and start it again, locally: `topicberg ui`. Until then, no sensor and "
@@ -198,7 +196,7 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         patience=DAEMON_PATIENCE,
         causes=(WEBSERVER,),
     )
-    yield Watched(
+    yield watch.Watched(
         name=CODE,
         check=check(CODE),
         title="the code location of Dagster",
@@ -243,7 +241,7 @@ def _answer(url: str, seconds: float, query: str, **variables: object) -> Any:
 def storage_problem(config: Settings) -> str | None:
     """Return which SQLite database of Dagster cannot be written, with a hint; None: all can."""
     folder = config.state_dir / "dagster"
-    if (full := full_disk(folder)) is not None:
+    if (full := watch.full_disk(folder)) is not None:
         return full
     for path in sorted(folder.rglob("*.db")):
         try:
@@ -254,15 +252,14 @@ def storage_problem(config: Settings) -> str | None:
                 connection.execute("SELECT name FROM sqlite_master").fetchall()
                 connection.rollback()
         except sqlite3.Error as error:
+            is_damaged = error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
             hint = (
-                f"`fuser {path}` names the processes that use it: end what holds it; free some "
-                "space if the disk is full"
+                f"end `topicberg ui`, move {path} away and start it again: Dagster creates an "
+                "empty one, without the history of runs; no table is affected"
+                if is_damaged
+                else f"`fuser {path}` names the processes that use it: end what holds it; free "
+                "some space if the disk is full"
             )
-            if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                hint = (
-                    f"end `topicberg ui`, move {path} away and start it again: Dagster creates an "
-                    "empty one, without the history of runs; no table is affected"
-                )
             return f"it cannot use its database {path}: {error}\n  → {hint}"
     return None
 
@@ -308,7 +305,7 @@ def _location_problem(location: Mapping[str, Any]) -> str | None:
     """Return why a code location does not load, or which of its sensors that send alerts is off."""
     if "message" in location:
         chain = [cause["error"]["message"] for cause in location["errorChain"]]
-        message, hint = explained([StepError((location["message"], *chain))])
+        message, hint = evaluation.explained([observation.StepError((location["message"], *chain))])
         return f"it does not load: {_shortened(message)}" + (f"\n  → {hint}" if hint else "")
     for _, states in _repositories(location):
         for off in (name for name in SENDERS if states.get(name) == "STOPPED"):
@@ -342,7 +339,7 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
     hint = f"see its last tick: Automation, {sensor}; meanwhile only the engine sends alerts"
     if tick["status"] == "FAILURE" and (error := tick.get("error")):
         chain = [cause["error"]["message"] for cause in error.get("errorChain") or ()]
-        message, own = explained([StepError((error["message"], *chain))])
+        message, own = evaluation.explained([observation.StepError((error["message"], *chain))])
         return (
             f"the sensor {sensor}, which sends alerts, fails: {_shortened(message)}\n"
             f"  → {own or hint}"

@@ -54,8 +54,7 @@ def evaluate(
 ) -> tuple[AlertState, dict[str, Alert]]:
     """Return the state with what was seen now, and key → fault.
 
-    :param ui_url: address of the Dagster UI, for the links
-    :param runbook: address of the page that says what to do
+    :param ui_url: address of the Dagster UI, ``runbook``: of the page that says what to do
     """
     ui = ui_url.rstrip("/")
     state, checks = _checks(state, seen, ui)
@@ -181,8 +180,8 @@ def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
 
 def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
     """The kinds of runs that failed, until what they had to do is done."""
-    known_alerts = {**state.unsent, **state.alerts}
-    alerts = {key: alert for key, alert in known_alerts.items() if key.startswith("run ")}
+    known_alerts = {**state.unsent, **state.alerts}.items()
+    alerts = {key: alert for key, alert in known_alerts if key.startswith("run ")}
     without_work = alerts.keys() - {work.kind for work in state.pending}
     known = [work for work in state.pending if not work.assets or work.assets & seen.assets]
     pending = [*(Work(kind=key) for key in sorted(without_work)), *known]
@@ -395,14 +394,14 @@ def _turned_off(automation: Automation, seen: Observation, ui: str) -> Alert:
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
     if not (errors := seen.spec_errors or seen.spec_errors_at_load):
         return
-    what, remediation = errors, "fix the file: `topicberg topics validate` shows every mistake"
+    message, remediation = errors, "fix the file: `topicberg topics validate` shows every mistake"
     if not seen.spec_errors:
-        what = f"the code location was loaded while a spec was wrong: {errors}"
+        message = f"the code location was loaded while a spec was wrong: {errors}"
         remediation = "reload the code location: Deployment, Reload"
     yield Alert(
         key="specs",
         title="a topic spec is wrong",
-        what=what,
+        what=message,
         severity="error",
         since=seen.at,
         link=f"{ui}/deployment/locations",

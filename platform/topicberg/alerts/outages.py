@@ -52,8 +52,7 @@ def with_outages(
         for key, outage in state.outages.items()
         if key not in seen.elsewhere and seen.at - outage.seen_at < LEFTOVER
     }
-    current = {key: Outage(alert=alert, seen_at=seen.at) for key, alert in seen.elsewhere.items()}
-    outages = {**ended, **current}
+    outages = ended | {k: Outage(alert=a, seen_at=seen.at) for k, a in seen.elsewhere.items()}
     explained: list[Alert] = []
     named: dict[str, list[Alert]] = {}
     for alert in faults:

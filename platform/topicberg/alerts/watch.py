@@ -23,9 +23,8 @@ from pathlib import Path
 import requests
 from pydantic import SecretStr, ValidationError
 
-from topicberg.alerts.alert import Alert, AlertState, Outage
+from topicberg.alerts.alert import Alert, AlertState, Outage, read_decisions
 from topicberg.alerts.channels import channels, deliver
-from topicberg.alerts.decisions import read_decisions
 from topicberg.alerts.outages import DISK, LEFTOVER, MARGIN
 from topicberg.alerts.settings import alert_settings
 from topicberg.clients.liveness import SECONDS, Check
@@ -42,8 +41,7 @@ NO_ANSWER = "no answer"
 PATIENCE_SECONDS = 20.0
 """A service that ended is started again in this time. With the interval and the deadline of a
 request, an alert is sent 40 seconds after a service froze, at the latest."""
-HEARTBEAT_SECONDS = 60.0
-HEARTBEAT_TIMEOUT = 10.0
+HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT = 60.0, 10.0
 STATE_FILE = "watch.json"
 MIN_FREE_BYTES = 32 * 1024**2
 """With less, SQLite may not write."""
@@ -107,17 +105,17 @@ def full_disk(folder: Path) -> str | None:
         disk = os.statvfs(folder)
     except OSError:
         return None
-    left, problem = disk.f_bavail * disk.f_frsize, None
+    left = disk.f_bavail * disk.f_frsize
     if left < MIN_FREE_BYTES:
-        problem = (
+        return (
             f"its disk is full: {left // 1024**2} MB are left in {folder}\n  → free some space; "
             f"`du -x -d 2 {folder.parent}` shows what takes it"
         )
-    elif disk.f_files and not disk.f_favail:
-        problem = (
+    if disk.f_files and not disk.f_favail:
+        return (
             f"its disk has no room for another file: {folder}\n  → delete files that are not needed"
         )
-    return problem
+    return None
 
 
 def how_to_restart(name: str) -> str:
@@ -130,11 +128,15 @@ def how_to_restart(name: str) -> str:
 
 def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> Alert:
     """Return the alert of a service of the local stack that ends again and again."""
-    remediation = (
+    return fault(
+        name,
+        why,
+        since,
         f"`topicberg logs {name}` shows why it ends. If it does not, the kernel may have ended it "
-        "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it"
+        "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it",
+        title,
+        "does not stay up",
     )
-    return fault(name, why, since, remediation, title, "does not stay up")
 
 
 @dataclass(frozen=True)
@@ -358,10 +360,7 @@ def with_start(starts: Sequence[float], started: float, now: float) -> list[floa
 
 
 def starts_file(config: Settings) -> Path:
-    """Return the file in which the engine of the local stack notes its starts.
-
-    It watches the other services, and nothing in it remembers that it ended.
-    """
+    """Return the file in which the engine of the local stack notes its starts."""
     return config.state_dir / "engine-starts.json"
 
 

@@ -18,8 +18,7 @@ from topicberg.catalogs.snowflake.names import TablePath, text
 from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, find_table_path, read_back
 from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
-from topicberg.iceberg.position_deletes import live_rows
-from topicberg.iceberg.summaries import summary
+from topicberg.iceberg import position_deletes, summaries
 from topicberg.settings import Settings
 from topicberg.wording import count
 
@@ -57,10 +56,8 @@ def is_late(since: datetime, probe: Probe) -> bool:
 def stale_since(table: Table, state: Table, here: PointerPosition, probe: Probe) -> datetime | None:
     """Return when readers of an old state began to miss something; None: not for too long.
 
-    States in between in which readers see no difference, such as new tags, do not count: the
-    pointer stays at the first of them, maybe for long.
-
-    :param state: the table at the pointer
+    Later states in which readers see no difference, such as new tags, do not count: the pointer
+    stays at the first of them, maybe for long.
     """
     if here.behind_since is None or not is_late(here.behind_since, probe):
         return None
@@ -253,11 +250,11 @@ def _missing(what: str, table: Table, probe: Probe) -> Finding:
 def count_rows(table: Table) -> int:
     """Return the number of rows, from metadata and from position delete files if there are any."""
     head = table.current_snapshot()
-    properties = summary(head) if head else {}
+    properties = summaries.summary(head) if head else {}
     if int(properties.get("total-equality-deletes", 0)):
         return table.scan().count()
     if int(properties.get("total-delete-files", 0)):
-        return live_rows(table)
+        return position_deletes.live_rows(table)
     return int(properties.get("total-records", 0))
 
 

@@ -186,9 +186,12 @@ def delay_check(
 
     def evaluate(probe: Probe) -> Finding:
         topic = probe.load(spec.table_identifier(probe.config))
-        remediation = computation_remediation(probe.table.name)
         return compare(
-            probe.find(probe.table.identifier), topic, allowed_minutes, probe.now, remediation
+            probe.find(probe.table.identifier),
+            topic,
+            allowed_minutes,
+            probe.now,
+            computation_remediation(probe.table.name),
         )
 
     return TableCheck("up_to_date", description, evaluate)
@@ -197,8 +200,7 @@ def delay_check(
 def computation_remediation(name: str, partitions: str = "", topics: Sequence[str] = ()) -> str:
     """Return how to compute a table that its sensor should have computed.
 
-    :param partitions: options of ``dagster asset materialize`` that choose its partitions
-    :param topics: the assets of the topics that it is published to
+    :param partitions: options of ``dagster asset materialize``; ``topics``: it is published to them
     """
     return (
         "see whether a run of its sensor is queued or in progress, or why it failed (Runs); to "
@@ -214,6 +216,5 @@ def computation_command(name: str, partitions: str = "", topics: Sequence[str] =
 
 def materialization(assets: Sequence[str]) -> str:
     """Return the command that materializes some assets."""
-    keys = " or ".join(f'key:"{asset}"' for asset in assets)
-    location = location_options(settings().project_root)
-    return f"dagster asset materialize {location} --select '{keys}'"
+    keys, root = " or ".join(f'key:"{asset}"' for asset in assets), settings().project_root
+    return f"dagster asset materialize {location_options(root)} --select '{keys}'"

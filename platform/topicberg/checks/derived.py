@@ -20,13 +20,9 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import changes_rows, changes_since, held_hours
 from topicberg.iceberg.summaries import summary
 from topicberg.topics import TopicSpec
-from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.publish import published_snapshot
-from topicberg.transforms.target import head_id
+from topicberg.transforms import derivation, publish, target, upsert_view, windows
 from topicberg.transforms.unread import Known, SourceTable, computable, held, late_rows, unread
-from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
-from topicberg.transforms.windows import FOREVER
 from topicberg.wording import count
 
 ALLOWED_MINUTES = 30
@@ -49,12 +45,11 @@ def derived_check(
     name: str,
     reads: Sequence[str],
     allowed_minutes: int,
-    plan: Derivation,
+    plan: derivation.Derivation,
     partitions: Callable[[Iterable[Hours], datetime, int], Sequence[str]],
     topics: Sequence[str] = (),
 ) -> check.TableCheck:
-    """:param name: the table
-    :param reads: names of its sources and lookups
+    """:param reads: names of its sources and lookups
     :param topics: the assets of the topics that it is published to
     :param partitions: some hours, the present and the first hour that may be computed again → the
         keys of their existing partitions, in order
@@ -87,7 +82,7 @@ def derived_check(
     limits = ", of ".join(
         f"`{source}` up to {age(ahead.total_seconds())} after it"
         for source, ahead in aheads.items()
-        if ahead and ahead != FOREVER
+        if ahead and ahead != windows.FOREVER
     )
     description = (
         f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
@@ -111,9 +106,7 @@ def check_up_to_date(
     recomputation: Callable[[Sequence[str]], str] | None = None,
     first_partition: Hours | None = None,
 ) -> Finding:
-    """Return whether everything that the sources held some time ago was computed.
-
-    Also whether the newest version of the function computed it.
+    """Return whether all that the sources held some time ago was computed, by the newest version.
 
     :param time: the table's event time
     :param sources: by their names, with the namespace
@@ -134,9 +127,8 @@ def check_up_to_date(
     everything = unread(table, time, sources, first_hour, same.known if same else None)
     read = computable(everything, first_hour)
     now_ms = int(now.timestamp() * 1000)
-    since = None
-    if any(each.new for each in read.values()):
-        since = same.since if same and same.since is not None else now_ms
+    known_since = same.since if same and same.since is not None else now_ms
+    since = known_since if any(each.new for each in read.values()) else None
     this_hour = now_ms // 3_600_000
     due = [
         (hours, since if progress.new and since is not None else hours.since)
@@ -145,7 +137,9 @@ def check_up_to_date(
         if hours.start <= this_hour
     ]
     keys = partitions(Hours(each.start, min(each.stop, this_hour + 1)) for each, _ in due)
-    memory = Memory(table=uuid, since=since, known=Known(head=head_id(table), read=everything))
+    memory = Memory(
+        table=uuid, since=since, known=Known(head=target.head_id(table), read=everything)
+    )
     old_keys: Sequence[str] = ()
     if table and (versions := outdated(computed_by(table), version, first_partition)):
         old_keys = partitions(_outdated_hours(table, time, sources, versions, now, first_hour))
@@ -272,7 +266,9 @@ def _memory(before: Any) -> Memory | None:
         return None
 
 
-def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> check.TableCheck:
+def view_check(
+    spec: TopicSpec, allowed_minutes: int, view: upsert_view.UpsertView
+) -> check.TableCheck:
     return check.delay_check(
         spec,
         allowed_minutes,
@@ -283,7 +279,7 @@ def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> check
 
 
 def check_merged(
-    view: UpsertView,
+    view: upsert_view.UpsertView,
     table: Table | None,
     source: Table,
     allowed_minutes: int,
@@ -291,15 +287,21 @@ def check_merged(
     remediation: str,
 ) -> Finding:
     """Return whether the table of an upsert view shows what its source held some time ago."""
-    if table and not defined_alike(table, view):
+    if table and not upsert_view.defined_alike(table, view):
         return Finding(
             f"it was computed by other keys or another order than {', '.join(view.keys)} and "
             f"{view.order[0]}, which the spec has now",
             remediation,
         )
-    last = merged(table, source.name()) if table else None
-    complete = "every record that the topic's table holds was read"
-    return _judge_read(source, last, "the table", complete, allowed_minutes, now, remediation)
+    return _judge_read(
+        source,
+        upsert_view.merged(table, source.name()) if table else None,
+        "the table",
+        "every record that the topic's table holds was read",
+        allowed_minutes,
+        now,
+        remediation,
+    )
 
 
 def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) -> check.TableCheck:
@@ -308,7 +310,7 @@ def published_check(name: str, topics: Mapping[str, str], allowed_minutes: int) 
     def evaluate(probe: check.Probe) -> Finding:
         table, findings = probe.iceberg, list[Finding]()
         for topic, asset in topics.items():
-            last = published_snapshot(table, topic, probe.endpoints)
+            last = publish.published_snapshot(table, topic, probe.endpoints)
             remediation = (
                 "see whether a run that publishes it is queued or in progress, or why it failed "
                 f"(Runs); to publish manually: `{check.materialization([f'kafka/{asset}'])}`"

@@ -72,11 +72,7 @@ def judge_delay(
     subject: str = "the table",
     **facts: Any,
 ) -> Finding:
-    """Return whether a table may still lack what its source has had since some time.
-
-    :param sentence: what the table has not read
-    :param subject: the table, or what else is behind
-    """
+    """Return whether a subject may still lack what its source has had since some time."""
     if now - since <= timedelta(minutes=allowed_minutes):
         return good(sentence, **facts)
     sentence = f"{subject} is stale: {sentence}; {allowed_minutes} min are allowed"

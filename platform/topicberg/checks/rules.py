@@ -28,10 +28,8 @@ from topicberg.catalogs.snowflake.names import quote
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.endpoints import Endpoints
-from topicberg.iceberg.readers import PYICEBERG
+from topicberg.iceberg import readers, summaries, tables
 from topicberg.iceberg.snapshots import changed_files, changes_since
-from topicberg.iceberg.summaries import operation_of
-from topicberg.iceberg.tables import attached_catalog
 from topicberg.settings import Settings
 from topicberg.topics.spec import Range, Rules, TopicSpec
 from topicberg.wording import count, suggestion
@@ -99,7 +97,7 @@ def repeated(last: Finding | None) -> Finding | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """``breaks``: the rows that violate it; ``says``: what a row should be.
+    """``breaks``: rows that violate it; ``says``: what a row should be.
 
     ``definition``: what JSON says of it exactly; two rules that differ have two of them.
     """
@@ -187,7 +185,7 @@ def check_rules(
     files = None if snapshot is None else files_since(table, snapshot)
     broken: list[str] = []
     since: list[datetime] = []
-    reads_all = PYICEBERG.misses(table) is not None
+    reads_all = readers.PYICEBERG.misses(table) is not None
     for rule in rules:
         scan = table.scan() if reads_all else table.scan(row_filter=rule.breaks)
         tasks = (
@@ -233,7 +231,7 @@ def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Find
     new_files = (
         file
         for snapshot in changes.new
-        if operation_of(snapshot) != Operation.REPLACE  # compaction
+        if summaries.operation_of(snapshot) != Operation.REPLACE  # compaction
         for file, added in changed_files(table, snapshot)
         if added and file.content == DataFileContent.DATA
     )
@@ -280,7 +278,7 @@ def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
     for each in changes.new:
         files = list(changed_files(table, each))
         rewrites_new = any(not added and file.file_path in added_files for file, added in files)
-        if operation_of(each) == Operation.REPLACE and not rewrites_new:
+        if summaries.operation_of(each) == Operation.REPLACE and not rewrites_new:
             continue  # compaction of files that were read already
         added_files |= {
             file.file_path: from_ms(each.timestamp_ms) for file, added in files if added
@@ -340,7 +338,7 @@ def check_unique(
     from topicberg.query import run_query
 
     names = ", ".join(quote(column) for column in columns)
-    path = f"{attached_catalog(table)}.{quote(*table.name())}"
+    path = f"{tables.attached_catalog(table)}.{quote(*table.name())}"
     query = (
         f"SELECT {names}, count(*) AS rows FROM {path} "  # noqa: S608  quoted
         "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC"

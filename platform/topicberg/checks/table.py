@@ -15,11 +15,8 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.errors import TableFormatError
-from topicberg.iceberg.files import entries
-from topicberg.iceberg.position_deletes import misplaced_files
+from topicberg.iceberg import files, position_deletes, snapshots, summaries
 from topicberg.iceberg.readers import READ_ALL_FILES, TableReader, configured
-from topicberg.iceberg.snapshots import report, rows_by_partition
-from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
 
 HISTORY = timedelta(days=7)
@@ -78,8 +75,8 @@ def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
             "query it with `topicberg query`, which reads all rows; in DuckDB itself, run "
             f"`{READ_ALL_FILES}` first"
         )
-    what = f"the table {'; it '.join(problems)}"
-    return Finding(what, "; ".join(remediation), severity="warning", facts=facts)
+    message = f"the table {'; it '.join(problems)}"
+    return Finding(message, "; ".join(remediation), severity="warning", facts=facts)
 
 
 def partition_values_check(topic: str) -> TableCheck:
@@ -92,7 +89,7 @@ def partition_values_check(topic: str) -> TableCheck:
 
 def check_partition_values(table: Table, topic: str) -> Finding:
     """Return whether the bounds of files agree with their partitions of floats and doubles."""
-    if not (misplaced := misplaced_files(table)):
+    if not (misplaced := position_deletes.misplaced_files(table)):
         return good("all files are in the partitions of their rows")
     return Finding(
         what=f"{count(misplaced, 'file')} in partitions of other values than their rows have: "
@@ -120,8 +117,7 @@ def equality_deletes_check(*, of_confluent: bool = False) -> TableCheck:
 def check_equality_deletes(table: Table, rewrite: str | None) -> Finding:
     """Return whether the table has equality deletes, which Snowflake does not apply.
 
-    :param rewrite: the statement that rewrites the table without delete files; None: the table is
-        Confluent's, which only Confluent rewrites
+    :param rewrite: the statement that rewrites the table; None: only Confluent does
     """
     head = table.current_snapshot()
     if head is None:
@@ -129,7 +125,7 @@ def check_equality_deletes(table: Table, rewrite: str | None) -> Finding:
     deletes = [m for m in head.manifests(table.io) if m.content == ManifestContent.DELETES]
     added_in = [
         table.snapshot_by_id(entry.snapshot_id or 0)
-        for entry in entries(table.io, deletes)
+        for entry in files.entries(table.io, deletes)
         if entry.data_file.content == DataFileContent.EQUALITY_DELETES
     ]
     facts = {"equality_delete_files": len(added_in)}
@@ -166,8 +162,7 @@ def volume_check(factor: float) -> TableCheck:
 def check_volume(table: Table, factor: float, now: datetime) -> Finding:
     """Return whether the last full period has about as many rows as those before it.
 
-    A period is a partition of the table (an hour or a day of event time), or ten minutes of commits
-    if it is not partitioned by time.
+    That is a partition (an hour or a day of event time), else ten minutes of commits.
     """
     return judge_volume(*_series(table, now), factor)
 
@@ -211,7 +206,7 @@ def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
     """Return the bounds of what is usual: the factor of the median, the spread, or what is common.
 
     A tenth of the periods with as few or as many rows is common. Most periods of a rare topic have
-    no rows, so its median says nothing: the most rows of a period is what a burst is compared with.
+    no rows: a burst is compared with the most rows of one.
     """
     usual = statistics.median(history)
     spread = _SPREAD * _MAD * statistics.median(abs(rows - usual) for rows in history)
@@ -224,7 +219,7 @@ def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
 
 def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime]:
     """Return rows of each full period, oldest first, length of a period, start of the last one."""
-    by_partition = rows_by_partition(table, int((now - HISTORY).timestamp()) // 3600)
+    by_partition = snapshots.rows_by_partition(table, int((now - HISTORY).timestamp()) // 3600)
     if by_partition is None:
         rows, period = _rows_by_slot(table), SLOT
     else:
@@ -234,15 +229,14 @@ def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime
     last = int((now - GRACE).timestamp() // seconds) - 1
     full = [number for number in rows if number <= last]
     start = datetime.fromtimestamp(last * seconds, UTC)
-    if not full:
-        return [], period, start
-    return [rows.get(number, 0) for number in range(min(full), last + 1)], period, start
+    numbers = range(min(full, default=last + 1), last + 1)
+    return [rows.get(number, 0) for number in numbers], period, start
 
 
 def _rows_by_slot(table: Table) -> dict[int, int]:
     """Return ten minutes of commits since 1970 → rows added, as far as snapshots are kept."""
     rows = Counter[int]()
-    for facts in map(report, ancestry(table)):
+    for facts in map(snapshots.report, summaries.ancestry(table)):
         slot = int(facts.committed_at.timestamp() // SLOT.total_seconds())
         rows[slot] += 0 if facts.operation == Operation.REPLACE.value else facts.added_records
     return rows

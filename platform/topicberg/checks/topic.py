@@ -15,16 +15,14 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import split_hint
 from topicberg.iceberg import summaries
 from topicberg.iceberg.snapshots import report
+from topicberg.kafka import consumer, schemas
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import parse_offsets
-from topicberg.kafka.schemas import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.changelog.fold_state import FoldState
 from topicberg.tableflow.layout import drift
-from topicberg.tableflow.service.control import as_requested
+from topicberg.tableflow.service import control, wait
 from topicberg.tableflow.service.status import COUNTERS, TopicStatus
-from topicberg.tableflow.service.wait import held_offsets
 from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics.deadletters import DEFAULT_TARGET
@@ -51,14 +49,14 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     yield TableCheck(
         "skipped_rows",
         "Every record that was skipped, or sent to the dead-letter topic, is acknowledged.",
-        lambda probe: check_skipped(as_requested(probe.config, spec), probe.iceberg),
+        lambda probe: check_skipped(control.as_requested(probe.config, spec), probe.iceberg),
     )
     if any(section.file and section.is_registered for section in (spec.value_schema, spec.key)):
         yield TableCheck(
             "schema",
             "The schema files of the topic are the newest versions in the schema registry.",
             lambda probe: check_schema(
-                compare(spec, probe.endpoints, probe.config), probe.engine_fault(spec)
+                schemas.compare(spec, probe.endpoints, probe.config), probe.engine_fault(spec)
             ),
         )
     if drift.is_plain(spec):
@@ -184,7 +182,7 @@ def _end_transaction(spec: TopicSpec) -> str:
     )
 
 
-def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
+def check_schema(states: Sequence[schemas.FileState], engine: str | None) -> Finding:
     """Return whether the schema files of a topic are the newest versions of their subjects."""
     facts = {state.subject: f"{state.file}: {state.state}" for state in states}
     different = [state for state in states if state.state != "equal"]
@@ -225,7 +223,7 @@ def _lag_check(spec: TopicSpec) -> Iterator[TableCheck]:
 def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
     """Return how many records the table does not hold yet, those of open transactions included."""
     end = kafka.high_watermarks(endpoints, spec.name)
-    held = held_offsets(table, spec, endpoints, end)
+    held = wait.held_offsets(table, spec, endpoints, end)
     if end.keys() - held.keys():
         held = {**kafka.beginning_offsets(endpoints, spec.name), **held}
     return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
@@ -258,7 +256,9 @@ def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
     stuck = {p: stable[p] for p in ends if stable.get(p, ends[p]) < ends[p]}
     if not stuck:
         return ""
-    since = [moment(from_ms(time)) for time in first_times(endpoints, spec.name, stuck).values()]
+    since = [
+        moment(from_ms(time)) for time in consumer.first_times(endpoints, spec.name, stuck).values()
+    ]
     places = ", ".join(f"partition {p} from offset {offset} on" for p, offset in stuck.items())
     begun = f", begun {min(since)}" if since else ""
     return (

@@ -55,7 +55,7 @@ def acknowledge(
     reason: Reason = "",
 ) -> None:
     """Say that you work on an alert. It is sent again if it is still active after the duration."""
-    from topicberg.alerts import decisions
+    from topicberg.alerts import alert as decisions
 
     config, duration = settings(), _duration(lasting)
     known = [active.alert.key for active in _active(config)[0]]
@@ -77,7 +77,7 @@ def silence(
     reason: Reason = "",
 ) -> None:
     """Do not send alerts for a while; those that are still active afterwards are sent then."""
-    from topicberg.alerts import decisions
+    from topicberg.alerts import alert as decisions
 
     config = settings()
     given = decisions.silence(config, pattern, reason, _duration(lasting))
@@ -91,7 +91,7 @@ def silence(
 @app.command()
 def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")]) -> None:
     """End a silence now."""
-    from topicberg.alerts import decisions
+    from topicberg.alerts import alert as decisions
 
     config, now = settings(), datetime.now(UTC)
     silences = decisions.read_decisions(config).silences
@@ -136,8 +136,7 @@ def send_test() -> None:
 
 def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
     """Return the active alerts, and when the sensor evaluated them last; None: never."""
-    from topicberg.alerts.alert import active_alerts
-    from topicberg.alerts.decisions import read_decisions
+    from topicberg.alerts.alert import active_alerts, read_decisions
     from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.jobs.alerts import evaluated_at, stored_states
 

@@ -46,8 +46,8 @@ def materialize(
     """
     lake, checks = load_lake(config), []
     with _dagster_instance(config) as instance:
+        from topicberg.orchestration import definitions
         from topicberg.orchestration.jobs.pipelines import everything
-        from topicberg.orchestration.loading import definitions
 
         defs = definitions()
         for name, topic in everything(lake).items():
@@ -77,8 +77,8 @@ def materialize_derived(config: Settings, endpoints: Endpoints, waiting: set[str
     with _dagster_instance(config) as instance:
         import dagster as dg
 
+        from topicberg.orchestration import definitions
         from topicberg.orchestration.catalogs.catalog import systems
-        from topicberg.orchestration.loading import definitions
 
         defs, derived = definitions(), lake.derived_by_name
         order = TopologicalSorter({name: derived[name].sources for name in sorted(derived)})

@@ -76,8 +76,9 @@ def _check_tables(connection: Connection) -> None:
 def _newest_results(connection: Connection) -> tuple[set[int], set[int]]:
     """Return ids of the results of checks that are kept, and of the events that they name."""
     of_checks = CHECKS.c
-    groups = of_checks.asset_key, of_checks.check_name, of_checks.partition
-    newest = select(func.max(of_checks.id)).group_by(*groups)
+    newest = select(func.max(of_checks.id)).group_by(
+        of_checks.asset_key, of_checks.check_name, of_checks.partition
+    )
     ended = newest.where(of_checks.execution_status.in_(ENDED))
     stay = {*connection.scalars(newest), *connection.scalars(ended)}
     ids, named = sorted(stay), set[int]()
@@ -125,9 +126,9 @@ def _delete(
 
 def _checked(connection: Connection, ids: list[int]) -> dict[int, str]:
     """Return the assets of evaluations of checks: Dagster stores them in the event only."""
-    kind = DagsterEventType.ASSET_CHECK_EVALUATION
     events = select(EVENTS.c.id, EVENTS.c.event).where(
-        EVENTS.c.id.in_(ids), EVENTS.c.dagster_event_type == kind.value
+        EVENTS.c.id.in_(ids),
+        EVENTS.c.dagster_event_type == DagsterEventType.ASSET_CHECK_EVALUATION.value,
     )
     assets = {}
     for row in connection.execute(events) if ids else ():

@@ -33,8 +33,7 @@ def dagster_home(config: Settings) -> Path:
     instance = yaml.safe_load(INSTANCE.read_text())
     with suppress(FileNotFoundError):
         instance |= yaml.safe_load((config.project_root / "dagster.yaml").read_text()) or {}
-    for section in _PLACES:
-        instance.pop(section, None)
+    instance = {name: section for name, section in instance.items() if name not in _PLACES}
     storage = instance["storage"].get("custom", {})
     if storage.get("class") == "SqliteStorage":
         storage["config"]["base_dir"] = str(home)

@@ -6,6 +6,7 @@ An instance may have several code locations. One is named as Dagster labels its 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from typing import Any
@@ -57,9 +58,9 @@ def partitions_of_run(
     """Return asset → the partitions of its events of some types; None: one without partition."""
     if hasattr(instance, "get_asset_partitions_for_run"):  # this way reads no event
         return instance.get_asset_partitions_for_run(run_id, events)
-    partitions: dict[dg.AssetKey, set[str | None]] = {}  # Dagster 1.12 has only events
+    partitions = defaultdict[dg.AssetKey, set[str | None]](set)  # Dagster 1.12 has only events
     for key, partition in _keys(instance, run_id, events):
-        partitions.setdefault(key, set()).add(partition)
+        partitions[key].add(partition)
     return partitions
 
 
@@ -106,13 +107,11 @@ def process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> psutil.Proce
 def is_executed(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Return whether a process executes a run that has begun.
 
-    No daemon launched that of a command such as ``dagster asset materialize``: it names its process
-    a moment after it began.
+    That of a command, which no daemon launched, names its process a moment after it began.
     """
     is_of_command = run.remote_job_origin is None and PROCESS not in run.tags
-    if is_of_command and _named_process(instance, run) is None:
-        return True
-    return process_of(instance, run) is not None
+    is_unnamed = is_of_command and _named_process(instance, run) is None
+    return is_unnamed or process_of(instance, run) is not None
 
 
 def _named_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[int, float] | None:

@@ -134,7 +134,7 @@ TABLE = (
         r"Could not initialize class ([\w.$]+)",
         OTHER,
         says="Spark cannot use {match} since an earlier failure, such as a full disk → start Spark "
-        "again, locally with `topicberg down` and `topicberg up`; nothing of the batch was committed",
+        "again (locally `topicberg down`, then `topicberg up`); nothing of the batch was committed",
     ),
     ErrorRow(
         rf"{_CLIENTS}|OSError",

@@ -18,6 +18,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from topicberg.catalogs.snowflake.names import QUERY_ROLE, TablePath, quote
+from topicberg.catalogs.snowflake.session import ask, logging_in
+from topicberg.catalogs.snowflake.tables import find_table_path, read_back
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError, see_whether_it_runs
 from topicberg.extensions import of_extra
@@ -29,6 +32,7 @@ from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
 from topicberg.query.namespaces import own_namespaces, own_tables, qualify
 from topicberg.settings import Settings, settings
+from topicberg.topics import check_topics
 from topicberg.topics.spec import asset_name
 
 if TYPE_CHECKING:
@@ -39,7 +43,6 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Identifier
     from snowflake.connector import SnowflakeConnection
 
-    from topicberg.catalogs.snowflake.names import TablePath
 
 __all__ = ["Engine", "QueryError", "QueryResult", "check_reads", "duckdb_connection", "run_query"]
 
@@ -49,8 +52,7 @@ READERS: dict[Engine, TableReader] = {
     "snowflake": SNOWFLAKE,
     "athena": ATHENA,
 }
-CONNECT_SECONDS = 5.0
-LOGIN_SECONDS = 15
+CONNECT_SECONDS, LOGIN_SECONDS = 5.0, 15
 _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
 Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 """Names of columns, and rows."""
@@ -158,14 +160,9 @@ def load_extensions(connection: DuckDBPyConnection) -> None:
 
 
 def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> DuckDBPyConnection:
-    """Return DuckDB with the Iceberg catalog attached, read-only, as ``lake``, in UTC.
-
-    :raises QueryError: the catalog does not answer
-    """
+    """Return DuckDB with the Iceberg catalog attached, read-only, as ``lake``, in UTC."""
     with of_extra("query"):
         import duckdb
-
-    from topicberg.catalogs.snowflake.names import quote  # DuckDB quotes as Snowflake does
 
     config = config or settings()
     _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
@@ -194,7 +191,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     there = {name for (name,) in listed.fetchall()}
     first, *pipelines = own_namespaces(config)
     schemas = [(catalogs[-1][0], first), *((CATALOG, name) for name in pipelines if name in there)]
-    path = ",".join(quote(*schema) for schema in schemas)
+    path = ",".join(quote(*schema) for schema in schemas)  # DuckDB quotes as Snowflake does
     connection.execute(f"SET search_path = {literal(path)}")
     return connection
 
@@ -255,9 +252,6 @@ def _snowflake_connection(endpoints: Endpoints, config: Settings) -> SnowflakeCo
     with of_extra("snowflake"):
         import snowflake.connector
 
-    from topicberg.catalogs.snowflake.names import QUERY_ROLE
-    from topicberg.catalogs.snowflake.session import ask, logging_in
-
     account = endpoints.snowflake
     if account.host and account.port:
         _check_listening("Snowflake", f"http://{account.host}:{account.port}")
@@ -284,8 +278,6 @@ def _snowflake_connection(endpoints: Endpoints, config: Settings) -> SnowflakeCo
 def _ask_snowflake(
     sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
 ) -> Answer:
-    from topicberg.catalogs.snowflake.session import ask
-
     with _snowflake_connection(endpoints, config) as connection:
         if config.snowflake_linked_database:
             sql = _in_linked_database(sql, connection, config)
@@ -294,9 +286,6 @@ def _ask_snowflake(
 
 def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Settings) -> str:
     """Return the query with the names that tables of topics have in the linked database."""
-    from topicberg.catalogs.snowflake.tables import find_table_path
-    from topicberg.topics import check_topics
-
     topics = {
         spec.snowflake_name: spec.glue_name if config.topics_in_glue else spec.name
         for spec in check_topics(config)[0]
@@ -380,8 +369,6 @@ def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str
 
 def _commits_behind(name: str, sql: str, endpoints: Endpoints, config: Settings) -> int | None:
     """Return by how many commits Snowflake's state of a table is older; None: it is not known."""
-    from topicberg.catalogs.snowflake.tables import find_table_path, read_back
-
     with suppress(Exception):  # this is only a hint for a query that failed already
         catalog = endpoints.catalog(config)
         (identifier,) = (
@@ -402,8 +389,8 @@ def commits_since(table: Table, location: str) -> int | None:
 
 
 def _from_arrow(table: pa.Table) -> Answer:
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    return tuple(table.column_names), rows
+    columns = (column.to_pylist() for column in table.columns)
+    return tuple(table.column_names), list(zip(*columns, strict=True))
 
 
 def _s3_secret(endpoints: Endpoints, config: Settings) -> str:

@@ -59,11 +59,10 @@ def ask(
         return _rows(client, query, max_rows)
     except ClientError as error:
         code, message, _ = refusal_of(error)
-        missing = "WorkGroup" in message and "not found" in message
         raise AthenaError(
             f"athena: {code}: {message}",
             hint=f"run `topicberg deploy create`, which creates workgroup {workgroup}"
-            if missing
+            if "WorkGroup" in message and "not found" in message
             else login_hint(error, None)
             or "check that your AWS profile may use Athena, Glue and both buckets",
         ) from None

@@ -140,10 +140,7 @@ def pickle_by_value(own: dict[str, Path]) -> None:
     """Let functions of modules that workers cannot import be sent themselves.
 
     A module of pipelines imports topicberg, which workers may lack, and functions for Spark that
-    are made when it is imported need a session. What its functions use of other modules is
-    imported there.
-
-    :param own: the packages of the project
+    are made when it is imported need a session. What they use of other modules is imported there.
     """
     from pyspark import cloudpickle
 

@@ -22,8 +22,13 @@ from hypothesis import strategies as st
 from security.corpus import TEXTS
 
 from topicberg.alerts.alert import Alert, AlertState, Notice
-from topicberg.alerts.channels import channels, deliver
-from topicberg.alerts.payloads import pagerduty_event, slack_message, teams_message
+from topicberg.alerts.channels import (
+    channels,
+    deliver,
+    pagerduty_event,
+    slack_message,
+    teams_message,
+)
 from topicberg.alerts.settings import AlertAddresses, AlertSettings
 from topicberg.settings import Settings
 

@@ -38,9 +38,8 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 from waiting import wait_until
 
-from topicberg.alerts.alert import Alert, AlertState, Notice, changes
+from topicberg.alerts.alert import Alert, AlertState, Decisions, Notice, changes, silence
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
-from topicberg.alerts.decisions import Decisions, silence
 from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding

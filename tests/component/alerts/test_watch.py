@@ -27,7 +27,7 @@ from pydantic import SecretStr
 from waiting import wait_until
 
 from topicberg.alerts import dagster_ui, watch
-from topicberg.alerts.alert import Alert
+from topicberg.alerts.alert import Alert, end_silence, silence
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import (
     CODE,
@@ -40,7 +40,6 @@ from topicberg.alerts.dagster_ui import (
     running_ui,
     watched_dagster,
 )
-from topicberg.alerts.decisions import end_silence, silence
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.alerts.watch import (
     PATIENCE_SECONDS,

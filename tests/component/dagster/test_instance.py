@@ -14,7 +14,7 @@ from dagster._core.instance.ref import InstanceRef
 
 from definitions import defs
 from topicberg.dagster.home import dagster_home
-from topicberg.orchestration.assets.run_kinds import COMPUTATION, REGISTRATION
+from topicberg.orchestration.assets.tables import COMPUTATION, REGISTRATION
 from topicberg.orchestration.checks.evaluations import last_evaluations
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.settings import Settings, settings

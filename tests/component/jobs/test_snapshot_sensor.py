@@ -23,14 +23,19 @@ from topicberg.errors import UnreachableError
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.jobs.registration import CHECK_SECONDS, Registrar
-from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
 from topicberg.orchestration.jobs.sensors import (
     AT_ONCE,
     INTERVAL_SECONDS,
     MAX_SILENT,
     snapshot_sensor,
 )
-from topicberg.orchestration.jobs.watches import SENSOR, TABLES, listed_tables, watches
+from topicberg.orchestration.jobs.watches import (
+    MAX_DELAY_SECONDS,
+    SENSOR,
+    TABLES,
+    listed_tables,
+    watches,
+)
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.settings import Settings

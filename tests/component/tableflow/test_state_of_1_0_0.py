@@ -25,7 +25,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField, TimestamptzType
 from repository import PROJECT_ROOT
 
-from topicberg.alerts.decisions import acknowledge, read_decisions
+from topicberg.alerts.alert import acknowledge, read_decisions
 from topicberg.iceberg.summaries import CURRENT_AT_MS, END_OFFSETS, ROWS_SKIPPED, ancestry, summary
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings

@@ -10,25 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.alerts.alert import (
+    DECISIONS_FILE,
+    Acknowledgement,
     Alert,
     AlertState,
+    Decisions,
     Notice,
+    Silence,
+    acknowledge,
     active_alerts,
     after,
     changes,
-    markdown,
-)
-from topicberg.alerts.channels import Channel, deliver
-from topicberg.alerts.decisions import (
-    FILE,
-    Acknowledgement,
-    Decisions,
-    Silence,
-    acknowledge,
     end_silence,
+    markdown,
     read_decisions,
     silence,
 )
+from topicberg.alerts.channels import Channel, deliver
 from topicberg.alerts.evaluation import evaluate
 from topicberg.alerts.observation import CheckRuns, EndedRun, Observation
 from topicberg.settings import Settings
@@ -243,14 +241,14 @@ def test_decisions_are_kept_in_the_state_directory_until_they_expire(tmp_path: P
     assert longer.by_whom.endswith(" (deploy)")
     end_silence(config, "orders")
     assert read_decisions(config).silences == ()
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / DECISIONS_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_damaged_decisions_silence_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = Settings(state_dir=tmp_path)
-    (tmp_path / FILE).write_text('{"silences": 1}')
+    (tmp_path / DECISIONS_FILE).write_text('{"silences": 1}')
     assert read_decisions(config) == Decisions()
     assert "no alert is silenced" in caplog.text
 

@@ -27,8 +27,7 @@ from topicberg.orchestration.assets.partitions import (
     spans,
     time_partitions,
 )
-from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND
-from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.assets.tables import COMPUTATION, KIND, LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.emr import client
 from topicberg.orchestration.jobs.observation.runs import _ended_run

@@ -20,7 +20,7 @@ from topicberg.errors import CommitConflictError, SpecError, TopicbergError, Unr
 from topicberg.errors.meaning import classify, to_report
 from topicberg.errors.retry import conflicts, retry
 from topicberg.errors.table import CONFLICT, UNREACHABLE, Kind
-from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.tables import retried
 from topicberg.settings import Settings
 
 CLOSED = "http://127.0.0.1:9"  # the discard port: nothing listens

@@ -32,9 +32,8 @@ from topicberg.orchestration.assets.partitions import (
 )
 from topicberg.orchestration.jobs.pipelines import COMPUTE
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.requested_runs import MAX_DELAY_SECONDS
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
-from topicberg.orchestration.jobs.watches import HOURS
+from topicberg.orchestration.jobs.watches import HOURS, MAX_DELAY_SECONDS
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 from topicberg.topics import load_topic

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.orchestration.jobs.requested_runs import ATTEMPT, MAX_DELAY_SECONDS, RequestedRun
 from topicberg.orchestration.jobs.watches import (
+    ATTEMPT,
+    MAX_DELAY_SECONDS,
     UNCHECKED,
     UNFINISHED,
     UNOBSERVED,
     UNREGISTERED,
     Cursor,
+    RequestedRun,
     TableCursor,
     short_hash,
 )

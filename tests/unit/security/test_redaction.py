@@ -14,7 +14,7 @@ from topicberg.alerts.alert import Alert
 from topicberg.clients.secrets import ApiKey
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, safe
-from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.tables import retried
 from topicberg.security import redaction
 from topicberg.security.redaction import SafeFormatter
 from topicberg_local.service import Credentials

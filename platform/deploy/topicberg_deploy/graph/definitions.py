@@ -13,7 +13,7 @@ import dagster as dg
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration import Lake
 from topicberg.orchestration.assets.metadata import documentation
-from topicberg.orchestration.assets.run_kinds import KIND
+from topicberg.orchestration.assets.tables import KIND
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg_deploy import engine

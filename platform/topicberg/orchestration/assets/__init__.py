@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from topicberg.orchestration.assets.alerts import alerts_asset
+from topicberg.orchestration.assets import alerts, publishing, registry, sharing
 from topicberg.orchestration.assets.lake import Lake, find_derived
-from topicberg.orchestration.assets.publishing import publishing_asset
-from topicberg.orchestration.assets.registry import ComputedTable, Table
-from topicberg.orchestration.assets.sharing import Part, shared_assets
 from topicberg.orchestration.assets.tables import own_operation
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.checks.adapter import lake_checks
@@ -29,16 +26,16 @@ __all__ = [
 
 def topic_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
     """Return each topic in Kafka, and its tables in Iceberg, Glue and Snowflake."""
-    yield from shared_assets(lake)
+    yield from sharing.shared_assets(lake)
     for table in lake.tables:
-        if not (isinstance(table, ComputedTable) or table.is_independent(lake)):
+        if not (isinstance(table, registry.ComputedTable) or table.is_independent(lake)):
             yield from _assets(table, lake)
 
 
 def derived_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
     """Return each derived table in Iceberg, Glue and Snowflake."""
     for table in lake.tables:
-        if isinstance(table, ComputedTable):
+        if isinstance(table, registry.ComputedTable):
             yield from _assets(table, lake)
 
 
@@ -46,7 +43,7 @@ def published_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
     """Return the topics to which derived tables are published."""
     for derived in lake.derived:
         for spec in lake.published(derived):
-            yield publishing_asset(spec, derived, lake)
+            yield publishing.publishing_asset(spec, derived, lake)
 
 
 def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
@@ -54,11 +51,11 @@ def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
     yield from topic_assets(lake)
     yield from derived_assets(lake)
     yield from published_assets(lake)
-    yield alerts_asset(lake)
+    yield alerts.alerts_asset(lake)
 
 
-def _assets(table: Table, lake: Lake) -> Iterator[dg.AssetsDefinition]:
+def _assets(table: registry.Table, lake: Lake) -> Iterator[dg.AssetsDefinition]:
     yield table.iceberg_asset(lake)
     for system in catalogs():
-        part = Part(table, system, ())
+        part = sharing.Part(table, system, ())
         yield own_operation(part.spec(), part.materialize)

@@ -184,7 +184,6 @@ def _check_lineage(derived: DerivedTable, schemas: "Mapping[str, StructType]") -
 
 
 def _published_columns(spec: TopicSpec, lake: Lake) -> set[str]:
-    columns: set[str] = {spec.key.field} if spec.key.field else set()
-    for _, section, path in spec.schema_files(lake.config):
-        columns |= read_schema(path, section.format, section.message).columns.keys()
-    return columns
+    schemas = (read_schema(p, s.format, s.message) for _, s, p in spec.schema_files(lake.config))
+    columns = {column for schema in schemas for column in schema.columns}
+    return columns | {spec.key.field} if spec.key.field else columns

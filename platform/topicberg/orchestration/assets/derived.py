@@ -44,9 +44,7 @@ from topicberg.orchestration.assets.partitions import (
     requested_windows,
     time_partitions,
 )
-from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
-from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.assets.tables import LakeTable, is_computation_of_sensor, retried
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.security.text import BULLET
@@ -383,8 +381,7 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
     """
     ahead = max((source.lookahead or timedelta() for source in plan.windowed), default=timedelta())
     for source in plan.windowed:
-        both = (("lookback", source.lookback), ("lookahead", ahead))
-        around = {name: duration for name, duration in both if duration}
+        around = {name: d for name, d in (("lookback", source.lookback), ("lookahead", ahead)) if d}
         is_forever = FOREVER in around.values()
         needed = FOREVER if is_forever else sum(around.values(), start=RETENTION_MARGIN)
         if source.kept is not None and around and needed >= source.kept:
@@ -567,8 +564,9 @@ def _report_partitions(
             context.add_asset_metadata(facts, partition_key=key)
         else:
             facts = {**(metadata or {}), **facts}
-            event = dg.AssetMaterialization(table.key("iceberg"), partition=key, metadata=facts)
-            context.log_event(event)
+            context.log_event(
+                dg.AssetMaterialization(table.key("iceberg"), partition=key, metadata=facts)
+            )
 
 
 def _job_run(

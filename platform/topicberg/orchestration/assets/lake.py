@@ -41,8 +41,7 @@ class Addition(Protocol):
 
 @dataclass(frozen=True)
 class Lake:
-    """Every topic and every derived table, but for those that a deployment without Spark Connect
-    cannot compute: histories, and what is derived from them.
+    """Every topic and every derived table that the deployment can compute, with Spark or without.
 
     :raises SpecError: (on making) a derived table has a source that does not exist, two sources
         with different partitions, itself as a source, or the name of a topic's table
@@ -67,8 +66,8 @@ class Lake:
         lost = {table.name for table in self.derived} - {table.name for table in left}
         object.__setattr__(self, "derived", left)
         if self.left_out:
-            topics = tuple(spec for spec in self.topics if spec.publishes not in lost)
-            object.__setattr__(self, "topics", topics)
+            specs = (spec for spec in self.topics if spec.publishes not in lost)
+            object.__setattr__(self, "topics", tuple(specs))
         self._check_names()
         for table in self.derived:
             self._check(table, ())
@@ -81,8 +80,8 @@ class Lake:
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
         """Return the derived tables whose sources there are, or should be, and what is missing."""
         missing = {table.source for table in self._of_kinds(computed=False) if table.source}
-        for topic in self.left_out - {spec.name for spec in self.topics}:
-            missing |= {name for kind in OF_TOPICS for name in kind.source_names(topic)}
+        topics = self.left_out - {spec.name for spec in self.topics}
+        missing |= {n for topic in topics for kind in OF_TOPICS for n in kind.source_names(topic)}
         left = self.derived
         while lost := {table.name for table in left if missing & {*table.reads}}:
             missing |= lost
@@ -110,8 +109,7 @@ class Lake:
             if (not spec.has_table(self.config) or spec.table_name in tables)
             and (spec.publishes is None or spec.publishes in {table.name for table in derived})
         )
-        published = {kafka_key(spec) for table in self.derived for spec in self.published(table)}
-        publishes = published <= keys
+        publishes = {kafka_key(s) for table in self.derived for s in self.published(table)} <= keys
         if len(topics) == len(self.topics) and len(derived) == len(self.derived) and publishes:
             return self
         removed = {spec.name for spec in self.topics} - {spec.name for spec in topics}
@@ -159,8 +157,10 @@ class Lake:
             )
             checks.append((table, ICEBERG, (*table.checks(self), *own_checks)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
-            for name, catalog in catalogs().items():
-                checks.append((table, name, tuple(catalog.checks(dropped))))
+            checks += (
+                (table, name, tuple(catalog.checks(dropped)))
+                for name, catalog in catalogs().items()
+            )
         return tuple(checks)
 
     @property
@@ -317,10 +317,7 @@ def without_table(topics: Iterable[TopicSpec], derived: Iterable[str]) -> Iterat
 
 
 def find_derived(config: Settings | None = None) -> list[DerivedTable]:
-    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
-
-    :raises TopicbergError: a module cannot be imported, or two modules define one table
-    """
+    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names, once."""
     config = config or settings()
     by_name: dict[str, DerivedTable] = {}
     with for_connect():

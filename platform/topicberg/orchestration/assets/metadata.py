@@ -17,8 +17,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.charts import markdown_table
 from topicberg.documents import address_of
-from topicberg.iceberg.snapshots import SnapshotReport, changed_files, oldest_record, report
-from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, ancestry, summary
+from topicberg.iceberg import snapshots, summaries
 from topicberg.security.text import markdown_lines
 from topicberg.topics.spec import metadata_description
 
@@ -96,7 +95,7 @@ def copied_columns(origin: dg.AssetKey, columns: Mapping[str, str]) -> dg.TableC
     )
 
 
-def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
+def snapshot_metadata(snapshot: snapshots.SnapshotReport) -> dict[str, Any]:
     """A snapshot in numbers."""
     return {
         "snapshot_id": dg.MetadataValue.text(str(snapshot.snapshot_id)),
@@ -120,15 +119,18 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
 
 def skipped_metadata(table: Table) -> dict[str, int]:
     """How many records are not in the table, or have Kafka's time, as they are malformed."""
-    names = {"rows_skipped": ROWS_SKIPPED, "event_times_from_kafka": KAFKA_TIMES}
+    names = {
+        "rows_skipped": summaries.ROWS_SKIPPED,
+        "event_times_from_kafka": summaries.KAFKA_TIMES,
+    }
     counters = table.properties
     return {name: int(counters[key]) for name, key in names.items() if key in counters}
 
 
 def commit_lag_metadata(table: Table, snapshot: Snapshot, timestamp: str) -> dict[str, float]:
     """Seconds from the arrival of the oldest record in Kafka, by its column, to the commit."""
-    oldest = oldest_record(table, snapshot, timestamp)
-    if oldest is None or END_OFFSETS not in summary(snapshot):
+    oldest = snapshots.oldest_record(table, snapshot, timestamp)
+    if oldest is None or summaries.END_OFFSETS not in summaries.summary(snapshot):
         return {}
     return {"commit_lag_seconds": round(snapshot.timestamp_ms / 1000 - oldest.timestamp(), 3)}
 
@@ -145,7 +147,7 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
         **skipped_metadata(table),
     }
     if head:
-        metadata |= snapshot_metadata(report(head))
+        metadata |= snapshot_metadata(snapshots.report(head))
         if sample and (rows := newest_rows(table, SAMPLE_ROWS)) is not None:
             metadata["sample"] = dg.MetadataValue.md(markdown_table(rows))
     return metadata
@@ -156,8 +158,8 @@ def newest_rows(table: Table, limit: int) -> pa.Table | None:
     from pyiceberg.io.pyarrow import ArrowScan
 
     removed: set[str] = set()
-    for snapshot in islice(ancestry(table), SAMPLED_SNAPSHOTS):
-        files = list(changed_files(table, snapshot))
+    for snapshot in islice(summaries.ancestry(table), SAMPLED_SNAPSHOTS):
+        files = list(snapshots.changed_files(table, snapshot))
         removed |= {file.file_path for file, added in files if not added}
         for file, added in files:
             if added and file.content == DataFileContent.DATA and file.file_path not in removed:

@@ -42,8 +42,7 @@ def time_partitions(spec: TopicSpec) -> TimePartitions:
 def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window:
     """The window of a partition range. The first partition also has everything before it.
 
-    :raises TopicbergError: the range begins before the first partition: runs that were requested
-        before ``start`` became later do so, and would compute a part of it
+    :raises TopicbergError: the range begins earlier, as of runs from before ``start`` became later
     """
     start, end, first = (moment.astimezone(UTC) for moment in (start, end, partitions.start))
     if start < first:
@@ -91,9 +90,8 @@ def requested_windows(partitions: TimePartitions, tags: Mapping[str, str]) -> li
 def scattered(partitions: TimePartitions, spans: Sequence[Span]) -> str:
     """Return the tag :data:`SCATTERED` of a run that computes spans, which are apart.
 
-    It has the first partition, then the hours of a span and those of the gap after it, alternately.
-    For Dagster, a run has consecutive partitions, and making it writes an event for
-    each of them and each table: ten milliseconds each, within the tick that requests it.
+    It has the first partition, then the hours of a span and of the gap after it, alternately. For
+    each partition of a run and each table, Dagster would write an event: ten milliseconds.
     """
     start = _hour(partitions.start)
     bounds = [bound for s in spans for bound in (max(s.hours.start, start), s.hours.stop)]
@@ -129,8 +127,7 @@ def spans(
     What lies before the first partition belongs to it. What lies more than :data:`HORIZON` ahead is
     left to a backfill: such times come from a wrong clock.
 
-    :param limit: so many spans at most; the hours of the others are left
-    :param first_hour: partitions that begin earlier are left out
+    :param limit: of the spans; the hours of others are left
     """
     hours, width = union(hours), _width(partitions)
     start, end = _hour(partitions.start), _end(partitions, now)

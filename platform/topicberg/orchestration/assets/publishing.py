@@ -8,8 +8,7 @@ from topicberg.errors import SpecError
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.metadata import copied_columns, documentation
-from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.tables import kafka_key, priority
+from topicberg.orchestration.assets.tables import kafka_key, priority, retried
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema

@@ -185,9 +185,8 @@ class TopicTable(TableOfTopic):
 
     def is_independent(self, lake: Lake) -> bool:
         spec = self.root
-        is_read = bool(spec.upsert_views) or self.source in lake.read
-        blocks = spec.checks.blocking or lake.has_blocking_check(self)
-        return not (spec.publishes or is_read or blocks)
+        is_read = bool(spec.publishes or spec.upsert_views) or self.source in lake.read
+        return not (is_read or spec.checks.blocking or lake.has_blocking_check(self))
 
     def iceberg_spec(self) -> dg.AssetSpec:
         return topics.topic_spec(self.root, self)

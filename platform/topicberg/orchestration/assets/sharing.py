@@ -235,9 +235,7 @@ def isolated(
 ) -> Generator[Event, None, dict[dg.AssetKey, BaseException]]:
     """Yield what the tasks of all assets return, and return why those of others failed.
 
-    The tasks of an asset are retried after those of the others, as :mod:`.assets.retries` does.
-
-    :param at_once: assets whose tasks run at the same time, each in a thread
+    The tasks of an asset are retried after those of the others, as :func:`.tables.retried` does.
     """
     failed: dict[dg.AssetKey, BaseException] = {}
     left = {key: _Progress(tasks) for key, tasks in work.items()}

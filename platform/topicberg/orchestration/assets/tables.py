@@ -1,17 +1,26 @@
-"""A table of the lake, and an asset of it as an operation of its own."""
+"""A table of the lake, an asset of it as an operation of its own, and what runs are for."""
 
 # Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dagster as dg
 
 from topicberg.checks.check import CheckedTable
-from topicberg.orchestration.assets.retries import retried
+from topicberg.errors import safe
+from topicberg.errors.meaning import classify, to_report
 from topicberg.orchestration.catalogs.catalog import pool_of, systems
 from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.topics import TopicSpec
+
+KIND = "topicberg/kind"
+"""Tag of runs: what they are for."""
+REGISTRATION, COMPUTATION = "registration", "computation"
+"""Kinds of runs that sensors request."""
+NOT_RETRIED = {"dagster/max_retries": "0"}
+"""Tag of runs that a sensor requests again if they fail: else Dagster would also start a killed one
+again, and both would compute the same."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,22 @@ def priority(number: int) -> dict[str, str]:
     return {"dagster/priority": str(number)}
 
 
+@contextmanager
+def retried() -> Iterator[None]:
+    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops."""
+    try:
+        yield
+    except Exception as error:
+        kind = classify(error)
+        if kind is None:
+            raise safe(to_report(error))  # noqa: B904  a cause would show what was taken out
+        context = dg.OpExecutionContext.get()
+        wait = kind.wait(context.retry_number)
+        if context.retry_number < kind.retries:
+            context.log.warning(f"{kind.name}, retrying in {wait:.0f} s: {safe(error)}")
+        raise dg.RetryRequested(kind.retries, wait) from safe(to_report(error))
+
+
 def own_operation(
     spec: dg.AssetSpec,
     work: Callable[[dg.AssetExecutionContext, Lakehouse, Snowflake], dg.MaterializeResult],
@@ -67,3 +92,8 @@ def own_operation(
         return work(context, topicberg_lakehouse, topicberg_snowflake)
 
     return materialize
+
+
+def is_computation_of_sensor(tags: Mapping[str, str]) -> bool:
+    """Return whether a sensor requested a run to compute partitions, and no user did."""
+    return tags.get(KIND) == COMPUTATION

@@ -8,8 +8,7 @@ from pyiceberg.table import Table
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.orchestration.assets.metadata import copied_columns, documentation, table_metadata
-from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.tables import LakeTable, kafka_key
+from topicberg.orchestration.assets.tables import LakeTable, kafka_key, retried
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings import emr_settings
 from topicberg.tableflow.service.history import ingest_history
@@ -109,8 +108,8 @@ def wait_for_topic(
     """Return the table's state once Tableflow has committed what the topic has now."""
 
     def report(missing: int) -> None:
-        what = f"topic {spec.name}: waiting for Tableflow to commit {count(missing, 'record')}"
-        context.log.info(what)
+        message = f"topic {spec.name}: waiting for Tableflow to commit {count(missing, 'record')}"
+        context.log.info(message)
 
     return _materialized(table, lakehouse.ingest(spec, report))
 

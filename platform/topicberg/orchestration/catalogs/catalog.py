@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from topicberg.errors import TopicbergError
 from topicberg.extensions import extensions
@@ -46,20 +46,13 @@ class Catalog(Protocol):
     def register(
         self, table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake
     ) -> dg.MaterializeResult:
-        """Bring the catalog to the table's current state. To do it again changes nothing.
-
-        :raises Exception: it cannot; Dagster retries what
-            :func:`topicberg.errors.meaning.classify` says
-        """
+        """Bring the catalog to the table's current state. To do it again changes nothing."""
 
     def is_current(self, table: LakeTable, iceberg: Table, lakehouse: Lakehouse) -> bool:
         """Return whether the catalog has the state of a table, if it is not left to its source."""
 
     def checks(self, dropped: str | None) -> Sequence[TableCheck]:
-        """Return the checks of the asset.
-
-        :param dropped: the check that fails when the table was dropped, if one does
-        """
+        """Return its checks; ``dropped`` is one that fails already when the table was dropped."""
 
 
 @cache
@@ -87,8 +80,7 @@ def _complete(catalog: object) -> Catalog:
     stated = {*Catalog.__annotations__, *vars(Catalog)}
     if lacks := [name for name in stated if name[0] != "_" and not hasattr(catalog, name)]:
         raise TopicbergError(f"it is not a catalog: it lacks {', '.join(sorted(lacks))}")
-    complete: Catalog = catalog  # type: ignore[assignment]
-    return complete
+    return cast("Catalog", catalog)
 
 
 def systems() -> tuple[str, ...]:

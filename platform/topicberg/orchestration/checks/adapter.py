@@ -18,9 +18,13 @@ from topicberg.checks.finding import Finding
 from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, with_parameters
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import requested_windows, time_partitions
-from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
-from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.assets.tables import (
+    COMPUTATION,
+    KIND,
+    REGISTRATION,
+    LakeTable,
+    retried,
+)
 from topicberg.orchestration.catalogs.catalog import pool_of
 from topicberg.orchestration.checks import evaluations
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
@@ -121,13 +125,11 @@ def evaluation(
 ) -> Callable[[TableCheck], dg.AssetCheckResult]:
     """Return what evaluates the checks of one asset; it loads the table once."""
     key = table.key(system)
-    names = [name.name for name in context.selected_asset_check_keys if name.asset_key == key]
 
     @cache
     def before() -> dict[dg.AssetCheckKey, evaluations.Evaluation]:
-        return evaluations.last_evaluations(
-            context.instance, [dg.AssetCheckKey(key, name) for name in names]
-        )
+        chosen = [each for each in context.selected_asset_check_keys if each.asset_key == key]
+        return evaluations.last_evaluations(context.instance, chosen)
 
     def last(name: str) -> Finding | None:
         stored = before().get(dg.AssetCheckKey(key, name))
@@ -158,12 +160,12 @@ def result(
             metadata[evaluations.REMEDIATION] = dg.MetadataValue.md(_shown(finding.remediation))
         if finding.cause:
             metadata[evaluations.CAUSE] = finding.cause
-    warning = finding.severity == "warning"
+    is_warning = finding.severity == "warning"
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=name,
         passed=finding.passed,
-        severity=dg.AssetCheckSeverity.WARN if warning else dg.AssetCheckSeverity.ERROR,
+        severity=dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR,
         description="  \n".join(map(_shown, finding.lines)),
         metadata=metadata,
     )

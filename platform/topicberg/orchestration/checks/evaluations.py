@@ -55,17 +55,17 @@ def last_evaluations(
             records = [*storage.get_asset_check_execution_history(key, limit=1, status=ended)]
         for record in records:
             if record.event is not None and record.event.dagster_event is not None:
-                moment = datetime.fromtimestamp(record.event.timestamp, UTC)
-                event = record.event.dagster_event.asset_check_evaluation_data
-                evaluations[key] = Evaluation(event, moment)
+                evaluations[key] = Evaluation(
+                    record.event.dagster_event.asset_check_evaluation_data,
+                    datetime.fromtimestamp(record.event.timestamp, UTC),
+                )
     return evaluations
 
 
 def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
     """Return the finding that an evaluation holds.
 
-    Of a check that is not topicberg's, it is put together from the description and the metadata
-    that docs/checks.md names.
+    Of a user's check, it is made of the description and the metadata that docs/checks.md names.
     """
     metadata = event.metadata or {}
     message, since, remediation, cause = event.description or "the check failed", None, None, None

@@ -88,18 +88,22 @@ def find_checks(config: Settings) -> list[OwnCheck]:
 
 def validate(check: OwnCheck, others: Mapping[str, str]) -> None:
     """:raises SpecError: the check is wrong, or has a name of others (name → where it is from)"""
-    wrong = None
-    if not NAME.fullmatch(check.name):
-        wrong = "the name has other characters than a-z, 0-9 and _"
-    elif check.name in others:
-        wrong = f"iceberg/{check.tables[0]} has a check of this name already: {others[check.name]}"
-    elif len(inspect.signature(check.function).parameters) != 1:
-        wrong = "the function should have one parameter, which gets Tables"
-    if wrong:
-        raise SpecError(
-            f"{check.file}: check {check.name}: {wrong}",
-            hint="correct or rename the function; docs/checks.md explains checks of your own",
-        )
+    for is_wrong, problem in (
+        (not NAME.fullmatch(check.name), "the name has other characters than a-z, 0-9 and _"),
+        (
+            check.name in others,
+            f"iceberg/{check.tables[0]} has a check of this name already: {others.get(check.name)}",
+        ),
+        (
+            len(inspect.signature(check.function).parameters) != 1,
+            "the function should have one parameter, which gets Tables",
+        ),
+    ):
+        if is_wrong:
+            raise SpecError(
+                f"{check.file}: check {check.name}: {problem}",
+                hint="correct or rename the function; docs/checks.md explains checks of your own",
+            )
 
 
 def own_check(check: OwnCheck, identifiers: Mapping[str, TableName]) -> TableCheck:
@@ -148,9 +152,8 @@ def _finding(check: OwnCheck, identifiers: Mapping[str, TableName]) -> tuple[Fin
 
 
 def _raised(check: OwnCheck, error: Exception) -> Finding:
-    line, hint = line_in(error, check.file), None
-    message = f"{type(error).__name__}: {safe(error)}"
+    line, message = line_in(error, check.file), f"{type(error).__name__}: {safe(error)}"
+    hint = f"correct {check.file}" + (f", line {line}" if line else "")
     if isinstance(error, TopicbergError):
-        message, hint = error.message, error.hint
-    remediation = hint or f"correct {check.file}" + (f", line {line}" if line else "")
-    return Finding(f"the check ended with an error: {message}", remediation)
+        message, hint = error.message, error.hint or hint
+    return Finding(f"the check ended with an error: {message}", hint)

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
+from topicberg.orchestration.assets.tables import is_computation_of_sensor
 from topicberg.settings import Settings
 from topicberg.settings.models import EmrSettings
 from topicberg.transforms.derived import WrittenWindow
@@ -43,10 +43,8 @@ def write_window_on_emr(
     config: Settings,
     endpoints: Endpoints,
 ) -> WrittenWindow:
-    """Compute windows like :func:`topicberg.transforms.derived.write_window`, on EMR Serverless.
+    """Compute windows, or an upsert view, which has none, by a job run of EMR Serverless.
 
-    :param table: name of the derived table, or of an upsert view
-    :param windows: an upsert view has none
     :raises TopicbergError: the run failed, was cancelled, or did not report what it wrote
     """
     client = endpoints.boto3("emr-serverless", config)

@@ -20,26 +20,25 @@ from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.shipping.project import packages, pickle_by_value
 from topicberg.spark import CONNECT_MODE
 from topicberg.topics import check_topics
+from topicberg.transforms import emr, upsert_view
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow, write_window
-from topicberg.transforms.emr import Failure, JobReport, JobRequest, module_missing
-from topicberg.transforms.upsert_view import refresh
 
 
 def main() -> None:
     """Compute what Dagster requests, and report the result, or the failure that ends the run."""
     with open_dagster_pipes(message_writer=PipesS3MessageWriter(boto3.client("s3"))) as pipes:
         try:
-            report = JobReport(written=_compute(pipes))
+            report = emr.JobReport(written=_compute(pipes))
         except Exception as error:
             written = error.written if isinstance(error, FailedPartitionsError) else None
-            report = JobReport(failure=Failure.of(error), written=written)
+            report = emr.JobReport(failure=emr.Failure.of(error), written=written)
             pipes.report_custom_message(report.model_dump(mode="json"))
             raise
         pipes.report_custom_message(report.model_dump(mode="json"))
 
 
 def _compute(pipes: PipesContext) -> WrittenWindow:
-    request = JobRequest.model_validate(pipes.extras)
+    request = emr.JobRequest.model_validate(pipes.extras)
     os.environ.pop(CONNECT_MODE, None)  # Spark is in this process
     # Modules of the project may make functions for Spark when they are imported.
     spark = SparkSession.builder.getOrCreate()
@@ -49,7 +48,7 @@ def _compute(pipes: PipesContext) -> WrittenWindow:
         spark.stop()
 
 
-def _written(spark: SparkSession, request: JobRequest, code: str | None) -> WrittenWindow:
+def _written(spark: SparkSession, request: emr.JobRequest, code: str | None) -> WrittenWindow:
     """:param code: the version of the table's code in Dagster"""
     config = request.config()
     specs, problems = check_topics(config)
@@ -68,7 +67,7 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
         spark.conf.set(name, value)  # before the catalog is loaded
     catalog = endpoints.catalog(config)
     if view is not None:
-        head = refresh(spark, catalog, view).current_snapshot()
+        head = upsert_view.refresh(spark, catalog, view).current_snapshot()
         return WrittenWindow((), snapshot_id=head.snapshot_id if head else None)
     assert derived is not None  # noqa: S101  checked above
     plan, keep_expired = derivation(derived, lake), request.keep_expired
@@ -81,7 +80,7 @@ def _tables() -> list[DerivedTable]:
         return find_derived()
     except TopicbergError as error:
         if isinstance(error.__cause__, ModuleNotFoundError):
-            raise module_missing(str(error.__cause__.name), error.message) from error
+            raise emr.module_missing(str(error.__cause__.name), error.message) from error
         raise
 
 

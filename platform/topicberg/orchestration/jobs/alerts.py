@@ -60,7 +60,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         # They are read by the daemon only, and take a while to import.
         from topicberg.alerts import channels, dagster_ui, evaluation, watch
-        from topicberg.alerts.decisions import read_decisions
+        from topicberg.alerts.alert import read_decisions
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
@@ -147,8 +147,7 @@ def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
 def engine_sensor() -> dg.SensorDefinition:
     """Return the sensor that watches the engine, which watches all else.
 
-    It is one of its own: it costs one request, and an alert may not wait for what the sensor
-    ``alerts`` reads.
+    It costs one request: its alert may not wait for what the sensor ``alerts`` reads.
     """
 
     @dg.sensor(
@@ -161,7 +160,7 @@ def engine_sensor() -> dg.SensorDefinition:
     def engine(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         # They are read by the daemon only, and take a while to import.
         from topicberg.alerts import channels, dagster_ui, watch
-        from topicberg.alerts.decisions import read_decisions
+        from topicberg.alerts.alert import read_decisions
 
         config, chosen, now = settings(), alert_settings(), datetime.now(UTC)
         check, restarts = engine_check(config), watch.read_restarts(config)

@@ -20,14 +20,12 @@ from topicberg.errors import TableFormatError, safe
 from topicberg.errors.meaning import classify
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
-from topicberg.orchestration.assets.run_kinds import KIND
-from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.assets.tables import KIND, LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.jobs import schedules
 from topicberg.orchestration.resources import Lakehouse
 
-INTERVAL_SECONDS = 60
-MAX_ATTEMPTS = 3
+INTERVAL_SECONDS, MAX_ATTEMPTS = 60, 3
 _TAGS = {KIND: "catalogs"}
 
 

@@ -11,8 +11,7 @@ from topicberg.dagster import BACKGROUND
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
-from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.run_kinds import KIND
+from topicberg.orchestration.assets.tables import KIND, retried
 from topicberg.orchestration.checks.adapter import CheckKeys
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
@@ -96,12 +95,10 @@ def _maintain(table: Table, context: dg.OpExecutionContext, lakehouse: Lakehouse
         return
     context.log.info(str(report or "Confluent's Tableflow maintains this table"))
     if report and report.changed:
-        observation = dg.AssetObservation(
-            asset_key=table.key("iceberg"),
-            description=f"maintained in {report.seconds:.1f} s",
-            metadata=maintenance_metadata(report),
+        description, facts = f"maintained in {report.seconds:.1f} s", maintenance_metadata(report)
+        context.log_event(
+            dg.AssetObservation(table.key("iceberg"), description=description, metadata=facts)
         )
-        context.log_event(observation)
 
 
 def maintenance_metadata(report: "MaintenanceReport") -> dict[str, Any]:

@@ -15,8 +15,7 @@ import dagster as dg
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
-from topicberg.orchestration.assets.run_kinds import KIND
-from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.assets.tables import KIND, kafka_key
 from topicberg.orchestration.catalogs.catalog import systems
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
@@ -116,11 +115,10 @@ def _by_partitions(
 
 def keys_of(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
     """Return what is computed of a derived table: it in every catalog, and its topics."""
-    published = [kafka_key(spec) for spec in lake.published(table)]
-    return [*(lake.table(table).key(system) for system in systems()), *published]
+    tables = map(lake.table(table).key, systems())
+    return [*tables, *map(kafka_key, lake.published(table))]
 
 
 def _name(name: str, partitions: DerivedPartitions, kinds: Collection[DerivedPartitions]) -> str:
-    if len(kinds) < 2:
-        return name
-    return f"{name}_{partitions.granularity}_from_{partitions.start:%Y_%m_%d}"
+    suffix = f"_{partitions.granularity}_from_{partitions.start:%Y_%m_%d}"
+    return name if len(kinds) < 2 else name + suffix

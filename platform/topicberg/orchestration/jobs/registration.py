@@ -22,15 +22,17 @@ import dagster as dg
 from topicberg.dagster import BACKGROUND
 from topicberg.errors import safe
 from topicberg.errors.meaning import classify
-from topicberg.orchestration.assets.run_kinds import NOT_RETRIED, REGISTRATION
-from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.assets.tables import NOT_RETRIED, REGISTRATION, LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.jobs.pipelines import REGISTER
-from topicberg.orchestration.jobs.requested_runs import ATTEMPT, WANTED, RequestedRun, RequestedRuns
 from topicberg.orchestration.jobs.watches import (
+    ATTEMPT,
     TABLES,
     UNCHECKED,
     UNREGISTERED,
+    WANTED,
+    RequestedRun,
+    RequestedRuns,
     TableCursor,
     TableWatch,
     listed_tables,
@@ -137,14 +139,11 @@ class Registrations:
         """Tables whose last run failed, and that wait for the next attempt."""
 
     def look(self, watch: TableWatch, metadata: str, *, is_new: bool) -> None:
-        """Take note of the state of a table.
+        """Take note of the state of a table, as far as it concerns the catalogs.
 
         Maintenance changes it without a snapshot of ``main``; Glue and Snowflake then point to a
         file that will be deleted one day. Such a change counts when the next tick still sees it: a
         batch that the engine has staged is published a moment later.
-
-        :param metadata: its state, as far as it concerns the catalogs
-        :param is_new: it has a new snapshot
         """
         state, metadata = self._states[watch.name], short_hash(metadata)
         differs, has_waited = state.registered != metadata, state.has(UNREGISTERED)
@@ -242,8 +241,7 @@ class Registrations:
 
     def _has_registered(self, watch: TableWatch, run: RequestedRun) -> bool:
         """Return whether a run that failed has succeeded for a table."""
-        selected = run.run.asset_selection or ()
-        keys = (key for key in watch.registrations if key in selected)
+        keys = (key for key in watch.registrations if key in (run.run.asset_selection or ()))
         events = map(self._runs.instance.get_latest_materialization_event, keys)
         return all(event is not None and event.run_id == run.run.run_id for event in events)
 

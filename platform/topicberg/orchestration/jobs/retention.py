@@ -13,20 +13,16 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from topicberg.dagster import BACKGROUND
-from topicberg.dagster.compatibility import degradation
-from topicberg.dagster.executor import EXECUTOR
+from topicberg.dagster import BACKGROUND, compatibility, executor
 from topicberg.dagster.runs import assets_of_run, location_of_run
 from topicberg.errors import safe
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
-from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.assets.tables import COMPUTATION, KIND, REGISTRATION, kafka_key
 from topicberg.orchestration.catalogs.catalog import systems
 from topicberg.settings import settings
 
-FORGET = "forget_old_runs"
-AT = "41 2 * * *"
+FORGET, AT = "forget_old_runs", "41 2 * * *"
 BATCH = 200
 ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _SOON = {KIND: ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
@@ -34,16 +30,15 @@ _SOON = {KIND: ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
 
 def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
     """:param assets: those of topicberg"""
-    keys = frozenset(assets)
 
     @dg.op(description="Deletes the runs and events that are old enough.")
     def forget(context: dg.OpExecutionContext) -> int:
-        return _forget(context, keys)
+        return _forget(context, frozenset(assets))
 
     @dg.job(
         name=FORGET,
         tags={KIND: "maintenance", BACKGROUND: "true"},
-        executor_def=EXECUTOR,
+        executor_def=executor.EXECUTOR,
         description="Deletes runs of topicberg that are older than TOPICBERG_KEEP_RUNS_DAYS; those "
         "of checks, of maintenance and of sensors, results of checks and the events of snapshots "
         "after TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest materialization of every asset and "
@@ -83,7 +78,7 @@ def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int
         context.log.info(f"{events:,} events outside runs and results of checks are forgotten")
     except ImportError as error:
         effect = "events outside of runs and results of checks are kept for ever"
-        context.log.warning(degradation(effect, error))
+        context.log.warning(compatibility.degradation(effect, error))
     return forgotten
 
 

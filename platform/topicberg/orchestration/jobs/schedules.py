@@ -46,8 +46,8 @@ Found = TypeVar("Found")
 def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
     """Skip the tick of a sensor, instead of failing it, while the deployment is not available.
 
-    The checks report the service once; otherwise each sensor would as well. A login or certificate
-    that is not accepted fails the tick: nothing is checked without it. No secret is shown.
+    The checks report the service once. A login or certificate that is not accepted fails the tick:
+    nothing is checked without it. No secret is shown.
     """
 
     @wraps(tick)

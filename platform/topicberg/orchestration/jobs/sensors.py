@@ -11,8 +11,7 @@ reports another snapshot than at the last look, and a few others in turn: no wri
 maintenance, or an operator's rollback, and hours of the future become present ones.
 
 ===============================  ==================================================
-:mod:`.jobs.watches`             what is watched, and what is remembered of each table
-:mod:`.jobs.requested_runs`      how the runs are that earlier ticks requested
+:mod:`.jobs.watches`             what is watched, remembered of each table, and was requested
 :mod:`.jobs.tick_computations`   the runs that compute partitions
 :mod:`.jobs.registration`        what a tick registers, and the runs for the others
 ===============================  ==================================================
@@ -21,7 +20,7 @@ maintenance, or an operator's rollback, and hours of the future become present o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,11 +41,8 @@ from topicberg.kafka import topics as kafka
 from topicberg.orchestration.assets import Lake, metadata, topics
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.tables import kafka_key
-from topicberg.orchestration.jobs.pipelines import REGISTER
+from topicberg.orchestration.jobs import pipelines, schedules, tick_computations
 from topicberg.orchestration.jobs.registration import Registrar, Registrations
-from topicberg.orchestration.jobs.requested_runs import RequestedRuns
-from topicberg.orchestration.jobs.schedules import skip_if_unavailable
-from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.watches import (
     MAX_LISTED,
     SENSOR,
@@ -54,6 +50,7 @@ from topicberg.orchestration.jobs.watches import (
     UNOBSERVED,
     UNREGISTERED,
     Cursor,
+    RequestedRuns,
     TableCursor,
     TableWatch,
     short_hash,
@@ -97,7 +94,7 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
         "materialization, registers the tables in Glue and Snowflake, and requests runs that "
         "check them and that compute the partitions of derived tables which snapshots touched.",
     )
-    @skip_if_unavailable
+    @schedules.skip_if_unavailable
     def snapshots(
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
@@ -109,27 +106,30 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     return snapshots
 
 
-def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition]:
+def _jobs(watched: Collection[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition]:
     """The jobs of the runs that are requested; each run is for a part of its job's assets."""
-    keys: dict[str, list[dg.AssetKey]] = {}
-    checks: dict[str, list[dg.AssetCheckKey]] = {}
-    for each in watched:
-        if each.registrations:
-            keys.setdefault(REGISTER, []).extend(each.registrations)
-            checks.setdefault(REGISTER, []).extend(each.registration_checks)
-        if computation := each.computation:
-            keys.setdefault(computation.job, []).extend(computation.assets)
-            checks.setdefault(computation.job, []).extend(computation.checks)
+    computed = [each.computation for each in watched if each.computation]
+    runs = [
+        *(
+            (pipelines.REGISTER, each.registrations, each.registration_checks)
+            for each in watched
+            if each.registrations
+        ),
+        *((each.job, each.assets, each.checks) for each in computed),
+    ]
     return [
         dg.define_asset_job(
             name,
-            dg.AssetSelection.assets(*keys[name]) | dg.AssetSelection.checks(*checks[name]),
+            dg.AssetSelection.assets(*(key for job, keys, _ in runs if job == name for key in keys))
+            | dg.AssetSelection.checks(
+                *(k for job, _, checks in runs if job == name for k in checks)
+            ),
             executor_def=EXECUTOR,
             description="Registers tables of topics in Glue and Snowflake, and checks them."
-            if name == REGISTER
+            if name == pipelines.REGISTER
             else "Computes partitions of derived tables, and registers the tables.",
         )
-        for name in keys
+        for name in dict.fromkeys(job for job, _, _ in runs)
     ]
 
 
@@ -159,7 +159,7 @@ class SensorTick:
         self.changed: set[str] = set()
         """Derived tables that read a table with a new snapshot."""
         self.runs = RequestedRuns(context.instance, config.prefix, self.now)
-        self.computations = Computations(watched, self.runs, self.now)
+        self.computations = tick_computations.Computations(watched, self.runs, self.now)
         self.registrations = Registrations(watched, self.states, self.runs, self.now)
         self.events: list[Event] = []
         self.problems: dict[str, Exception] = {}

@@ -27,21 +27,23 @@ from topicberg.orchestration.assets.partitions import (
     scattered,
     spans,
 )
-from topicberg.orchestration.assets.run_kinds import COMPUTATION, NOT_RETRIED
+from topicberg.orchestration.assets.tables import COMPUTATION, NOT_RETRIED
 from topicberg.orchestration.catalogs.catalog import ICEBERG
-from topicberg.orchestration.jobs.requested_runs import ATTEMPT, WANTED, RequestedRun, RequestedRuns
 from topicberg.orchestration.jobs.watches import (
+    ATTEMPT,
     HOURS,
     MAX_LISTED,
     TABLES,
+    WANTED,
     Computation,
+    RequestedRun,
+    RequestedRuns,
     TableWatch,
     listed_tables,
     short_hash,
 )
-from topicberg.transforms.derivation import Derivation
+from topicberg.transforms import derivation, windows
 from topicberg.transforms.unread import SourceTable, computable, unread
-from topicberg.transforms.windows import WINDOW, Window, computations
 from topicberg.wording import listed
 
 MAX_RANGES = 250
@@ -231,7 +233,10 @@ class Computations:
     lock=threading.Lock(),
 )
 def unread_hours(
-    plan: Derivation, target: IcebergTable | None, sources: Mapping[str, SourceTable], hour: int
+    plan: derivation.Derivation,
+    target: IcebergTable | None,
+    sources: Mapping[str, SourceTable],
+    hour: int,
 ) -> list[Hours]:
     """Return the hours of a table that changed since they were computed, and may be now."""
     first = plan.first_hour(datetime.fromtimestamp(hour * 3600, UTC))
@@ -242,11 +247,13 @@ def unread_hours(
 def _left(computation: Computation, run: RequestedRun, target: IcebergTable | None) -> list[Hours]:
     """Return the hours that a run was to compute and that no run has computed since it began."""
     hours = union(w.hours for w in requested_windows(computation.partitions, run.run.tags))
-    for snapshot, _ in computations(target) if target else ():
+    for snapshot, _ in windows.computations(target) if target else ():
         if snapshot.timestamp_ms < run.started * 1000:
             break
-        if text := summary(snapshot).get(WINDOW):
-            hours = reduce(without, (window.hours for window in Window.parse_all(text)), hours)
+        if text := summary(snapshot).get(windows.WINDOW):
+            hours = reduce(
+                without, (window.hours for window in windows.Window.parse_all(text)), hours
+            )
     return hours
 
 
@@ -269,7 +276,7 @@ def _partition_tags(
     """:param is_planned: Dagster shows the partitions as in progress and, if they are, as failed"""
     first, last = of_run[0].first, of_run[-1].last
     hours = [described_range(span.first, span.last) for span in of_run]
-    tags = {HOURS: listed(hours, MAX_LISTED), RANGE_START: first, RANGE_END: last}
-    if is_planned:
-        return tags
-    return {**tags, RANGE_START: last, SCATTERED: scattered(partitions, of_run)}
+    requested = {RANGE_START: first, RANGE_END: last}
+    if not is_planned:
+        requested |= {RANGE_START: last, SCATTERED: scattered(partitions, of_run)}
+    return {HOURS: listed(hours, MAX_LISTED), **requested}

@@ -2,18 +2,21 @@
 sensor remembers of each: what it has reported and registered.
 
 What must be computed is in the derived tables themselves (:mod:`topicberg.transforms.unread`), and
-how often that was tried in the tags of Dagster's runs. A reset of the cursor therefore reports and
-registers again, and computes nothing again. Dagster stores the cursor with every tick, so a table
-has at most 60 bytes in it.
+how often that was tried in the tags of Dagster's runs: Dagster launches no run with a key twice, so
+a key ends with its attempt, and the next one is some time after the end of the last. A reset of the
+cursor therefore reports and registers again, and computes nothing again. Dagster stores the cursor
+with every tick, so a table has at most 60 bytes in it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
 
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
@@ -21,8 +24,10 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import TimePartitions, time_partitions
 from topicberg.orchestration.assets.registry import Table
+from topicberg.orchestration.assets.tables import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.catalogs.catalog import catalogs, systems
 from topicberg.orchestration.checks.adapter import CheckKeys
+from topicberg.orchestration.jobs import schedules
 from topicberg.orchestration.jobs.pipelines import compute_job, keys_of
 from topicberg.transforms.derivation import Derivation
 from topicberg.wording import listed
@@ -34,6 +39,18 @@ SENSOR = "snapshots"
 UNREGISTERED, UNCHECKED, UNOBSERVED, UNFINISHED = "r", "c", "o", "w"
 """Flags: the table differs from what the catalogs have; a tick has registered it, which no run has
 checked yet; its topic is to be observed in Kafka; not all of it is computed."""
+WANTED = ".dagster/topicberg/wanted"
+"""Tag of a run: what it is to do, which its other attempts have as well."""
+ATTEMPT = "topicberg/attempt"
+"""Tag of a run: how many there were for the same before."""
+FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 10.0, 900.0
+"""Between the end of a run that failed and the next attempt; each one waits twice as long."""
+_FAILURE_REASON, _STEP_FAILED = "dagster/failure_reason", "STEP_FAILURE"
+"""Dagster's tag of a failed run, and the value that says that one of its steps failed."""
+_MAX_RUNS, _MAX_REGISTRATIONS = 500, 50
+"""Runs that a tick reads."""
+_FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_ACTIVE = [*schedules.UNFINISHED, dg.DagsterRunStatus.CANCELING]
 
 
 @dataclass(frozen=True)
@@ -205,5 +222,104 @@ class Cursor(BaseModel):
 
     @staticmethod
     def of(states: dict[str, TableCursor], checked_at: int) -> Cursor:
-        tables = {short_hash(name): str(state) for name, state in states.items()}
-        return Cursor(tables=tables, checked_at=checked_at)
+        return Cursor(
+            tables={short_hash(n): str(s) for n, s in states.items()}, checked_at=checked_at
+        )
+
+
+@dataclass(frozen=True)
+class RequestedRun:
+    """A run that a tick has requested; times are seconds since 1970."""
+
+    run: dg.DagsterRun
+    started: float
+    ended: float
+
+    @property
+    def is_active(self) -> bool:
+        return self.run.status in _ACTIVE
+
+    @property
+    def has_failed(self) -> bool:
+        return self.run.status in _FAILED
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether none of its steps failed, so that no table is to blame."""
+        return self.has_failed and self.run.tags.get(_FAILURE_REASON) != _STEP_FAILED
+
+    @property
+    def attempts(self) -> int:
+        """How many runs there were for the same, with this one, if it began."""
+        is_launched = self.run.status != dg.DagsterRunStatus.NOT_STARTED
+        return int(self.run.tags.get(ATTEMPT, "0")) + is_launched
+
+    @property
+    def due(self) -> float:
+        """When the next attempt is."""
+        delay = FIRST_DELAY_SECONDS * 2.0 ** min(self.attempts - 1, 20)
+        return self.ended + min(delay, MAX_DELAY_SECONDS)
+
+
+class RequestedRuns:
+    """The runs of the sensor of a project; a tick reads what it needs of them once."""
+
+    def __init__(self, instance: dg.DagsterInstance, project: str, now: float) -> None:
+        """:param project: the prefix of its names: an instance may have several projects"""
+        self.instance, self._project, self._now = instance, project, now
+
+    def tags(self, kind: str) -> dict[str, str]:
+        """Return the tags of all requested runs of a kind."""
+        return {KIND: kind, schedules.PROJECT: self._project}
+
+    @cached_property
+    def active(self) -> frozenset[dg.AssetKey]:
+        """What runs are computing."""
+        return frozenset(
+            key
+            for each in self._runs(self.tags(COMPUTATION), _ACTIVE, _MAX_RUNS)
+            for key in each.run.asset_selection or ()
+        )
+
+    @cached_property
+    def _failed(self) -> list[RequestedRun]:
+        since = datetime.fromtimestamp(self._now - 2 * MAX_DELAY_SECONDS, UTC)
+        return self._runs(self.tags(COMPUTATION), _FAILED, _MAX_RUNS, since)
+
+    def failed(self, key: dg.AssetKey) -> Iterator[RequestedRun]:
+        """Yield the runs that failed to compute an asset a short time ago, the newest one first."""
+        return (each for each in self._failed if key in (each.run.asset_selection or ()))
+
+    @cached_property
+    def registrations(self) -> list[RequestedRun]:
+        """The newest runs that registered tables, the newest one first."""
+        return self._runs(self.tags(REGISTRATION), None, _MAX_REGISTRATIONS)
+
+    def attempt(self, kind: str, wanted: str, at_least: int = 0) -> int | None:
+        """Return the number of the next attempt to do something; None: it is not time for one."""
+        for newest in self._runs({**self.tags(kind), WANTED: wanted}, None, 1):
+            if newest.is_active or (newest.run.is_finished and self._now < newest.due):
+                return None
+            return max(newest.attempts, at_least)
+        return at_least
+
+    def last_run(self, tags: Mapping[str, str]) -> RequestedRun | None:
+        """Return the newest run with some tags."""
+        return next(iter(self._runs(tags, None, 1)), None)
+
+    def _runs(
+        self,
+        tags: Mapping[str, str],
+        statuses: Sequence[dg.DagsterRunStatus] | None,
+        limit: int,
+        since: datetime | None = None,
+    ) -> list[RequestedRun]:
+        chosen = dg.RunsFilter(tags=tags, statuses=statuses, updated_after=since)
+        return [
+            RequestedRun(
+                record.dagster_run,
+                record.start_time or record.create_timestamp.timestamp(),
+                record.end_time or record.update_timestamp.timestamp(),
+            )
+            for record in self.instance.get_run_records(chosen, limit=limit)
+        ]

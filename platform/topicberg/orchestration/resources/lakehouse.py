@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dagster import ConfigurableResource
 from pyiceberg.table import Table
@@ -17,10 +17,8 @@ from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack
 from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.service import control
-from topicberg.tableflow.service.confluent import read_status as read_of_confluent
+from topicberg.tableflow.service import confluent, control, wait
 from topicberg.tableflow.service.status import read_status, reported_snapshot
-from topicberg.tableflow.service.wait import held_offsets, wait_for
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -80,16 +78,11 @@ class Lakehouse(ConfigurableResource):
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
         """Return what the engine, or Confluent, says of the topic; None: nothing that is read."""
-        read = read_status if self.config.own_engine else read_of_confluent
+        read = read_status if self.config.own_engine else confluent.read_status
         return read(self.config, spec.name)
 
     def signals(self, specs: Iterable[TopicSpec]) -> dict[str, str]:
-        """Return what changes with each commit to a topic's table, without loading the tables.
-
-        A topic of which nothing is known is left out. For sensors: nothing is started.
-
-        :returns: the name of the topic → an opaque text
-        """
+        """Return topic → an opaque text that changes with each commit; nothing is started."""
         signals = signals_of_engine if self.config.own_engine else signals_of_confluent
         return signals(specs, self.peek(), self.config)
 
@@ -97,8 +90,7 @@ class Lakehouse(ConfigurableResource):
         return self.endpoints().catalog(self.config)
 
     def glue(self) -> GlueClient:
-        client: GlueClient = self.endpoints().boto3("glue", self.config)
-        return client
+        return cast("GlueClient", self.endpoints().boto3("glue", self.config))
 
 
 class RunningLakehouse(Lakehouse):
@@ -113,8 +105,7 @@ def ingest_by_engine(
 ) -> Table:
     """Make the topic and its table if they are missing, and let the engine commit what there is.
 
-    If the engine is silent for too long, one in this process commits: of two engines, the second to
-    commit plans its batch again.
+    If it is silent for too long, one in this process commits: the second of two plans again.
     """
     from topicberg.tableflow.service.engine import Ingestor, run_once
 
@@ -126,7 +117,7 @@ def ingest_by_engine(
     table = Ingestor(spec, endpoints, config).table()
     target = kafka.end_offsets(endpoints, spec.name)
     patience = spec.tableflow.commit_interval_seconds + ENGINE_PATIENCE_SECONDS
-    if not wait_for(table, target, patience, missing):
+    if not wait.wait_for(table, target, patience, missing):
         run_once(spec, endpoints, config)
     return table.refresh()
 
@@ -142,18 +133,15 @@ def signals_of_engine(
 def ingest_by_confluent(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
 ) -> Table:
-    """Wait for Confluent's Tableflow, whose table is its alone to make and to write.
-
-    :raises TopicbergError: it made no progress for :data:`CONFLUENT_PATIENCE_SECONDS`
-    """
+    """Wait for Confluent's Tableflow, whose table is its alone to make and to write."""
     table = endpoints.catalog(config).load_table(spec.table_identifier(config))
     target = kafka.end_offsets(endpoints, spec.name)
-    if not wait_for(
+    if not wait.wait_for(
         table,
         target,
         CONFLUENT_PATIENCE_SECONDS,
         on_progress,
-        lambda table: held_offsets(table, spec, endpoints, target),
+        lambda table: wait.held_offsets(table, spec, endpoints, target),
     ):
         raise TopicbergError(
             f"topic {spec.name}: Tableflow has not committed the records that were there at the "
@@ -166,11 +154,9 @@ def ingest_by_confluent(
 def signals_of_confluent(
     specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
 ) -> dict[str, str]:
-    """Return what changes with each commit: the metadata file to which Tableflow points in Glue.
+    """Return the metadata files to which Tableflow points in Glue: they change with commits.
 
-    A topic that is not in Glue is left out. The tables of a database are listed 100 at a time.
-    Nothing is known of topics that Tableflow publishes to another catalog: Glue has what was
-    registered last.
+    Nothing is known of topics in another catalog: Glue has what was registered last.
     """
     if endpoints.topics_rest:
         return {}

@@ -22,11 +22,9 @@ def observe(
     wrong: str | None = None,
     location: str | None = None,
 ) -> Observation:
-    """Read what is there now.
+    """Read what is there now, since the last evaluation, and the runs of a code location or of any.
 
-    :param state: that of the last evaluation: until when ended runs were read
     :param wrong: the mistakes in the topic specs when the code location was loaded
-    :param location: the code location, whose runs are read; None: those of the instance
     """
     now, config, graph = datetime.now(UTC), settings(), repository.asset_graph
     ended, until = runs.ended_runs(instance, repository, location, state, now)

@@ -20,10 +20,8 @@ from topicberg.dagster.runs import (
 )
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import SCATTERED, requested_ranges
-from topicberg.orchestration.jobs.maintenance import CHECK
+from topicberg.orchestration.jobs import maintenance, watches
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
-from topicberg.orchestration.jobs.watches import SENSOR as SNAPSHOTS
-from topicberg.orchestration.jobs.watches import Cursor
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 EVERYTHING_BEFORE = "0"
 """Begins the range of a run that computes the first partition: sorts before all keys."""
-_SCHEDULE = schedule_name(CHECK)
+_SCHEDULE = schedule_name(maintenance.CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ACTIVE_RUNS = [
     dg.DagsterRunStatus.STARTING,
@@ -93,12 +91,14 @@ def materialized_at(instance: dg.DagsterInstance, state: AlertState) -> dict[str
     """Return when the assets that failed runs have left were materialized last."""
     names = {asset for work in state.pending if not work.partitions for asset in work.assets}
     keys = [dg.AssetKey.from_user_string(name) for name in sorted(names)]
-    times: dict[str, datetime] = {}
-    for record in instance.get_asset_records(keys) if keys else ():
-        if (last := record.asset_entry.last_materialization) is not None:
-            name = record.asset_entry.asset_key.to_user_string()
-            times[name] = datetime.fromtimestamp(last.timestamp, UTC)
-    return times
+    entries = (record.asset_entry for record in instance.get_asset_records(keys)) if keys else ()
+    return {
+        entry.asset_key.to_user_string(): datetime.fromtimestamp(
+            entry.last_materialization.timestamp, UTC
+        )
+        for entry in entries
+        if entry.last_materialization is not None
+    }
 
 
 def check_runs(
@@ -108,10 +108,12 @@ def check_runs(
     location: str | None,
 ) -> observation.CheckRuns:
     """Return when the checks were evaluated last, and whether they should be."""
-    ended = dg.RunsFilter(job_name=CHECK, tags=location_tags(location), statuses=_ENDED_RUNS)
+    ended = dg.RunsFilter(
+        job_name=maintenance.CHECK, tags=location_tags(location), statuses=_ENDED_RUNS
+    )
     newest = next(iter(instance.get_run_records(ended, limit=1)), None)
     return observation.CheckRuns(
-        job=CHECK,
+        job=maintenance.CHECK,
         schedule=_SCHEDULE,
         scheduled=repository.has_schedule_def(_SCHEDULE),
         stack_stopped=config.deployment == "local" and not runtime_file(config).exists(),
@@ -124,8 +126,8 @@ def queued_runs(
     instance: dg.DagsterInstance, location: str | None
 ) -> observation.QueuedRuns | None:
     """Return the runs of the code location that wait in the queue; None: there are none."""
-    tags = location_tags(location)
-    queued = dg.RunsFilter(tags=tags, statuses=[dg.DagsterRunStatus.QUEUED])
+    statuses = [dg.DagsterRunStatus.QUEUED]
+    queued = dg.RunsFilter(tags=location_tags(location), statuses=statuses)
     for oldest in instance.get_run_records(queued, limit=1, ascending=True):
         run, count = oldest.dagster_run, instance.get_runs_count(queued)
         return observation.QueuedRuns(count, run.run_id, run_kind(run), oldest.create_timestamp)
@@ -318,10 +320,12 @@ def shared_tables(
     }
     for state in instance.all_instigator_state():
         other = location_of_automation(state)
-        if location in (None, other) or state.instigator_name != SNAPSHOTS:
+        if location in (None, other) or state.instigator_name != watches.SENSOR:
             continue
         ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
         if not ticks or now.timestamp() - ticks[0].timestamp > UNLOADED_SECONDS:
             continue
-        if names := Cursor.parse(getattr(state.instigator_data, "cursor", None)).states(own):
+        if names := watches.Cursor.parse(getattr(state.instigator_data, "cursor", None)).states(
+            own
+        ):
             yield observation.SharedTables(other, tuple(sorted(own[name] for name in names)))
