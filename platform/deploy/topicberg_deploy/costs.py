@@ -1,9 +1,8 @@
 """What a deployment costs a month by order of magnitude, and which of the vendors' quotas it meets.
 
 Every price and quota of topicberg is here; the resources use them. They are estimates: list prices
-change, differ by region, and leave out taxes, discounts and traffic. :attr:`Price.checked` says
-which were read in a copy of the vendor's page; the others are from experience and may be out of
-date.
+change, differ by region, and leave out taxes, discounts and traffic. A comment says which were read
+in a copy of the vendor's page; the others are from experience and may be out of date.
 """
 
 from __future__ import annotations
@@ -27,34 +26,23 @@ FREE_CLOUD_SERVICES = 0.1
 CONFLUENT = "confluent.io/confluent-cloud/pricing"
 
 
-@dataclass(frozen=True)
-class Price:
-    """
-    :param usd: of one unit
-    :param unit: e.g. ``topic and hour``
-    :param source: page of the vendor that has the price of today
-    :param checked: when the source was read; empty: not, so only the order of magnitude is meant
-    """
-
-    usd: float
-    unit: str
-    source: str
-    checked: str = ""
-
-
 PRICES = {
-    "basic": Price(0.0, "hour of the first eCKU, Basic", CONFLUENT, "September 2026"),
-    "standard": Price(0.75, "hour of the first eCKU, Standard", CONFLUENT),
-    "traffic": Price(0.05, "GB in or out, Basic", CONFLUENT, "September 2026"),
-    "task": Price(0.035, "connector task and hour", CONFLUENT),
-    "tableflow": Price(0.10, "Tableflow topic and hour", CONFLUENT),
-    "secret": Price(0.40, "secret and month", "aws.amazon.com/secrets-manager/pricing"),
-    "s3": Price(0.023, "GB and month", "aws.amazon.com/s3/pricing"),
-    "vcpu": Price(0.053, "vCPU and hour", "aws.amazon.com/emr/pricing"),
-    "memory": Price(0.0058, "GB of memory and hour", "aws.amazon.com/emr/pricing"),
-    "athena": Price(5.0, "TB read", "aws.amazon.com/athena/pricing"),
-    "credit": Price(3.0, "credit; XSMALL takes one an hour", "snowflake.com/pricing"),
+    # confluent.io/confluent-cloud/pricing: Basic was read in September 2026
+    "basic": 0.0,  # hour of the first eCKU, Basic
+    "standard": 0.75,  # hour of the first eCKU, Standard
+    "traffic": 0.05,  # GB in or out, Basic
+    "task": 0.035,  # connector task and hour
+    "tableflow": 0.10,  # Tableflow topic and hour
+    # aws.amazon.com/secrets-manager/pricing, …/s3/pricing, …/emr/pricing and …/athena/pricing
+    "secret": 0.40,  # secret and month
+    "s3": 0.023,  # GB and month
+    "vcpu": 0.053,  # vCPU and hour
+    "memory": 0.0058,  # GB of memory and hour
+    "athena": 5.0,  # TB read
+    # snowflake.com/pricing
+    "credit": 3.0,  # XSMALL takes one an hour
 }
+"""USD of one unit."""
 
 
 @dataclass(frozen=True)

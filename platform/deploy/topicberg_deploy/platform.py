@@ -1,8 +1,9 @@
-"""The resource graph: every resource of a deployment, and what each one needs."""
+"""The resource graph: every resource of a deployment, what each one needs, and what they cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
@@ -44,7 +45,8 @@ from topicberg_deploy.confluent.organization import (
 )
 from topicberg_deploy.confluent.tableflow import TableflowTopic
 from topicberg_deploy.context import CLUSTER, ENVIRONMENT, READER, REGISTRY
-from topicberg_deploy.resource import Resource
+from topicberg_deploy.costs import Cost, Quota
+from topicberg_deploy.resource import Live, Resource
 from topicberg_deploy.snowflake.integrations import (
     Integration,
     ReadingRole,
@@ -577,3 +579,49 @@ def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Ite
         usage = _grant(reader, "USAGE", "SCHEMA", path[:2], table, CLUSTER, role)
         yield replace(usage, key=f"{usage.key}_schema")
         yield _grant(reader, "SELECT", "ICEBERG TABLE", path, table, CLUSTER, role)
+
+
+def uncomputed(
+    config: Settings, specs: Iterable[TopicSpec], derived: Iterable[str] = ()
+) -> list[str]:
+    """Return what is left out of the graph of a deployment without Spark Connect; empty: nothing.
+
+    EMR Serverless computes tables: its job runs reach only AWS, and Dagster sends it no queries.
+
+    :param derived: names of the derived tables that are left out
+    """
+    if config.has_spark:
+        return []
+    enabled = [spec for spec in specs if spec.tableflow.enabled]
+    left_out = {
+        "published topics": [spec.name for spec in specs if spec.publishes],
+        "histories": [f"{spec.asset_name}_history" for spec in enabled if spec.history],
+        "derived tables that read a history": list(derived),
+    }
+    lines = [f"{kind}: {', '.join(sorted(names))}" for kind, names in left_out.items() if names]
+    if not config.on_emr:
+        lines.insert(0, "derived tables and upsert views")
+    return [*lines, "charts of derived tables, and checks of their rows that are functions"]
+
+
+def costs(
+    graph: Iterable[Resource], config: Settings, live: Mapping[str, Live]
+) -> list[tuple[Resource, Cost]]:
+    """Return what the wanted resources cost a month that are not free.
+
+    :param live: what exists, by key: a cluster keeps its type
+    """
+    return [
+        (resource, cost)
+        for resource in graph
+        if resource.wanted and (cost := resource.cost(config, live.get(resource.key))) is not None
+    ]
+
+
+def usage(graph: Iterable[Resource], config: Settings) -> Counter[Quota]:
+    """Return how much of each quota the wanted resources take, for those that they take."""
+    used = Counter[Quota]()
+    for resource in graph:
+        if resource.wanted and resource.quota is not None:
+            used[resource.quota] += resource.quota_units(config)
+    return used

@@ -274,7 +274,7 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
         from topicberg_deploy import engine
         from topicberg_deploy.aws.permissions import Deployed, policy
         from topicberg_deploy.context import DeployContext
-        from topicberg_deploy.cli.output import costs, usage
+        from topicberg_deploy.platform import costs, usage
         from topicberg_deploy.draw import lines
         from topicberg_deploy.platform import resources
         from topicberg_deploy.settings import DeploySettings

@@ -15,8 +15,7 @@ from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import Settings
 from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
-from topicberg_deploy.cli.output import uncomputed
-from topicberg_deploy.platform import ACCOUNTS
+from topicberg_deploy.platform import ACCOUNTS, uncomputed
 from topicberg_deploy.settings import DeploySettings, check_secrets, check_specs, load
 
 CLOUD = Settings(deployment="cloud")

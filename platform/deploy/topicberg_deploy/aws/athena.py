@@ -20,7 +20,7 @@ class Workgroup(Resource):
     quota = QUOTAS["Athena workgroups"]
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(0.0, f"${PRICES['athena'].usd:.0f} a TB read")
+        return Cost(0.0, f"${PRICES['athena']:.0f} a TB read")
 
     def find(self, context: DeployContext) -> Live | None:
         athena = context.aws.client("athena")

@@ -80,7 +80,7 @@ class Bucket(Resource):
         return context.aws.bucket
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(0.0, f"${PRICES['s3'].usd} a GB, and requests")
+        return Cost(0.0, f"${PRICES['s3']} a GB, and requests")
 
     def find(self, context: DeployContext) -> Live | None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)

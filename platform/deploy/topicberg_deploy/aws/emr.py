@@ -180,7 +180,7 @@ class Application(Resource):
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         run = min(WORKERS * WORKER_VCPU, config.emr.max_vcpu)
-        hourly = run * PRICES["vcpu"].usd + run * GB_PER_VCPU * PRICES["memory"].usd
+        hourly = run * PRICES["vcpu"] + run * GB_PER_VCPU * PRICES["memory"]
         basis = f"an hour of job runs a day at ${hourly:.2f}; nothing while idle"
         return Cost(hourly * JOB_HOURS, basis)
 

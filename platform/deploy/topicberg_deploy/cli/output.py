@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
     from topicberg_deploy.context import DeployContext
-    from topicberg_deploy.costs import Cost, Quota
+    from topicberg_deploy.costs import Cost
     from topicberg_deploy.resource import Live, Resource, Step
 
 
@@ -142,6 +141,7 @@ def preview(
     :param live: what exists, by key
     """
     from topicberg_deploy.costs import AS_OF
+    from topicberg_deploy.platform import costs, uncomputed, usage
 
     missing = uncomputed(config, specs, _left_out(config))
     echo_section("not computed without TOPICBERG_SPARK_REMOTE:", missing)
@@ -163,52 +163,6 @@ def preview(
                 f"warning: {units} {quota.name} pass the default quota of {quota.limit:,} of "
                 f"each {quota.scope}; ask the vendor for more: https://{quota.source}"
             )
-
-
-def uncomputed(
-    config: Settings, specs: Iterable[TopicSpec], derived: Iterable[str] = ()
-) -> list[str]:
-    """Return what is left out of the graph of a deployment without Spark Connect; empty: nothing.
-
-    EMR Serverless computes tables: its job runs reach only AWS, and Dagster sends it no queries.
-
-    :param derived: names of the derived tables that are left out
-    """
-    if config.has_spark:
-        return []
-    enabled = [spec for spec in specs if spec.tableflow.enabled]
-    left_out = {
-        "published topics": [spec.name for spec in specs if spec.publishes],
-        "histories": [f"{spec.asset_name}_history" for spec in enabled if spec.history],
-        "derived tables that read a history": list(derived),
-    }
-    lines = [f"{kind}: {', '.join(sorted(names))}" for kind, names in left_out.items() if names]
-    if not config.on_emr:
-        lines.insert(0, "derived tables and upsert views")
-    return [*lines, "charts of derived tables, and checks of their rows that are functions"]
-
-
-def costs(
-    graph: Iterable[Resource], config: Settings, live: Mapping[str, Live]
-) -> list[tuple[Resource, Cost]]:
-    """Return what the wanted resources cost a month that are not free.
-
-    :param live: what exists, by key: a cluster keeps its type
-    """
-    return [
-        (resource, cost)
-        for resource in graph
-        if resource.wanted and (cost := resource.cost(config, live.get(resource.key))) is not None
-    ]
-
-
-def usage(graph: Iterable[Resource], config: Settings) -> Counter[Quota]:
-    """Return how much of each quota the wanted resources take, for those that they take."""
-    used: Counter[Quota] = Counter()
-    for resource in graph:
-        if resource.wanted and resource.quota is not None:
-            used[resource.quota] += resource.quota_units(config)
-    return used
 
 
 def list_grants(context: DeployContext) -> None:

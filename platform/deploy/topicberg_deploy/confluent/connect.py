@@ -65,7 +65,7 @@ class Connector(Resource):
         }
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(self.tasks * PRICES["task"].usd * HOURS, "by task, and traffic")
+        return Cost(self.tasks * PRICES["task"] * HOURS, "by task, and traffic")
 
     def find(self, context: DeployContext) -> Live | None:
         path = self._path(context, "/connectors")

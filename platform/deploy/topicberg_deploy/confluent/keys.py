@@ -49,7 +49,7 @@ class StoredKeys(Resource):
         return self.name
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(PRICES["secret"].usd, "a secret")
+        return Cost(PRICES["secret"], "a secret")
 
     def delete(self, context: DeployContext, live: Live) -> None:
         context.secrets.delete(self.name, purge=context.purge_secrets)

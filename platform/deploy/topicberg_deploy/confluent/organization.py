@@ -203,8 +203,8 @@ class Cluster(GivenObject):
         if self.given is not None:
             return None  # a given cluster costs the same without topicberg
         cluster_type = self._type(live)
-        hourly = PRICES["standard" if cluster_type == "Standard" else "basic"].usd
-        basis = f"{cluster_type}, and ${PRICES['traffic'].usd} a GB in or out, beside storage"
+        hourly = PRICES["standard" if cluster_type == "Standard" else "basic"]
+        basis = f"{cluster_type}, and ${PRICES['traffic']} a GB in or out, beside storage"
         return Cost(hourly * HOURS, basis)
 
     def _type(self, live: Live | None) -> str:

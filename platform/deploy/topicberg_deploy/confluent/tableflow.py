@@ -72,7 +72,7 @@ class TableflowTopic(Resource):
         return (CLUSTER,)
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(PRICES["tableflow"].usd * HOURS, "and by GB processed")
+        return Cost(PRICES["tableflow"] * HOURS, "and by GB processed")
 
     def find(self, context: DeployContext) -> Live | None:
         topic = read_topic(

@@ -41,7 +41,7 @@ class Warehouse(SqlObject):
     owner = OWNER
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        return Cost(PRICES["credit"].usd * WAREHOUSE_HOURS, "an hour a day")
+        return Cost(PRICES["credit"] * WAREHOUSE_HOURS, "an hour a day")
 
     def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
         size = str(found["size"]).upper().replace("-", "")

@@ -48,7 +48,7 @@ class LinkedDatabase(SqlObject):
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         free = FREE_CLOUD_SERVICES * WAREHOUSE_HOURS
-        usd = max(0.0, poll_credits(config) - free) * PRICES["credit"].usd
+        usd = max(0.0, poll_credits(config) - free) * PRICES["credit"]
         basis = f"discovery every {config.snowflake_refresh_seconds} s, beyond what is free"
         return Cost(usd, basis)
 
@@ -129,7 +129,7 @@ class IcebergTable(Resource):
         return ("snowflake/schema",)
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
-        usd = poll_credits(config) * PRICES["credit"].usd
+        usd = poll_credits(config) * PRICES["credit"]
         every = config.snowflake_refresh_seconds
         return Cost(usd, f"automated refresh every {every} s, a second each")
 
