@@ -15,7 +15,6 @@ import dagster as dg
 import psutil
 import pyspark
 import pytest
-import spark_cluster
 
 from definitions import defs
 from topicberg.endpoints import Endpoints
@@ -124,9 +123,9 @@ def cluster(tmp_path: Path, _own_state_dir: None) -> Iterator[tuple[Endpoints, l
         settings.cache_clear()
         processes.callback(settings.cache_clear)
         state.prepare_dir(settings())
-        processes.enter_context(spark_cluster.master(tmp_path, port))
+        processes.enter_context(master(tmp_path, port))
         for folder in workers:
-            processes.enter_context(spark_cluster.worker(folder, master, settings()))
+            processes.enter_context(worker(folder, master, settings()))
         try:
             yield local_stack.up(settings()), workers
         finally:
