@@ -115,17 +115,17 @@ def _wait_for_line(log: Path, text: str, seconds: float = 60) -> None:
 def cluster(tmp_path: Path, _own_state_dir: None) -> Iterator[tuple[Endpoints, list[Path]]]:
     """A stack of its own on a cluster, and the folders of the two workers."""
     port = choose({}, {})["spark"]
-    url = f"spark://127.0.0.1:{port}"
+    address = f"spark://127.0.0.1:{port}"
     workers = [tmp_path / "1", tmp_path / "2"]
     with ExitStack() as processes, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
-        patch.setenv("TOPICBERG_SPARK_MASTER", url)
+        patch.setenv("TOPICBERG_SPARK_MASTER", address)
         settings.cache_clear()
         processes.callback(settings.cache_clear)
         state.prepare_dir(settings())
         processes.enter_context(master(tmp_path, port))
         for folder in workers:
-            processes.enter_context(worker(folder, url, settings()))
+            processes.enter_context(worker(folder, address, settings()))
         try:
             yield local_stack.up(settings()), workers
         finally:
