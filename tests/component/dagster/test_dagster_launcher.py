@@ -28,8 +28,8 @@ from waiting import wait_until
 from topicberg.dagster.home import dagster_home
 from topicberg.dagster.run_process import PROCESS
 from topicberg.settings import Settings
-from topicberg_local.stack import end_runs
 from topicberg_local.dagster.forking import LIBRARIES, ForkingRunLauncher
+from topicberg_local.stack import end_runs
 
 STORAGE = {"module": "topicberg_local.dagster.storage", "class": "SqliteStorage"}
 LAUNCHER = {"module": "topicberg_local.dagster.launcher", "class": "ForkingRunLauncher"}
