@@ -78,8 +78,7 @@ store_double: Any = _store(ir.DoubleType(), types.float64)
 store_float: Any = _store(ir.FloatType(), types.float32)
 
 
-@intrinsic
-def copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+def _copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -90,8 +89,7 @@ def copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
-def pointer(typing_context: Any, address: Any) -> Any:
+def _pointer(typing_context: Any, address: Any) -> Any:
     """Return an address as C's ``void *``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -113,8 +111,7 @@ def _zeros(is_leading: bool) -> Any:
     return intrinsic(zeros)
 
 
-@intrinsic
-def multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
+def _multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
     """Return the upper 64 of the 128 bits of a product."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -124,8 +121,11 @@ def multiply_high(typing_context: Any, factor: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
+copy: Any = intrinsic(_copy)
+pointer: Any = intrinsic(_pointer)
 leading_zeros: Any = _zeros(True)
 trailing_zeros: Any = _zeros(False)
+multiply_high: Any = intrinsic(_multiply_high)
 
 
 @compiled
