@@ -347,7 +347,7 @@ def _decimal(node: resolution.AvroScalar) -> Read:
             problem = "precision" if number >= limit else "scale"
             value = Decimal(unscaled).scaleb(-node.scale, EXACT)
             raise InvalidError(f"value {shortened(str(value))} exceeds the {problem}")
-        return -number if unscaled < 0 else number
+        return int(-number if unscaled < 0 else number)
 
     return read
 
