@@ -20,7 +20,7 @@ from real_servers import oauth_server
 from topicberg.checks.rules import check_unique
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
-from topicberg.orchestration.resources import confluent
+from topicberg.orchestration.resources.lakehouse import signals_of_confluent
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session
@@ -148,4 +148,4 @@ def test_topics_catalog_refuses_what_only_tableflow_does(deployment: Endpoints) 
 
 def test_sensor_relies_on_no_pointer_in_glue(deployment: Endpoints) -> None:
     """Glue has what Dagster registered last, not what Tableflow committed."""
-    assert confluent.signals([], deployment, settings()) == {}
+    assert signals_of_confluent([], deployment, settings()) == {}

@@ -179,7 +179,8 @@ def _storage_failure(error: Exception) -> str | None:
         is_of_disk = isinstance(cause, OSError) and cause.errno in _DISK_ERRORS
         if not is_of_disk and type(cause).__module__ != "sqlite3":
             continue
-        from topicberg.alerts.dagster_ui import full_disk, storage_problem
+        from topicberg.alerts.dagster_ui import storage_problem
+        from topicberg.alerts.watch import full_disk
         from topicberg.cli.lazy import settings
 
         if not isinstance(cause, OSError):

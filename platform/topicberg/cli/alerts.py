@@ -57,7 +57,7 @@ def acknowledge(
     reason: Reason = "",
 ) -> None:
     """Say that you work on an alert. It is sent again if it is still active after the duration."""
-    from topicberg.alerts import decisions
+    from topicberg.alerts import alert as decisions
 
     config, duration = settings(), _duration(lasting)
     known = [active.alert.key for active in _active(config)[0]]
@@ -79,7 +79,7 @@ def silence(
     reason: Reason = "",
 ) -> None:
     """Do not send alerts for a while; those that are still active afterwards are sent then."""
-    from topicberg.alerts import decisions
+    from topicberg.alerts import alert as decisions
 
     config = settings()
     given = decisions.silence(config, pattern, reason, _duration(lasting))
@@ -94,7 +94,7 @@ def silence(
 @app.command()
 def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")]) -> None:
     """End a silence now."""
-    from topicberg.alerts import decisions
+    from topicberg.alerts import alert as decisions
 
     config, now = settings(), datetime.now(UTC)
     known = [

@@ -228,7 +228,8 @@ def _installed(name: str) -> Path | None:
         spec = None
     for folder in (spec and spec.submodule_search_locations) or ():
         return Path(folder)
-    return Path(spec.origin) if spec and (spec.origin or "").endswith(".py") else None
+    origin = (spec and spec.origin) or ""
+    return Path(origin) if origin.endswith(".py") else None
 
 
 def _installed_with(root: Path) -> set[str]:
