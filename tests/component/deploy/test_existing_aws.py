@@ -23,11 +23,10 @@ from topicberg.topics import load_topics
 from topicberg_deploy import engine, preflight
 from topicberg_deploy.aws import emr, iam
 from topicberg_deploy.aws.bucket import Bucket
-from topicberg_deploy.cli.output import costs
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.confluent.organization import Cluster, check_given
 from topicberg_deploy.context import CLUSTER, ENVIRONMENT, DeployContext
-from topicberg_deploy.platform import resources
+from topicberg_deploy.platform import costs, resources
 from topicberg_deploy.resource import Live, Resource
 from topicberg_deploy.rotate import rotate
 from topicberg_deploy.settings import DeploySettings, load

@@ -72,11 +72,13 @@ def test_key_of_such_a_record_is_found_for_erasure(monkeypatch: pytest.MonkeyPat
     assert found.newest == {(KEY_BYTES, 3): False}
 
 
-def test_key_of_such_a_record_is_read_again() -> None:
+def test_key_of_such_a_record_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = RegisteredSchema(1, "AVRO", '"long"')
     half = MessageField(KEY, Subject("orders-key", {1: schema}, schema))
     framing = KeyFraming(half, cast(Any, None))
-    assert reread._held(framing, KEY_BYTES, cast(Any, Message(0))) == KEY_BYTES
+    broker = MemoryKafka({"orders": Log({3: [cast(Any, Message(0))]})}).serve(monkeypatch)
+    found = reread._records(broker.endpoints, "orders", {3: (0, 1)}, framing)
+    assert [(key, partition) for key, partition, *_ in found] == [(KEY_BYTES, 3)]
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,7 @@ def _records(
             held, time_ms = held_key(key), 0
             if framing is not None:
                 time_ms = message.timestamp()[1]
-                held = framing.held(key, header_of(KEY, headers_of(message) or ())) or key
+                decoded = framing.held(key, header_of(KEY, headers_of(message) or ()))
+                held = key if decoded is None else decoded
             at = message.partition() or 0, message.offset() or 0
             yield held, *at, message.value() is None, time_ms
