@@ -400,7 +400,7 @@ def test_cluster_that_is_paid_anyway_costs_nothing() -> None:
         {"deployment": "cloud", "existing_environment": "env-1", "existing_cluster": "lkc-1"}
     )
     found = costs(resources(config, []), config, {})
-    assert not [one for one in found if isinstance(one.resource, Cluster)]
+    assert not [one for one, _ in found if isinstance(one, Cluster)]
 
 
 def key_ids(context: DeployContext) -> set[str]:
