@@ -415,7 +415,7 @@ def test_job_computes_tables_of_the_requesters_prefix(
     config = CONFIG.model_copy(update={"prefix": "demo", "cluster_id": "lkc-9"})
     monkeypatch.setattr(job, "write_window", lambda *given, **_: asked.update(plan=given[2]))
     monkeypatch.setattr(
-        job,
+        job.upsert_view,
         "refresh",
         lambda *given: asked.update(plan=given[2]) or SimpleNamespace(current_snapshot=str),
     )
