@@ -136,7 +136,8 @@ class DeltaLog:
             return False
 
     def _mark(self, version: int, content: bytes) -> DeltaVersion:
-        actions = map(json.loads, content.splitlines())
+        # All lines: of a version that a full disk cut off, the last one is damaged.
+        actions = list(map(json.loads, content.splitlines()))
         infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
         commit_info: dict[str, Any] = next(infos, {})
         if (mark := commit_info.get(MARK)) is None:
