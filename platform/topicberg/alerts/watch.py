@@ -284,7 +284,7 @@ class Watcher(threading.Thread):
         ended = {
             k: Outage(alert=a, seen_at=now) for k, a in known.alerts.items() if k not in faults
         }
-        known = known.model_copy(update={"outages": {**ended, **outages}})
+        known = known.model_copy(update={"outages": {**outages, **ended}})
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
         suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +51,7 @@ from topicberg.alerts.watch import (
     Watcher,
     note_start,
     read_restarts,
+    read_state,
     restart_problem,
     starts_file,
     with_restarts,
@@ -188,6 +189,21 @@ def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settin
     (config.state_dir / watch.STATE_FILE).write_text("half of")
     second.look()
     assert len(notices(config)) == 2
+
+
+def test_service_that_is_away_twice_is_an_outage_until_its_last_end(config: Settings) -> None:
+    """What follows from the second outage is not sent either."""
+    kafka, ends = Service(), list[datetime]()
+    first, _ = watcher(config, Watched("kafka", kafka, "end it", patience=0))
+    for _ in range(2):
+        for kafka.why in ("frozen", None):
+            first.look()
+        state = read_state(config.state_dir / watch.STATE_FILE)
+        ends.append(state.outages["service kafka"].seen_at)
+    assert ends[0] < ends[1]
+    first.look()
+    state = read_state(config.state_dir / watch.STATE_FILE)
+    assert state.outages["service kafka"].seen_at == ends[1]
 
 
 def test_silenced_service_is_not_sent(config: Settings) -> None:
