@@ -144,9 +144,10 @@ def publish(
             progress = progress.model_copy(update={"target": target, "attempt": attempt})
             changes = _changes(spark, table, spec, progress, time)
             counts = _send(producer, spec, changes, progress, batch)
-            has_deletes = progress.snapshot is not None and spec.write_mode != "upsert"
-            copies = changes.filter("copies < 0").agg(F.sum("copies"))
-            deleted = -int(copies.collect()[0][0] or 0) if has_deletes else 0
+            deleted = 0
+            if progress.snapshot is not None and spec.write_mode != "upsert":
+                copies = changes.filter("copies < 0").agg(F.sum("copies"))
+                deleted = -int(copies.collect()[0][0] or 0)
             done = done[0] + counts[0], done[1] + counts[1], done[2] + deleted
             progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")

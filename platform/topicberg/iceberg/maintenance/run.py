@@ -157,6 +157,7 @@ def maintain_table(
     if deletes_files and expiry.expirable(table, policy, now_ms):
         deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
     expired = max(0, snapshots - len(run.current.metadata.snapshots))
+    orphans_removed = run.remove_orphans(policy, now_ms) if daily and deletes_files else 0
     report = MaintenanceReport(
         table=run.name,
         before=before,
@@ -168,7 +169,7 @@ def maintain_table(
         manifests_rewritten=manifests,
         snapshots_expired=expired,
         files_deleted=deleted,
-        orphans_removed=run.remove_orphans(policy, now_ms) if daily and deletes_files else 0,
+        orphans_removed=orphans_removed,
         postponed=tuple(run.postponed),
         seconds=monotonic() - start,
     )
