@@ -344,7 +344,10 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
 
 
 def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The sensors that are on and do not tick, while this one does: their thread hangs."""
+    """The sensors that are on and do not tick, while this one does: their thread hangs.
+
+    After the daemon was down, each of them needs a moment: evaluations are counted, not time.
+    """
     silent = {
         automation.name: automation
         for automation in seen.automations

@@ -94,7 +94,10 @@ class _Found(NamedTuple):
                 waiting += ((star, called) for star in source.stars)
 
     def text(self, value: Any, around: tuple[int, ...] = ()) -> str:
-        """Return the text of a value, in every process the same; ``around``: what it is in."""
+        """Return the text of a value: the same in every process, with every version of Python.
+
+        :param around: what it is a part of, by ``id``
+        """
         if id(value) in around:
             return "..."
         around = (*around, id(value))

@@ -317,7 +317,10 @@ def without_table(topics: Iterable[TopicSpec], derived: Iterable[str]) -> Iterat
 
 
 def find_derived(config: Settings | None = None) -> list[DerivedTable]:
-    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names, once."""
+    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
+
+    :raises TopicbergError: a module cannot be imported, or two modules define one table
+    """
     config = config or settings()
     by_name: dict[str, DerivedTable] = {}
     with for_connect():

@@ -54,7 +54,10 @@ def priority(number: int) -> dict[str, str]:
 
 @contextmanager
 def retried() -> Iterator[None]:
-    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops."""
+    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops.
+
+    A retry policy of Dagster would also repeat what can only fail again, such as a wrong spec.
+    """
     try:
         yield
     except Exception as error:

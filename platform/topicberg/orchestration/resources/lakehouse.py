@@ -105,7 +105,7 @@ def ingest_by_engine(
 ) -> Table:
     """Make the topic and its table if they are missing, and let the engine commit what there is.
 
-    If it is silent for too long, one in this process commits: the second of two plans again.
+    If it is silent for too long, one in this process commits; of two, the second plans again.
     """
     from topicberg.tableflow.service.engine import Ingestor, run_once
 
