@@ -59,7 +59,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         # They are read by the daemon only, and take a while to import.
-        from topicberg.alerts import channels, dagster_ui, evaluation, watch
+        from topicberg.alerts import channels, dagster_processes, evaluation, watch
         from topicberg.alerts.alert import read_decisions
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
@@ -79,7 +79,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
             outage = state.outages.get(DISK)
             elsewhere.setdefault(DISK, outage.alert if outage else disk)
         seen = observe(context.instance, context.repository_def, state, wrong, location)
-        ui, seen = dagster_ui.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
+        ui, seen = dagster_processes.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
         state, faults = evaluation.evaluate(state, seen, ui, address_of(RUNBOOK, ui))
         decisions, to = read_decisions(config), channels.channels(config, chosen)
         state, problems = channels.deliver(state, faults, to, decisions)
@@ -159,7 +159,7 @@ def engine_sensor() -> dg.SensorDefinition:
     )
     def engine(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         # They are read by the daemon only, and take a while to import.
-        from topicberg.alerts import channels, dagster_ui, watch
+        from topicberg.alerts import channels, dagster_processes, watch
         from topicberg.alerts.alert import read_decisions
 
         config, chosen, now = settings(), alert_settings(), datetime.now(UTC)
@@ -173,7 +173,7 @@ def engine_sensor() -> dg.SensorDefinition:
             else:
                 message = watch.with_restarts(why, restarts, now.timestamp())
                 alert = watch.fault(ENGINE, message, now, watch.how_to_restart(ENGINE))
-            link = dagster_ui.ui_url(config, chosen)
+            link = dagster_processes.ui_url(config, chosen)
             pages = {"link": link, "runbook": address_of(RUNBOOK, link)}
             faults[alert.key] = alert.model_copy(update=pages)
         decisions, to = read_decisions(config), channels.channels(config, chosen)

@@ -20,7 +20,7 @@ from topicberg.dagster.runs import (
 )
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import SCATTERED, requested_ranges
-from topicberg.orchestration.jobs import maintenance, watches
+from topicberg.orchestration.jobs import table_jobs, watches
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.settings import Settings
 
@@ -45,7 +45,7 @@ _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 EVERYTHING_BEFORE = "0"
 """Begins the range of a run that computes the first partition: sorts before all keys."""
-_SCHEDULE = schedule_name(maintenance.CHECK)
+_SCHEDULE = schedule_name(table_jobs.CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ACTIVE_RUNS = [
     dg.DagsterRunStatus.STARTING,
@@ -109,11 +109,11 @@ def check_runs(
 ) -> observation.CheckRuns:
     """Return when the checks were evaluated last, and whether they should be."""
     ended = dg.RunsFilter(
-        job_name=maintenance.CHECK, tags=location_tags(location), statuses=_ENDED_RUNS
+        job_name=table_jobs.CHECK, tags=location_tags(location), statuses=_ENDED_RUNS
     )
     newest = next(iter(instance.get_run_records(ended, limit=1)), None)
     return observation.CheckRuns(
-        job=maintenance.CHECK,
+        job=table_jobs.CHECK,
         schedule=_SCHEDULE,
         scheduled=repository.has_schedule_def(_SCHEDULE),
         stack_stopped=config.deployment == "local" and not runtime_file(config).exists(),
