@@ -53,8 +53,7 @@ _LOOP_HINT = (
 SILENT_SECONDS, START_SECONDS = 25.0, 60.0
 """In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
 first tick of a daemon that starts may take longer."""
-SENDERS = ("alerts", "engine")
-"""The sensors that send alerts."""
+SENDERS = ("alerts", "engine")  # The sensors that send alerts.
 _MARKS = frozenset({"alerts", "snapshots"})
 """A code location that has these sensors is one of topicberg."""
 _QUERY = "{instance{daemonHealth{allDaemonStatuses{daemonType required lastHeartbeatTime}}}}"

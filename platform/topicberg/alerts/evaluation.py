@@ -31,13 +31,11 @@ MAX_PENDING = 100
 UNCHECKED_TICKS = 40
 """For how many evaluations more the checks may not run: four each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
-SILENT_EVALUATIONS = 8
-"""In how many evaluations in a row a sensor has not ticked."""
+SILENT_EVALUATIONS = 8  # In how many evaluations in a row a sensor has not ticked.
 HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=15)
 _MAX_TEXT = 500
-MAX_SHOWN = 5
-"""Assets that an alert names."""
+MAX_SHOWN = 5  # Assets that an alert names.
 _RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
 """What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
 _RPC_MESSAGE = "the server of the code location does not answer"
@@ -45,8 +43,7 @@ _RPC_HINT = (
     "wait a minute: Dagster starts a server that ended again, and ends a tick that hangs; if it "
     "stays, restart the code location, locally: end `topicberg ui` and start it again"
 )
-_PLACE = re.compile(r'File "(.+?)", line (\d+)')
-"""How Python begins the text of a SyntaxError."""
+_PLACE = re.compile(r'File "(.+?)", line (\d+)')  # How Python begins the text of a SyntaxError.
 
 
 def evaluate(

@@ -43,27 +43,23 @@ PATIENCE_SECONDS = 20.0
 request, an alert is sent 40 seconds after a service froze, at the latest."""
 HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT = 60.0, 10.0
 STATE_FILE = "watch.json"
-MIN_FREE_BYTES = 32 * 1024**2
-"""With less, SQLite may not write."""
+MIN_FREE_BYTES = 32 * 1024**2  # With less, SQLite may not write.
 STARTS = 3
 """A process that was started again so often within :data:`WINDOW_SECONDS` ends again and again."""
 WINDOW_SECONDS = 300.0
-STABLE_SECONDS = 90.0
-"""One that has run for so long since does not any more."""
+STABLE_SECONDS = 90.0  # One that has run for so long since does not any more.
 
 
 @dataclass(frozen=True)
 class Watched:
     """Something that has to answer."""
 
-    name: str
-    """Of the process, as in `topicberg status`."""
+    name: str  # Of the process, as in `topicberg status`.
     check: Check
     """What it returns may end with a hint, as an error's text does: that is the remediation then,
     in place of the one here."""
     remediation: str
-    title: str = ""
-    """What it is, in a sentence; by default its name."""
+    title: str = ""  # What it is, in a sentence; by default its name.
     patience: float | Callable[[str], float] = PATIENCE_SECONDS
     """For how many seconds it may not answer, or what returns that for a reason."""
     causes: tuple[str, ...] = ()
@@ -141,8 +137,7 @@ def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> A
 
 @dataclass(frozen=True)
 class _Failing:
-    since: float
-    """Monotonic."""
+    since: float  # Monotonic.
     at: datetime
     why: str
 

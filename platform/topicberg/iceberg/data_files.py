@@ -97,10 +97,8 @@ class Placed:
     """Where rows were written: in one file, one after the other."""
 
     path: str
-    first: int
-    """Position of the first row in the file."""
-    rows: NDArray[np.intp] | None = None
-    """Which of the rows that were given; None: all."""
+    first: int  # Position of the first row in the file.
+    rows: NDArray[np.intp] | None = None  # Which of the rows that were given; None: all.
 
 
 class _Key(PartitionKey):

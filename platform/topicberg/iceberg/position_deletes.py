@@ -122,8 +122,7 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
 class Deletes:
     """The deletes of a snapshot: at most one vector a data file, and position delete files."""
 
-    vectors: dict[str, DataFile]
-    """By the paths of their data files."""
+    vectors: dict[str, DataFile]  # By the paths of their data files.
     files: list[DataFile]
 
     @classmethod

@@ -48,8 +48,7 @@ class SnapshotReport:
     added_bytes: int
     total_bytes: int
     end_offsets: Offsets
-    reader: str | None
-    """See :data:`topicberg.iceberg.summaries.READER`."""
+    reader: str | None  # See :data:`topicberg.iceberg.summaries.READER`.
 
 
 def report(snapshot: Snapshot) -> SnapshotReport:
@@ -82,8 +81,7 @@ class SnapshotChanges:
     """The changes of ``main`` since a snapshot; each list from old to new."""
 
     new: list[Snapshot]
-    rolled_back: list[Snapshot]
-    """Snapshots that a rollback removed from the history of ``main``."""
+    rolled_back: list[Snapshot]  # Snapshots that a rollback removed from the history of ``main``.
     gap: bool = False
     """Snapshots in between are expired: there may have been others, new or rolled back."""
 

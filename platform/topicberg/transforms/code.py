@@ -69,8 +69,7 @@ def hashed(*texts: str) -> str:
 class _Found(NamedTuple):
     """Collects what a function uses."""
 
-    sources: dict[Name, str]
-    """The text of what each name stands for."""
+    sources: dict[Name, str]  # The text of what each name stands for.
     package: str
     """The outermost package of the function: it is the user's wherever it is installed."""
 
@@ -172,12 +171,10 @@ class _Found(NamedTuple):
 class _Module(NamedTuple):
     """What the names of a module stand for, outside of its functions."""
 
-    statements: dict[str, list[ast.stmt]]
-    """Those that define a name, or may change its value."""
+    statements: dict[str, list[ast.stmt]]  # Those that define a name, or may change its value.
     imports: dict[str, Name]
     """The module, and the name in it, that each import binds; ``""``: the module itself."""
-    stars: list[str]
-    """The modules all names of which are imported."""
+    stars: list[str]  # The modules all names of which are imported.
 
 
 def _module(name: str) -> _Module:

@@ -33,18 +33,14 @@ _RETRYABLE = {kind.name: kind.raises for kind in (CONFLICT, UNREACHABLE, UNRESOL
 class JobRequest(BaseModel):
     """What a job run has to compute: the extras of its Pipes context. It holds no secret."""
 
-    table: str
-    """Name of the derived table or of the upsert view."""
-    windows: list[Window] = []
-    """Empty: it is an upsert view."""
-    keep_expired: bool = False
-    """See :func:`topicberg.transforms.derived.write_window`."""
+    table: str  # Name of the derived table or of the upsert view.
+    windows: list[Window] = []  # Empty: it is an upsert view.
+    keep_expired: bool = False  # See :func:`topicberg.transforms.derived.write_window`.
     settings: dict[str, Any]
     has_spark: bool = False
     """Whether the requester has Spark Connect: then its graph has more tables."""
     lake: LakeEndpoints
-    login: dict[str, Any] = {}
-    """That of the catalog, without its secrets."""
+    login: dict[str, Any] = {}  # That of the catalog, without its secrets.
     topics_login: dict[str, Any] | None = None
     """That of the topics' catalog, if they have one of their own."""
 

@@ -67,11 +67,9 @@ class PublishedField(BaseModel, frozen=True):
     """How a key or a value is created from a row."""
 
     format: str
-    field: str | None = None
-    """The column of a key that is text."""
+    field: str | None = None  # The column of a key that is text.
     schema_id: int | None = None
-    text: str = ""
-    """Id of the schema."""
+    text: str = ""  # Of the schema.
 
 
 class RecordEncoding(BaseModel, frozen=True):
@@ -86,16 +84,11 @@ class PublishProgress(BaseModel):
 
     topic_id: str
     table_uuid: str
-    snapshot: int | None = None
-    """All of this snapshot, …"""
-    encoding: RecordEncoding | None = None
-    """… with these keys …"""
-    target: int | None = None
-    """… and of what changed from there to this one …"""
-    attempt: RecordEncoding | None = None
-    """… in this encoding …"""
-    until: int | None = None
-    """… all records up to this event time, in ms. None: no record."""
+    snapshot: int | None = None  # All of this snapshot, …
+    encoding: RecordEncoding | None = None  # … with these keys …
+    target: int | None = None  # … and of what changed from there to this one …
+    attempt: RecordEncoding | None = None  # … in this encoding …
+    until: int | None = None  # … all records up to this event time, in ms. None: no record.
 
 
 @dataclass(frozen=True)
@@ -105,8 +98,7 @@ class Published:
     snapshot: int | None
     records: int = 0
     tombstones: int = 0
-    not_taken_back: int = 0
-    """Rows that were deleted from the table, but stay in an append topic."""
+    not_taken_back: int = 0  # Rows that were deleted from the table, but stay in an append topic.
 
 
 def publish(

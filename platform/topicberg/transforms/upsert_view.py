@@ -42,8 +42,7 @@ class UpsertView:
     target: TableName
     keys: tuple[str, ...]
     order: tuple[str, ...]
-    format_version: int = 2
-    """Iceberg's format version of a new table."""
+    format_version: int = 2  # Iceberg's format version of a new table.
 
     @property
     def name(self) -> str:

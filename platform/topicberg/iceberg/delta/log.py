@@ -42,8 +42,7 @@ class DeltaVersion:
     version: int
     snapshot_id: int | None
     """The Iceberg snapshot whose rows it has; None: the table had no snapshot yet."""
-    definition: str
-    """Digest of its protocol and metaData."""
+    definition: str  # Digest of its protocol and metaData.
 
 
 class DeltaLog:

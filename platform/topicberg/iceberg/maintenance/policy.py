@@ -16,10 +16,8 @@ MEBIBYTE = 1024 * 1024
 class MaintenancePolicy:
     """The rules for one table; the defaults are those of a topic's table."""
 
-    retention: timedelta = timedelta(days=7)
-    """Age from which a snapshot may be removed."""
-    min_snapshots: int = 10
-    """The newest snapshots that are always kept."""
+    retention: timedelta = timedelta(days=7)  # Age from which a snapshot may be removed.
+    min_snapshots: int = 10  # The newest snapshots that are always kept.
     max_snapshots: int = 100
     """Snapshots beyond this number are removed before they are as old as ``retention``."""
     reader_age: timedelta = timedelta(hours=1)
@@ -40,8 +38,7 @@ class MaintenancePolicy:
     """A younger file may belong to a write that has not committed yet."""
     daily: timedelta = timedelta(days=1)
     """How often the table's whole folder is listed for orphan files."""
-    data_retention: timedelta | None = None
-    """Age from which rows are deleted; None: never."""
+    data_retention: timedelta | None = None  # Age from which rows are deleted; None: never.
     data_slack: timedelta = timedelta(days=1)
     """Rows past ``data_retention`` that share a file with younger ones may stay this much longer:
     files are rewritten once a day instead of continuously."""

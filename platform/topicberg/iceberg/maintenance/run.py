@@ -67,11 +67,9 @@ class MaintenanceReport:
     delete_files_compacted: int = 0
     manifests_rewritten: int = 0
     snapshots_expired: int = 0
-    files_deleted: int = 0
-    """Deleted data and metadata files that only expired snapshots had."""
+    files_deleted: int = 0  # Deleted data and metadata files that only expired snapshots had.
     orphans_removed: int = 0
-    postponed: tuple[str, ...] = ()
-    """Steps that others' commits prevented; the next run does them."""
+    postponed: tuple[str, ...] = ()  # Steps that others' commits prevented; the next run does them.
     seconds: float = 0.0
 
     @property

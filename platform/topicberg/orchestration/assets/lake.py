@@ -52,10 +52,8 @@ class Lake:
     derived: tuple[DerivedTable, ...]
     left_out: frozenset[str] = frozenset()
     """Topics whose specs are invalid: what follows from them is left out as well."""
-    problem: str | None = None
-    """What is wrong with the specs."""
-    publishes: bool = True
-    """Whether derived tables are published to topics."""
+    problem: str | None = None  # What is wrong with the specs.
+    publishes: bool = True  # Whether derived tables are published to topics.
     also_read: frozenset[str] = frozenset()
     """Names of what derived tables read that were left out (:meth:`within`)."""
     own_checks: tuple[OwnCheck, ...] = ()

@@ -46,13 +46,10 @@ class Table(LakeTable, ABC):
 
     root: TopicSpec
     """The topic that its rows come from: its spec gives pipeline, partitions and owners."""
-    time: str | None
-    """The column of its event time; None: it has none that others could rely on."""
-    source: str | None
-    """The name by which derived tables read it; None: they cannot."""
+    time: str | None  # The column of its event time; None: it has none that others could rely on.
+    source: str | None  # The name by which derived tables read it; None: they cannot.
 
-    described: ClassVar[str]
-    """The kind, for messages; ``{topic}`` is the root's name."""
+    described: ClassVar[str]  # The kind, for messages; ``{topic}`` is the root's name.
     has_snapshot_sensor: ClassVar[bool] = False
     """Whether a sensor watches its snapshots and requests what is derived from it."""
     reported: ClassVar[bool] = False
@@ -124,8 +121,7 @@ class Table(LakeTable, ABC):
 class TableOfTopic(Table, ABC):
     """A table that the spec of a topic asks for; its kind is in :data:`OF_TOPICS`."""
 
-    needs_spark: ClassVar[bool] = False
-    """Whether a deployment without Spark Connect leaves it out."""
+    needs_spark: ClassVar[bool] = False  # Whether a deployment without Spark Connect leaves it out.
 
     @classmethod
     @abstractmethod

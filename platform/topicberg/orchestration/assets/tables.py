@@ -14,8 +14,7 @@ from topicberg.orchestration.catalogs.catalog import pool_of, systems
 from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.topics import TopicSpec
 
-KIND = "topicberg/kind"
-"""Tag of runs: what they are for."""
+KIND = "topicberg/kind"  # Tag of runs: what they are for.
 REGISTRATION, COMPUTATION = "registration", "computation"
 """Kinds of runs that sensors request."""
 NOT_RETRIED = {"dagster/max_retries": "0"}

@@ -30,8 +30,7 @@ from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_ru
 from topicberg.transforms.windows import Window
 
 POLL_SECONDS = 5.0
-MESSAGES = "pipes"
-"""Folder of the log URI to which job runs write their messages."""
+MESSAGES = "pipes"  # Folder of the log URI to which job runs write their messages.
 ENDED_BADLY = ("FAILED", "CANCELLING", "CANCELLED")
 
 

@@ -39,8 +39,7 @@ NUMBERS_SECONDS = 300
 """How often the list in the UI is reported again while only numbers in it change."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
 ENGINE_INTERVAL_SECONDS = 20
-CONFIRM_SECONDS = 10.0
-"""Within this time, an engine that ended is started again."""
+CONFIRM_SECONDS = 10.0  # Within this time, an engine that ended is started again.
 ENGINE = "tableflow"
 
 

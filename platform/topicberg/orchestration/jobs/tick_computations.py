@@ -63,8 +63,7 @@ class _Wanted:
 
     watch: TableWatch
     computation: Computation
-    head: Snapshot | None
-    """The newest snapshot of the table."""
+    head: Snapshot | None  # The newest snapshot of the table.
     spans: tuple[Span, ...]
     """None are: only the catalogs do not have the table, of which all is computed."""
     attempts: int = 0

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 RUNNING_SECONDS = 2.0
 """For so long, a stack that ran is taken to be running: a run connects a few times a table."""
-ENGINE_PATIENCE_SECONDS = 30.0
-"""How much longer than its commit interval the engine may be silent."""
-CONFLUENT_PATIENCE_SECONDS = 20 * 60.0
-"""Tableflow commits every 15 minutes or 250 MB."""
+ENGINE_PATIENCE_SECONDS = 30.0  # How much longer than its commit interval the engine may be silent.
+CONFLUENT_PATIENCE_SECONDS = 20 * 60.0  # Tableflow commits every 15 minutes or 250 MB.
 _running_at: dict[Path, float] = {}
 
 

@@ -51,12 +51,10 @@ class Forgetting:
     """A key of a topic, in Kafka and in everything that may hold it."""
 
     key_rows: KeyRows
-    targets: Sequence[ErasureTarget]
-    """The topic's table is the first."""
+    targets: Sequence[ErasureTarget]  # The topic's table is the first.
     endpoints: Endpoints
     config: Settings
-    reason: str = "not given"
-    """For the record in the tables."""
+    reason: str = "not given"  # For the record in the tables.
 
     def records(self) -> KeyRecords:
         """Return what the topic has of the key; nothing if the topic was deleted."""

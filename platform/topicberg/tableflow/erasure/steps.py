@@ -77,8 +77,7 @@ class Erasure:
 
     table: Table
     rows: Rows
-    time_column: str | None = None
-    """By whose hours other tables are derived from this one."""
+    time_column: str | None = None  # By whose hours other tables are derived from this one.
     note: Callable[[int], Mapping[str, str]] = lambda rows: {}
     """Returns the table properties to set, given the number of rows that are erased."""
     before_expiry: Callable[[], None] = lambda: None

@@ -43,27 +43,18 @@ Read = Callable[[BatchPlan, Ranges], list[WrittenBatch]]
 class Isolation:
     """The search for failing records in a batch from ``start`` to ``until``."""
 
-    start: Offsets
-    """Where the part that is left begins."""
+    start: Offsets  # Where the part that is left begins.
     until: Offsets
-    reason: str = ""
-    """Why the batch failed."""
-    failed: Ranges = field(default_factory=dict)
-    """The smallest part that is known to fail."""
-    of_spark: bool = False
-    """Spark failed at the batch, and perhaps at no record."""
-    is_proven: bool = False
-    """Records can be decoded."""
-    step: int = 0
-    """Offsets of each of its pieces, which are read one after the other."""
-    single_failures: int = 0
-    """How many times in a row a part of one record has failed."""
-    blamed: int = 0
-    """How many records were found."""
+    reason: str = ""  # Why the batch failed.
+    failed: Ranges = field(default_factory=dict)  # The smallest part that is known to fail.
+    of_spark: bool = False  # Spark failed at the batch, and perhaps at no record.
+    is_proven: bool = False  # Records can be decoded.
+    step: int = 0  # Offsets of each of its pieces, which are read one after the other.
+    single_failures: int = 0  # How many times in a row a part of one record has failed.
+    blamed: int = 0  # How many records were found.
     size: int | None = None
     """Offsets of the next part behind a record that was found: others may be near."""
-    records: int = 0
-    """Offsets of the whole batch."""
+    records: int = 0  # Offsets of the whole batch.
 
     def __post_init__(self) -> None:
         self.records = _size(self.rest)

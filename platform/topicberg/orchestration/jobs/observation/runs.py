@@ -30,19 +30,14 @@ if TYPE_CHECKING:
     from topicberg.alerts.alert import AlertState
 
 
-MAX_ACTIVE = 50
-"""Runs in progress that are looked at, the oldest first."""
-MAX_RUNS = 200
-"""How many ended runs one tick reads; the next tick continues there."""
-MAX_LEFT = 50
-"""Partitions that a failed run has left, of which an alert remembers each."""
+MAX_ACTIVE = 50  # Runs in progress that are looked at, the oldest first.
+MAX_RUNS = 200  # How many ended runs one tick reads; the next tick continues there.
+MAX_LEFT = 50  # Partitions that a failed run has left, of which an alert remembers each.
 UNLOADED_SECONDS = 600
 """After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
 remembers the sensors of those that were renamed."""
-DEFAULT_INTERVAL_SECONDS = 30
-"""Dagster's, of a sensor that has none."""
-_TICKS = 10
-"""How many ticks are read to find the last one that ended: few can be in progress."""
+DEFAULT_INTERVAL_SECONDS = 30  # Dagster's, of a sensor that has none.
+_TICKS = 10  # How many ticks are read to find the last one that ended: few can be in progress.
 EVERYTHING_BEFORE = "0"
 """Begins the range of a run that computes the first partition: sorts before all keys."""
 _SCHEDULE = schedule_name(table_jobs.CHECK)
