@@ -85,14 +85,11 @@ class Alert(BaseModel, frozen=True):
     since: datetime
     link: str  # The page of the UI that shows it.
     remediation: Line | None = None  # How to fix it.
-    cause: str | None = None
-    """Key of the fault that is the reason for this one, if that one exists."""
-    assets: tuple[str, ...] = ()
-    """The assets that it concerns, such as ``iceberg/orders``; none: all of them."""
+    cause: str | None = None  # Key of the fault that is the reason for this one, if it exists.
+    assets: tuple[str, ...] = ()  # Such as ``iceberg/orders``; none: it concerns all of them.
     owners: tuple[str, ...] = ()  # Those of these assets.
     runbook: str | None = None  # The page that says what to do.
-    waits: bool = Field(False, exclude=True)
-    """Whether it may be that it only waits for a service that is away."""
+    waits: bool = Field(False, exclude=True)  # Whether it may only wait for a service that is away.
 
 
 class Notice(BaseModel, frozen=True):
@@ -161,14 +158,11 @@ class AlertState(BaseModel):
     unsent: dict[str, Alert] = {}
     """The faults that exist and were not sent: consequences of others, and silenced ones."""
     sent_at: dict[str, datetime] = {}  # When the faults in ``alerts`` were sent.
-    acknowledged: dict[str, datetime] = {}
-    """Key → time of its acknowledgement, of those that the channels know."""
+    acknowledged: dict[str, datetime] = {}  # By key: acknowledgements that the channels know.
     undelivered: list[tuple[str, Notice]] = []
     """Channel and notice, of notices that a channel did not accept."""
-    runs_until: float | None = None
-    """Runs that ended before this time (seconds since 1970) were evaluated."""
-    pending: list[Work] = []
-    """What failed runs had to do and no run has done since; the newest last."""
+    runs_until: float | None = None  # Runs that ended before (seconds since 1970) were evaluated.
+    pending: list[Work] = []  # What failed runs had to do and no run has done; the newest last.
     silent: dict[str, int] = {}  # Sensor → in how many evaluations in a row it has not ticked.
     hanging: dict[str, int] = {}
     """Sensor or schedule and its tick → in how many evaluations in a row that has not ended."""
@@ -178,11 +172,9 @@ class AlertState(BaseModel):
     outages: dict[str, Outage] = {}
     """Faults that are reported elsewhere, and those that ended minutes ago: what follows from them
     is not sent."""
-    suspected: dict[str, Alert] = {}
-    """Of the watch: what does not answer, for less time than it may."""
+    suspected: dict[str, Alert] = {}  # Of the watch: what does not answer for a shorter time.
     shown: str = ""  # Digest of the list of alerts that the UI shows.
-    rests_until: float | None = None
-    """The next evaluation begins after this time (seconds since 1970)."""
+    rests_until: float | None = None  # The next evaluation begins after it (seconds since 1970).
     unchecked: int = 0  # How many evaluations in a row found that no check was evaluated recently.
 
     @staticmethod

@@ -26,8 +26,7 @@ from topicberg.checks.finding import moment
 from topicberg.errors import split_hint
 from topicberg.wording import listed
 
-MAX_PENDING = 100
-"""Failed runs whose work is remembered; of older ones, only that their kind failed."""
+MAX_PENDING = 100  # Failed runs whose work is known; of older ones, only that their kind failed.
 UNCHECKED_TICKS = 40
 """For how many evaluations more the checks may not run: four each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
@@ -425,8 +424,7 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
         )
 
 
-_TIMED_OUT = "timed out due to taking longer than"
-"""How Dagster says that a tick hangs, above gRPC's error."""
+_TIMED_OUT = "timed out due to taking longer than"  # Dagster's text of a tick that hangs.
 
 
 def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:

@@ -10,12 +10,10 @@ from typing import Literal
 from topicberg.alerts.alert import Alert
 from topicberg.checks.finding import Finding, Severity
 
-CHECKED_WITHIN = timedelta(minutes=10)
-"""The schedule requests an evaluation of the checks every five minutes."""
+CHECKED_WITHIN = timedelta(minutes=10)  # The schedule requests one every five minutes.
 SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
 """For how long a sensor may begin no tick: a tick of a busy daemon may take a minute."""
-HANGING_AFTER = timedelta(seconds=30)
-"""For how long a tick may be in progress: Dagster ends it after a minute."""
+HANGING_AFTER = timedelta(seconds=30)  # How long a tick may last: Dagster ends it after a minute.
 CHECKS_REST = 9
 """After a run of the checks, the schedule waits for this many times as long as the run took, so
 that the checks of very many tables take at most a tenth of the time."""
@@ -28,8 +26,7 @@ class FailedCheck:
     asset: str
     name: str
     finding: Finding
-    is_early: bool = False
-    """The engine's status says so, and the check has not been evaluated since."""
+    is_early: bool = False  # The engine's status says so, and the check was not evaluated since.
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ class StaleAsset:
 class StepError:
     """The error of a step or a tick, with those that caused it."""
 
-    chain: tuple[str, ...]
-    """The text of each, as Dagster stores it (``module.Class: message``), the outermost first."""
+    chain: tuple[str, ...]  # As Dagster stores it (``module.Class: message``), outermost first.
     of_blocking_check: bool = False  # The step failed only because a blocking check did.
 
 
@@ -105,8 +101,7 @@ class ActiveRun:
     id: str
     kind: str
     since: datetime
-    assets: tuple[str, ...] = ()
-    """Those that it is to materialize, as far as its request names them."""
+    assets: tuple[str, ...] = ()  # Those that it is to materialize, if its request names them.
     frozen: int | None = None  # The id of its process that is stopped (SIGSTOP).
 
 
@@ -117,8 +112,7 @@ class Automation:
     name: str
     kind: Literal["sensor", "schedule"]
     running: bool
-    is_on_by_default: bool = False
-    """Whether the code turns it on, so that a user has turned it off if it is."""
+    is_on_by_default: bool = False  # Whether the code turns it on: if it is off, a user did it.
     failed_at: datetime | None = None  # When its last tick ended, if that failed.
     error: StepError | None = None
     skip_reason: str | None = None

@@ -44,8 +44,7 @@ request, an alert is sent 40 seconds after a service froze, at the latest."""
 HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT = 60.0, 10.0
 STATE_FILE = "watch.json"
 MIN_FREE_BYTES = 32 * 1024**2  # With less, SQLite may not write.
-STARTS = 3
-"""A process that was started again so often within :data:`WINDOW_SECONDS` ends again and again."""
+STARTS = 3  # Started again so often within :data:`WINDOW_SECONDS`, it ends again and again.
 WINDOW_SECONDS = 300.0
 STABLE_SECONDS = 90.0  # One that has run for so long since does not any more.
 

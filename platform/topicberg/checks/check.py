@@ -104,8 +104,7 @@ class Probe:
     table: CheckedTable
     deployment: Deployment
     snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]]  # Opens a connection.
-    last: Callable[[str], Finding | None]
-    """Name of a check of the same asset → the finding of its last evaluation."""
+    last: Callable[[str], Finding | None]  # Name of a check of the asset → its last finding.
     reads_rows: bool = True  # False: rules that are not blocking use column statistics only.
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     _statuses: dict[str, TopicStatus | None] = field(default_factory=dict)
@@ -183,13 +182,9 @@ def delay_check(
 
     def evaluate(probe: Probe) -> Finding:
         topic = probe.load(spec.table_identifier(probe.config))
-        return compare(
-            probe.find(probe.table.identifier),
-            topic,
-            allowed_minutes,
-            probe.now,
-            computation_remediation(probe.table.name),
-        )
+        table = probe.find(probe.table.identifier)
+        remediation = computation_remediation(probe.table.name)
+        return compare(table, topic, allowed_minutes, probe.now, remediation)
 
     return TableCheck("up_to_date", description, evaluate)
 

@@ -33,8 +33,7 @@ class Memory(BaseModel):
     """What the next evaluation needs of this one."""
 
     table: str | None  # The derived table's UUID; None: it did not exist.
-    since: int | None
-    """Since when (in ms) a source exists that was never read; None: there is none."""
+    since: int | None  # Since when (ms) there is a source that was never read; None: there is none.
     known: Known
 
 

@@ -31,11 +31,9 @@ from topicberg.wording import count
 
 ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
 """Table property: how many skipped records the operator has acknowledged."""
-TRANSACTION_MS = 15 * 60_000
-"""By default, a broker ends a transaction after this time: an older one hangs."""
+TRANSACTION_MS = 15 * 60_000  # By default, a broker ends a transaction then: an older one hangs.
 SAMPLED_RECORDS = 600  # Offsets of a topic whose records are compared with the schema.
-PATIENCE_MS = 20_000
-"""A failure of the engine is not reported for this time: a retry may resolve it."""
+PATIENCE_MS = 20_000  # A failure of the engine is not reported for so long: a retry may resolve it.
 ENGINE_CHECK = "tableflow"  # The check that says whether the engine commits a topic.
 LAG_CHECK, FRESHNESS_CHECK = "kafka_lag", "freshness"
 MINUTES = "minutes_since_the_newest_rows"

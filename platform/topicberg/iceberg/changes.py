@@ -43,8 +43,7 @@ class Mark(BaseModel):
     snapshot: int | None  # None: the table had no snapshot.
     sequence: int
     at: int  # When the snapshot was committed, in ms.
-    totals: tuple[int, ...] | None = None
-    """Data files, records and bytes, from the snapshot's summary."""
+    totals: tuple[int, ...] | None = None  # Data files, records and bytes, by the summary.
 
     @staticmethod
     def of(table: Table, snapshot: Snapshot | None) -> Mark:

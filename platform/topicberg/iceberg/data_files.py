@@ -47,8 +47,7 @@ from topicberg.iceberg.names import schema_in_files
 
 MAX_OPEN = 64  # Files that are open at once; rows of more partitions wait in memory for their file.
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # Rows that wait in memory.
-GROUP_BYTES = 4 * 1024 * 1024
-"""Rows in memory that are worth a row group of their own; fewer wait for more."""
+GROUP_BYTES = 4 * 1024 * 1024  # Rows in memory that are worth a row group; fewer wait for more.
 _FILE_RATIO = 4  # Bytes of rows in memory for a byte of their file, about.
 _FORMAT = "write.format.default"
 _FILE_BYTES = 128 * 1024 * 1024

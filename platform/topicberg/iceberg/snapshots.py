@@ -74,8 +74,7 @@ class SnapshotChanges:
 
     new: list[Snapshot]
     rolled_back: list[Snapshot]  # Snapshots that a rollback removed from the history of ``main``.
-    gap: bool = False
-    """Snapshots in between are expired: there may have been others, new or rolled back."""
+    gap: bool = False  # Snapshots in between are expired: others may have been new or rolled back.
 
 
 def changes_rows(snapshot: Snapshot) -> bool:

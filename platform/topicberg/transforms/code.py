@@ -70,8 +70,7 @@ class _Found(NamedTuple):
     """Collects what a function uses."""
 
     sources: dict[Name, str]  # The text of what each name stands for.
-    package: str
-    """The outermost package of the function: it is the user's wherever it is installed."""
+    package: str  # The outermost package of the function: the user's wherever it is installed.
 
     def add(self, *names: Name) -> None:
         """Add what names stand for, and what that uses, as far as it is the project's."""
@@ -172,8 +171,7 @@ class _Module(NamedTuple):
     """What the names of a module stand for, outside of its functions."""
 
     statements: dict[str, list[ast.stmt]]  # Those that define a name, or may change its value.
-    imports: dict[str, Name]
-    """The module, and the name in it, that each import binds; ``""``: the module itself."""
+    imports: dict[str, Name]  # Import → module and name in it; ``""``: the module itself.
     stars: list[str]  # The modules all names of which are imported.
 
 

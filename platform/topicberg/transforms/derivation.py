@@ -50,8 +50,7 @@ class Derivation:
     target: TableName
     transform: Transform
     target_time: str  # The event time in the target, by which a window is replaced.
-    partitioned_by: str = "hour"
-    """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
+    partitioned_by: str = "hour"  # Transform of ``target_time``; windows consist of partitions.
     first: datetime | None = None  # When the first partition begins; it also has everything before.
     format_version: int = 2  # Iceberg's format version of a new table.
     version: str | None = None  # Of the function and its settings; None: it is not recorded.

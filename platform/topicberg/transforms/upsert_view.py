@@ -30,8 +30,7 @@ from topicberg.version import IN_SUMMARY
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _NEW = "topicberg_new_records"
-DEFINITION = "topicberg.upsert-view"
-"""Snapshot summary, JSON: the keys and the order by which the view was computed."""
+DEFINITION = "topicberg.upsert-view"  # Snapshot summary, JSON: keys and order of the view.
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 LOG_FOLDER = "_delta_log"
-CHECKPOINT_EVERY = 20
-"""Versions between checkpoints: readers, and the next sync, read at most so many small files."""
+CHECKPOINT_EVERY = 20  # Versions between checkpoints: readers read at most so many small files.
 _TAKEN = (errno.EBUSY, errno.EEXIST)
 MARK = "topicberg"  # The key in commitInfo under which a version records what it reflects.
 
@@ -40,8 +39,7 @@ class DeltaVersion:
     """One version of a Delta table."""
 
     version: int
-    snapshot_id: int | None
-    """The Iceberg snapshot whose rows it has; None: the table had no snapshot yet."""
+    snapshot_id: int | None  # The Iceberg snapshot whose rows it has; None: there was none yet.
     definition: str  # Digest of its protocol and metaData.
 
 

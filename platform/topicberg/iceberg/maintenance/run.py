@@ -60,8 +60,7 @@ class MaintenanceReport:
     table: str
     before: TableSize
     after: TableSize
-    partitions_corrected: int = 0
-    """Files whose partition value in the metadata was not that of their rows."""
+    partitions_corrected: int = 0  # Files whose partition value was not that of their rows.
     rows_expired: int = 0
     files_compacted: int = 0
     delete_files_compacted: int = 0

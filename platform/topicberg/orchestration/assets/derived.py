@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from topicberg.orchestration.assets.lake import Lake
 
 T = TypeVar("T")
-NAME = re.compile("[a-z][a-z0-9_]*")
-"""Of a table: Glue knows no upper case, and Snowflake ignores it."""
+NAME = re.compile("[a-z][a-z0-9_]*")  # Of a table: Glue has no upper case, Snowflake ignores it.
 DAY = 24
 LONGEST = timedelta(days=36_500)  # Of a lookback or lookahead that is not for ever.
 CHART_PARTITIONS = 6  # Partitions before those of the run that its chart shows as well.
@@ -535,13 +534,9 @@ def _compute(
         return write_window_on_emr(
             context, derived.name, windows, emr, lakehouse.config, lakehouse.endpoints()
         )
-    return write_window(
-        spark.spark_session,
-        lakehouse.catalog(),
-        plan,
-        *windows,
-        keep_expired=is_computation_of_sensor(context.run.tags),
-    )
+    session, catalog = spark.spark_session, lakehouse.catalog()
+    of_sensor = is_computation_of_sensor(context.run.tags)
+    return write_window(session, catalog, plan, *windows, keep_expired=of_sensor)
 
 
 def _report_partitions(

@@ -56,8 +56,7 @@ class Lake:
     publishes: bool = True  # Whether derived tables are published to topics.
     also_read: frozenset[str] = frozenset()
     """Names of what derived tables read that were left out (:meth:`within`)."""
-    own_checks: tuple[OwnCheck, ...] = ()
-    """The project's own, of tables; without those of tables that are left out."""
+    own_checks: tuple[OwnCheck, ...] = ()  # The project's own, but of tables that are left out.
 
     def __post_init__(self) -> None:
         left, missing = self._without_missing()

@@ -31,8 +31,7 @@ class Catalog(Protocol):
     """Where the tables of the lake are registered, for readers of that catalog."""
 
     name: str  # The first part of the keys of its assets, and the name of the entry point.
-    source: str
-    """Whose assets its own are made from: :data:`ICEBERG`, or the name of another catalog."""
+    source: str  # Whose assets its own are made from: :data:`ICEBERG`, or another catalog.
     pool: str | None  # Dagster's pool of its operations.
     modules: tuple[str, ...]
     """Libraries that it needs. Where one is not installed, the graph does not have the catalog."""

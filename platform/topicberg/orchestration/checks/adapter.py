@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import dagster as dg
@@ -73,15 +73,8 @@ def check_specs(
     table: tables.LakeTable, system: str, checks: Iterable[TableCheck]
 ) -> list[dg.AssetCheckSpec]:
     """Return the checks of one asset as Dagster shows them."""
-    return [
-        dg.AssetCheckSpec(
-            check.name,
-            asset=table.key(system),
-            description=check.description,
-            blocking=check.blocking,
-        )
-        for check in checks
-    ]
+    spec = partial(dg.AssetCheckSpec, asset=table.key(system))
+    return [spec(c.name, description=c.description, blocking=c.blocking) for c in checks]
 
 
 def definition(

@@ -51,16 +51,12 @@ def write_window_on_emr(
     messages = _Messages(emr.log_uri, endpoints.boto3("s3", config))
     pipes = _Client(client, message_reader=messages, poll_interval=POLL_SECONDS)
     try:
+        of_sensor = is_computation_of_sensor(context.run.tags)
+        request = JobRequest.of(table, windows, config, endpoints, keep_expired=of_sensor)
         pipes.run(
             context=context,
             start_job_run_params=start_job_run(table, emr, config, endpoints),
-            extras=JobRequest.of(
-                table,
-                windows,
-                config,
-                endpoints,
-                keep_expired=is_computation_of_sensor(context.run.tags),
-            ).model_dump(mode="json"),
+            extras=request.model_dump(mode="json"),
         )
     except Exception as error:
         if run.state in ENDED_BADLY:

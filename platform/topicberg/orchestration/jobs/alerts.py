@@ -35,8 +35,7 @@ INTERVAL_SECONDS = 15
 LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute
 later: they take a tenth of the time."""
-NUMBERS_SECONDS = 300
-"""How often the list in the UI is reported again while only numbers in it change."""
+NUMBERS_SECONDS = 300  # How often the list in the UI is reported while only numbers in it change.
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
 ENGINE_INTERVAL_SECONDS = 20
 CONFIRM_SECONDS = 10.0  # Within this time, an engine that ended is started again.

@@ -32,10 +32,8 @@ _TAGS = {KIND: "catalogs"}
 class CatalogCursor(BaseModel):
     """Table → its state, as :func:`topicberg.catalogs.glue.registered_state` has it."""
 
-    life: str = ""
-    """Of this cursor, which another one after a reset has not: makes run keys unique."""
-    settled: dict[str, str] = {}
-    """That the catalogs have, or had; or that too many runs failed to register."""
+    life: str = ""  # Of this cursor, and of none after a reset: makes run keys unique.
+    settled: dict[str, str] = {}  # What catalogs have or had, or too many runs failed to register.
     seen: dict[str, str] = {}  # Of the last tick, where it was not settled.
     requested: dict[str, str] = {}
     run_key: str = ""

@@ -39,8 +39,7 @@ SENSOR = "snapshots"
 UNREGISTERED, UNCHECKED, UNOBSERVED, UNFINISHED = "r", "c", "o", "w"
 """Flags: the table differs from what the catalogs have; a tick has registered it, which no run has
 checked yet; its topic is to be observed in Kafka; not all of it is computed."""
-WANTED = ".dagster/topicberg/wanted"
-"""Tag of a run: what it is to do, which its other attempts have as well."""
+WANTED = ".dagster/topicberg/wanted"  # Tag of a run: what it, like its other attempts, is to do.
 ATTEMPT = "topicberg/attempt"  # Tag of a run: how many there were for the same before.
 FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 10.0, 900.0
 """Between the end of a run that failed and the next attempt; each one waits twice as long."""
@@ -78,8 +77,7 @@ class TableWatch:
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     pointers: tuple[Table, ...] = ()
     """The tables among the registrations of which only pointers are moved: nothing is computed."""
-    computation: Computation | None = None
-    """None: no run computes it, but the engine or a registration."""
+    computation: Computation | None = None  # None: the engine computes it, or a registration.
 
     @property
     def name(self) -> str:

@@ -33,8 +33,7 @@ from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
 
-FORGOTTEN = "topicberg.forgotten."
-"""Prefix of the table property of each erased key, followed by the key's digest."""
+FORGOTTEN = "topicberg.forgotten."  # Of table properties; the digest of an erased key follows.
 
 
 class Forgotten(BaseModel):

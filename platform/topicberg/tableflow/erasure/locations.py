@@ -54,8 +54,7 @@ class Found:
     live: int = 0  # Data files of the head that have such rows, deleted ones included.
     history: int = 0  # Data files that only other snapshots have.
     outside: tuple[str, ...] = ()  # Files in the table's folder that no snapshot has.
-    elsewhere: tuple[str, ...] = ()
-    """The same, in another folder where the table's data files are written."""
+    elsewhere: tuple[str, ...] = ()  # The same, in another folder that the table writes to.
     expired: int = 0  # Snapshots that have to expire.
     refs: tuple[str, ...] = ()  # Branches and tags that have to be removed.
     files: int = 0  # Files that were read, of all snapshots and of the folder.

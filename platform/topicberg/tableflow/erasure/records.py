@@ -41,8 +41,7 @@ class KafkaKey(NamedTuple):
     header: bytes | None = None
 
 
-Matching = Callable[[Collection[KafkaKey]], set[KafkaKey]]
-"""Returns which of some keys in Kafka are the key."""
+Matching = Callable[[Collection[KafkaKey]], set[KafkaKey]]  # Returns those that are the key.
 
 
 @dataclass

@@ -81,8 +81,7 @@ class _Share:
         group, callbacks = (engine_group(config), ENGINES_TOPIC), (self._give_up, self.changed.set)
         self.member = GroupMember(endpoints, *group, self.engine, self._identity.id, *callbacks)
         self._is_stopping = False
-        self._settled: set[str] = set()
-        """Topics of other engines, whose statuses do not name this engine."""
+        self._settled: set[str] = set()  # Topics of others, whose statuses do not name this engine.
 
     def _give_up(self, is_lost: bool) -> None:
         if is_lost:

@@ -46,10 +46,8 @@ COUNTERS = (
     "commits",
     "failures",
 )  # Since the engine got the topic. Metrics and the check ``tableflow`` have the same names.
-PENDING_SECONDS = 30.0
-"""A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
-OBSERVED_SECONDS = 30.0
-"""An engine that has not read the ends of the logs for longer does not run, or hangs."""
+PENDING_SECONDS = 30.0  # A topic that fails for longer is FAILED; it is tried again all the same.
+OBSERVED_SECONDS = 30.0  # An engine that has not read the ends of logs for longer ended, or hangs.
 FLEET = 20_000  # Topics whose snapshots are kept in memory.
 _OBSERVED = "tableflow/observed"
 
@@ -99,8 +97,7 @@ class TopicStatus(BaseModel):
     committed_at_ms: int | None = None
     end_offsets: Offsets = {}
     lag: Offsets = {}  # Offsets not yet committed: records, ends of transactions, and gaps.
-    open_transactions: dict[int, OpenTransaction] = {}
-    """By partition; records after them cannot be read yet."""
+    open_transactions: dict[int, OpenTransaction] = {}  # Records after them cannot be read yet.
     rows_committed: int = 0  # rows that commits added to the table
     rows_skipped: int = 0  # Records left out since the table was created, skipped or dead-lettered.
     records_read: int = 0  # records that committed batches read
@@ -109,8 +106,7 @@ class TopicStatus(BaseModel):
     counting_since_ms: int | None = None  # When the counters began: the engine got the topic.
     skip_requests: list[Skip] = []  # records that users requested to leave out
     missed_deletes: Missed | None = None  # Deletes that the table may not have, of an upsert topic.
-    unproven: Offsets = {}
-    """By partition: offset of the table's last record, if the log no longer has it."""
+    unproven: Offsets = {}  # By partition: the table's last record, if the log no longer has it.
     keys: KeyState | None = None  # How keys with a schema are compared, of an upsert topic.
     reader: Literal["process", "spark"] | None = None
     """What read the newest batch: a process of the engine, or tasks of Spark."""

@@ -38,8 +38,7 @@ UNLOADED_SECONDS = 600
 remembers the sensors of those that were renamed."""
 DEFAULT_INTERVAL_SECONDS = 30  # Dagster's, of a sensor that has none.
 _TICKS = 10  # How many ticks are read to find the last one that ended: few can be in progress.
-EVERYTHING_BEFORE = "0"
-"""Begins the range of a run that computes the first partition: sorts before all keys."""
+EVERYTHING_BEFORE = "0"  # Begins the range of the first partition: sorts before all keys.
 _SCHEDULE = schedule_name(table_jobs.CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ACTIVE_RUNS = [
