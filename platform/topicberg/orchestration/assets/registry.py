@@ -296,9 +296,9 @@ class ComputedTable(Table):
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
         published = {spec.name: spec.asset_name for spec in lake.published(self.derived)}
-        keys, topics = partial(partition_keys, time_partitions(self.root)), [*published.values()]
+        keys, assets = partial(partition_keys, time_partitions(self.root)), [*published.values()]
         allowed, plan = self._allowed_minutes, lake.plan_of(self.name)
-        yield derived_check(self.name, self.derived.reads, allowed, plan, keys, topics)
+        yield derived_check(self.name, self.derived.reads, allowed, plan, keys, assets)
         if published:
             yield published_check(self.name, published, self._allowed_minutes)
         yield from self._row_checks(self.derived.rules, None, defined_in)
