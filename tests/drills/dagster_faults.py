@@ -8,7 +8,7 @@ import psutil
 from fault_site import PATIENCE_SECONDS, End, Fault, Site
 from waiting import wait_until
 
-from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
+from topicberg.alerts.dagster_processes import CODE, DAEMON, WEBSERVER
 
 RAISES = "def _broken(*_, **__):\n    raise RuntimeError('no more')\n"
 HANGS = "def _broken(*_, **__):\n    import time\n\n    time.sleep(3600)\n"

@@ -35,7 +35,7 @@ from waiting import wait_until
 
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
-from topicberg.alerts.dagster_ui import running_ui
+from topicberg.alerts.dagster_processes import running_ui
 from topicberg.endpoints import Endpoints, runtime_file
 from topicberg.files import replace_file
 from topicberg.settings import Settings, settings

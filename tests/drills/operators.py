@@ -13,8 +13,8 @@ from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.jobs.alerts import alert_sensor
 from topicberg.orchestration.jobs.catalogs import catalog_sensor
-from topicberg.orchestration.jobs.maintenance import check_job
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
+from topicberg.orchestration.jobs.table_jobs import check_job
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec

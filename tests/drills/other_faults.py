@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 from fault_site import ENGINE, NAME, OTHER, TABLE, TOPIC, End, Fault, Site, kill, refused
 from faulty_proxy import Answer
 
-from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
+from topicberg.alerts.dagster_processes import CODE, DAEMON, WEBSERVER
 from topicberg.catalogs.snowflake.names import table_path
 from topicberg.settings import settings
 from topicberg.tableflow.service import control

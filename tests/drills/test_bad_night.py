@@ -32,7 +32,7 @@ from waiting import wait_until
 
 from topicberg.alerts.alert import DECISIONS_FILE, Notice
 from topicberg.alerts.channels import alerts_file
-from topicberg.alerts.dagster_ui import DAEMON, WEBSERVER
+from topicberg.alerts.dagster_processes import DAEMON, WEBSERVER
 from topicberg.settings import settings
 from topicberg.tableflow.service.status import read_status
 from topicberg_local import stack as local_stack

@@ -337,7 +337,7 @@ def test_manifests_and_delete_files_are_merged(topic: Topic) -> None:
 def test_the_job_reports_what_it_did(make_topic: MakeTopic) -> None:
     """An observation of a table that changed, with what it was before; none the next time."""
     from topicberg.orchestration.assets import Lake
-    from topicberg.orchestration.jobs.maintenance import maintenance_job
+    from topicberg.orchestration.jobs.table_jobs import maintenance_job
     from topicberg.orchestration.resources import RESOURCES
 
     month = timedelta(days=30)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from topicberg.alerts.alert import Alert
-from topicberg.alerts.dagster_ui import ui_url, watched_dagster
+from topicberg.alerts.dagster_processes import ui_url, watched_dagster
 from topicberg.alerts.settings import alert_settings
 from topicberg.alerts.watch import Watched, Watcher, how_to_restart, note_start
 from topicberg.errors import StackError

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from topicberg.alerts.dagster_ui import WEBSERVER, dagster_checks, running_ui
+from topicberg.alerts.dagster_processes import WEBSERVER, dagster_checks, running_ui
 from topicberg.clients import liveness
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError, first_line, split_hint

@@ -15,7 +15,7 @@ import requests
 from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
-from topicberg.alerts.dagster_ui import forget_ui, lost_ui
+from topicberg.alerts.dagster_processes import forget_ui, lost_ui
 from topicberg.alerts.watch import starts_file
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy

@@ -32,8 +32,7 @@ Line = Annotated[str, AfterValidator(lambda text: one_line(redact(text)))]
 logger = logging.getLogger(__name__)
 
 DECISIONS_FILE = "alert-decisions.json"
-DECISIONS_KEPT = timedelta(days=30)
-"""How long an expired decision stays in the file."""
+DECISIONS_KEPT = timedelta(days=30)  # How long an expired decision stays in the file.
 
 
 class Decision(BaseModel, frozen=True):
@@ -67,8 +66,7 @@ class Silence(Decision, frozen=True):
 class Decisions(BaseModel, frozen=True):
     """The decisions of a deployment."""
 
-    acknowledged: dict[str, Acknowledgement] = {}
-    """By the key of the alert."""
+    acknowledged: dict[str, Acknowledgement] = {}  # By the key of the alert.
     silences: tuple[Silence, ...] = ()
 
     def silence_of(self, key: str, assets: Collection[str], moment: datetime) -> Silence | None:
@@ -80,26 +78,18 @@ class Decisions(BaseModel, frozen=True):
 class Alert(BaseModel, frozen=True):
     """One fault."""
 
-    key: str
-    """The same for the same fault: ``check iceberg/orders:tableflow``."""
+    key: str  # The same for the same fault: ``check iceberg/orders:tableflow``.
     title: Line
     what: Line
     severity: Severity
     since: datetime
-    link: str
-    """The page of the UI that shows it."""
-    remediation: Line | None = None
-    """How to fix it."""
-    cause: str | None = None
-    """Key of the fault that is the reason for this one, if that one exists."""
-    assets: tuple[str, ...] = ()
-    """The assets that it concerns, such as ``iceberg/orders``; none: all of them."""
-    owners: tuple[str, ...] = ()
-    """Those of these assets."""
-    runbook: str | None = None
-    """The page that says what to do."""
-    waits: bool = Field(False, exclude=True)
-    """Whether it may be that it only waits for a service that is away."""
+    link: str  # The page of the UI that shows it.
+    remediation: Line | None = None  # How to fix it.
+    cause: str | None = None  # Key of the fault that is the reason for this one, if it exists.
+    assets: tuple[str, ...] = ()  # Such as ``iceberg/orders``; none: it concerns all of them.
+    owners: tuple[str, ...] = ()  # Those of these assets.
+    runbook: str | None = None  # The page that says what to do.
+    waits: bool = Field(False, exclude=True)  # Whether it may only wait for a service that is away.
 
 
 class Notice(BaseModel, frozen=True):
@@ -108,8 +98,7 @@ class Notice(BaseModel, frozen=True):
     state: Literal["firing", "acknowledged", "resolved"]
     alert: Alert
     at: datetime
-    by: Line | None = None
-    """Who acknowledged it, and why."""
+    by: Line | None = None  # Who acknowledged it, and why.
 
     @property
     def subject(self) -> str:
@@ -133,14 +122,11 @@ class Notice(BaseModel, frozen=True):
 class Work(BaseModel, frozen=True):
     """What a run had to do, or has done."""
 
-    kind: str
-    """Key of the alert that reports it."""
-    assets: frozenset[str] = frozenset()
-    """Empty: the next run of its kind does it."""
+    kind: str  # Key of the alert that reports it.
+    assets: frozenset[str] = frozenset()  # Empty: the next run of its kind does it.
     partitions: tuple[tuple[str, str], ...] = ()
     """First and last of each range of its partitions: keys that sort as text. Empty: none."""
-    failed_at: datetime | None = None
-    """When its run failed; None: it has not failed."""
+    failed_at: datetime | None = None  # When its run failed; None: it has not failed.
 
     def after(self, done: Work) -> Work | None:
         """Return what is left of it to do after another run; None: nothing."""
@@ -162,29 +148,22 @@ class Outage(BaseModel, frozen=True):
     """A fault that something else reports, or reported minutes ago."""
 
     alert: Alert
-    seen_at: datetime
-    """When it was active last."""
+    seen_at: datetime  # When it was active last.
 
 
 class AlertState(BaseModel):
     """What the evaluation remembers: the sensor's cursor."""
 
-    alerts: dict[str, Alert] = {}
-    """The faults that were reported and are not resolved yet, by key."""
+    alerts: dict[str, Alert] = {}  # The faults that were reported and are not resolved yet, by key.
     unsent: dict[str, Alert] = {}
     """The faults that exist and were not sent: consequences of others, and silenced ones."""
-    sent_at: dict[str, datetime] = {}
-    """When the faults in ``alerts`` were sent."""
-    acknowledged: dict[str, datetime] = {}
-    """Key → time of its acknowledgement, of those that the channels know."""
+    sent_at: dict[str, datetime] = {}  # When the faults in ``alerts`` were sent.
+    acknowledged: dict[str, datetime] = {}  # By key: acknowledgements that the channels know.
     undelivered: list[tuple[str, Notice]] = []
     """Channel and notice, of notices that a channel did not accept."""
-    runs_until: float | None = None
-    """Runs that ended before this time (seconds since 1970) were evaluated."""
-    pending: list[Work] = []
-    """What failed runs had to do and no run has done since; the newest last."""
-    silent: dict[str, int] = {}
-    """Sensor → in how many evaluations in a row it has not ticked."""
+    runs_until: float | None = None  # Runs that ended before (seconds since 1970) were evaluated.
+    pending: list[Work] = []  # What failed runs had to do and no run has done; the newest last.
+    silent: dict[str, int] = {}  # Sensor → in how many evaluations in a row it has not ticked.
     hanging: dict[str, int] = {}
     """Sensor or schedule and its tick → in how many evaluations in a row that has not ended."""
     early: dict[str, int] = {}
@@ -193,14 +172,10 @@ class AlertState(BaseModel):
     outages: dict[str, Outage] = {}
     """Faults that are reported elsewhere, and those that ended minutes ago: what follows from them
     is not sent."""
-    suspected: dict[str, Alert] = {}
-    """Of the watch: what does not answer, for less time than it may."""
-    shown: str = ""
-    """Digest of the list of alerts that the UI shows."""
-    rests_until: float | None = None
-    """The next evaluation begins after this time (seconds since 1970)."""
-    unchecked: int = 0
-    """How many evaluations in a row found that no check was evaluated recently."""
+    suspected: dict[str, Alert] = {}  # Of the watch: what does not answer for a shorter time.
+    shown: str = ""  # Digest of the list of alerts that the UI shows.
+    rests_until: float | None = None  # The next evaluation begins after it (seconds since 1970).
+    unchecked: int = 0  # How many evaluations in a row found that no check was evaluated recently.
 
     @staticmethod
     def parse(text: str | None) -> AlertState:

@@ -48,12 +48,10 @@ _PAGERDUTY_SUMMARY, _PAGERDUTY_KEY, _PAGERDUTY_DETAIL = 1024, 255, 4000
 _URL = re.compile(r"https?://[^\s<>|]+")
 TIMEOUT_SECONDS = 10
 ALERTS_FILE = "alerts.jsonl"
-KEPT = timedelta(days=1)
-"""How long a notice is kept for a channel that does not accept it."""
+KEPT = timedelta(days=1)  # How long a notice is kept for a channel that does not accept it.
 MAX_WAITING = 200
 _REFUSALS = (400, 413, 422)
-MAX_FILE_BYTES = 5_000_000
-"""A file of this size becomes ``alerts.jsonl.1``."""
+MAX_FILE_BYTES = 5_000_000  # A file of this size becomes ``alerts.jsonl.1``.
 
 
 class RefusedNoticeError(TopicbergError):
@@ -87,10 +85,8 @@ class ChannelFactory(Protocol):
 class Channel:
     name: str
     send: Send
-    least: Severity = "warning"
-    """The least severity that is sent."""
-    takes: Callable[[Alert], bool] = lambda alert: True
-    """Whether an alert is sent there."""
+    least: Severity = "warning"  # The least severity that is sent.
+    takes: Callable[[Alert], bool] = lambda alert: True  # Whether an alert is sent there.
 
 
 def alerts_file(config: Settings) -> Path:

@@ -26,18 +26,15 @@ from topicberg.checks.finding import moment
 from topicberg.errors import split_hint
 from topicberg.wording import listed
 
-MAX_PENDING = 100
-"""Failed runs whose work is remembered; of older ones, only that their kind failed."""
+MAX_PENDING = 100  # Failed runs whose work is known; of older ones, only that their kind failed.
 UNCHECKED_TICKS = 40
 """For how many evaluations more the checks may not run: four each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
-SILENT_EVALUATIONS = 8
-"""In how many evaluations in a row a sensor has not ticked."""
+SILENT_EVALUATIONS = 8  # In how many evaluations in a row a sensor has not ticked.
 HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=15)
 _MAX_TEXT = 500
-MAX_SHOWN = 5
-"""Assets that an alert names."""
+MAX_SHOWN = 5  # Assets that an alert names.
 _RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
 """What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
 _RPC_MESSAGE = "the server of the code location does not answer"
@@ -45,8 +42,7 @@ _RPC_HINT = (
     "wait a minute: Dagster starts a server that ended again, and ends a tick that hangs; if it "
     "stays, restart the code location, locally: end `topicberg ui` and start it again"
 )
-_PLACE = re.compile(r'File "(.+?)", line (\d+)')
-"""How Python begins the text of a SyntaxError."""
+_PLACE = re.compile(r'File "(.+?)", line (\d+)')  # How Python begins the text of a SyntaxError.
 
 
 def evaluate(
@@ -344,7 +340,10 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
 
 
 def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The sensors that are on and do not tick, while this one does: their thread hangs."""
+    """The sensors that are on and do not tick, while this one does: their thread hangs.
+
+    After the daemon was down, each of them needs a moment: evaluations are counted, not time.
+    """
     silent = {
         automation.name: automation
         for automation in seen.automations
@@ -425,8 +424,7 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
         )
 
 
-_TIMED_OUT = "timed out due to taking longer than"
-"""How Dagster says that a tick hangs, above gRPC's error."""
+_TIMED_OUT = "timed out due to taking longer than"  # Dagster's text of a tick that hangs.
 
 
 def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:

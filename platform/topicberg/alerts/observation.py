@@ -10,12 +10,10 @@ from typing import Literal
 from topicberg.alerts.alert import Alert
 from topicberg.checks.finding import Finding, Severity
 
-CHECKED_WITHIN = timedelta(minutes=10)
-"""The schedule requests an evaluation of the checks every five minutes."""
+CHECKED_WITHIN = timedelta(minutes=10)  # The schedule requests one every five minutes.
 SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
 """For how long a sensor may begin no tick: a tick of a busy daemon may take a minute."""
-HANGING_AFTER = timedelta(seconds=30)
-"""For how long a tick may be in progress: Dagster ends it after a minute."""
+HANGING_AFTER = timedelta(seconds=30)  # How long a tick may last: Dagster ends it after a minute.
 CHECKS_REST = 9
 """After a run of the checks, the schedule waits for this many times as long as the run took, so
 that the checks of very many tables take at most a tenth of the time."""
@@ -28,8 +26,7 @@ class FailedCheck:
     asset: str
     name: str
     finding: Finding
-    is_early: bool = False
-    """The engine's status says so, and the check has not been evaluated since."""
+    is_early: bool = False  # The engine's status says so, and the check was not evaluated since.
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,11 @@ class CheckRuns:
 
     job: str
     schedule: str
-    scheduled: bool
-    """Whether the code location has such a schedule."""
-    stack_stopped: bool
-    """Whether this is a local stack that the user stopped, or never started."""
+    scheduled: bool  # Whether the code location has such a schedule.
+    stack_stopped: bool  # Whether this is a local stack that the user stopped, or never started.
     ended_at: datetime | None
     """When a run of the checks ended last, successful or not: a failed run has its own alert."""
-    took: timedelta = timedelta()
-    """How long this run took."""
+    took: timedelta = timedelta()  # How long this run took.
 
     def overdue(self, now: datetime) -> bool:
         """Return whether the schedule should have evaluated the checks, and did not."""
@@ -69,10 +63,8 @@ class StaleAsset:
 class StepError:
     """The error of a step or a tick, with those that caused it."""
 
-    chain: tuple[str, ...]
-    """The text of each, as Dagster stores it (``module.Class: message``), the outermost first."""
-    of_blocking_check: bool = False
-    """The step failed only because a blocking check did."""
+    chain: tuple[str, ...]  # As Dagster stores it (``module.Class: message``), outermost first.
+    of_blocking_check: bool = False  # The step failed only because a blocking check did.
 
 
 @dataclass(frozen=True)
@@ -80,19 +72,15 @@ class EndedRun:
     """A run that succeeded or failed."""
 
     id: str
-    kind: str
-    """Its job, the sensor that requested it, or its assets."""
+    kind: str  # Its job, the sensor that requested it, or its assets.
     succeeded: bool
-    retried: bool
-    """It failed, and Dagster starts it again."""
+    retried: bool  # It failed, and Dagster starts it again.
     ended_at: datetime
     planned: frozenset[str]
-    materialized: frozenset[str]
-    """The planned assets that it has materialized or observed."""
+    materialized: frozenset[str]  # The planned assets that it has materialized or observed.
     partitions: tuple[tuple[str, str], ...] = ()
     """First and last of each range of its partitions: keys that sort as text. Empty: none."""
-    left: tuple[tuple[str, str], ...] = ()
-    """Those of the assets that it has not materialized."""
+    left: tuple[tuple[str, str], ...] = ()  # Those of the assets that it has not materialized.
     errors: tuple[StepError, ...] = ()
 
 
@@ -113,10 +101,8 @@ class ActiveRun:
     id: str
     kind: str
     since: datetime
-    assets: tuple[str, ...] = ()
-    """Those that it is to materialize, as far as its request names them."""
-    frozen: int | None = None
-    """The id of its process that is stopped (SIGSTOP)."""
+    assets: tuple[str, ...] = ()  # Those that it is to materialize, if its request names them.
+    frozen: int | None = None  # The id of its process that is stopped (SIGSTOP).
 
 
 @dataclass(frozen=True)
@@ -126,18 +112,13 @@ class Automation:
     name: str
     kind: Literal["sensor", "schedule"]
     running: bool
-    is_on_by_default: bool = False
-    """Whether the code turns it on, so that a user has turned it off if it is."""
-    failed_at: datetime | None = None
-    """When its last tick ended, if that failed."""
+    is_on_by_default: bool = False  # Whether the code turns it on: if it is off, a user did it.
+    failed_at: datetime | None = None  # When its last tick ended, if that failed.
     error: StepError | None = None
     skip_reason: str | None = None
-    ticked_at: datetime | None = None
-    """When its last tick began, whether or not that has ended."""
-    in_progress: bool = False
-    """Whether its last tick has not ended."""
-    interval: timedelta | None = None
-    """How often a sensor ticks; None: a schedule."""
+    ticked_at: datetime | None = None  # When its last tick began, whether or not that has ended.
+    in_progress: bool = False  # Whether its last tick has not ended.
+    interval: timedelta | None = None  # How often a sensor ticks; None: a schedule.
 
     @property
     def is_turned_off(self) -> bool:
@@ -168,8 +149,7 @@ class SharedTables:
     """Tables that another code location of the instance has as well."""
 
     location: str
-    tables: tuple[str, ...]
-    """Their assets."""
+    tables: tuple[str, ...]  # Their assets.
 
 
 @dataclass(frozen=True)
@@ -178,10 +158,8 @@ class Observation:
 
     at: datetime
     check_runs: CheckRuns
-    assets: frozenset[str] = frozenset()
-    """All assets that exist."""
-    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Asset → its owners."""
+    assets: frozenset[str] = frozenset()  # All assets that exist.
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # Asset → its owners.
     failed_checks: Sequence[FailedCheck] = ()
     stale_assets: Sequence[StaleAsset] = ()
     elsewhere: Mapping[str, Alert] = field(default_factory=dict)
@@ -192,15 +170,11 @@ class Observation:
     materialized: Mapping[str, datetime] = field(default_factory=dict)
     """Asset → when it was materialized last, of those that failed runs have left: the sensor
     ``snapshots`` registers tables without a run."""
-    runs_until: float = 0.0
-    """The time (seconds since 1970) until which ended runs were read."""
+    runs_until: float = 0.0  # The time (seconds since 1970) until which ended runs were read.
     queued: QueuedRuns | None = None
-    active: Sequence[ActiveRun] = ()
-    """The oldest ones that are in progress."""
+    active: Sequence[ActiveRun] = ()  # The oldest ones that are in progress.
     automations: Sequence[Automation] = ()
     shared: Sequence[SharedTables] = ()
     """Tables of which another project of topicberg in the instance has the same assets."""
-    spec_errors: str | None = None
-    """Mistakes in topic specs."""
-    spec_errors_at_load: str | None = None
-    """Those when the code location was loaded."""
+    spec_errors: str | None = None  # Mistakes in topic specs.
+    spec_errors_at_load: str | None = None  # Those when the code location was loaded.

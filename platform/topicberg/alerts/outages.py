@@ -21,8 +21,7 @@ ENGINE, SUPERVISOR = "service tableflow", "service supervisor"
 LEFTOVER = CHECKED_WITHIN
 """For how long after an outage its consequences may last until they are sent: failed runs are
 started again, and the checks run, within this time."""
-MARGIN = timedelta(minutes=1)
-"""How much later than the outage a fault may begin that the outage has caused."""
+MARGIN = timedelta(minutes=1)  # How much later than an outage a fault of it may begin.
 _KEYS = {
     **{name: service.key for name, service in SERVICES.items()},
     **{service.key: service.key for service in SERVICES.values()},

@@ -43,27 +43,22 @@ PATIENCE_SECONDS = 20.0
 request, an alert is sent 40 seconds after a service froze, at the latest."""
 HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT = 60.0, 10.0
 STATE_FILE = "watch.json"
-MIN_FREE_BYTES = 32 * 1024**2
-"""With less, SQLite may not write."""
-STARTS = 3
-"""A process that was started again so often within :data:`WINDOW_SECONDS` ends again and again."""
+MIN_FREE_BYTES = 32 * 1024**2  # With less, SQLite may not write.
+STARTS = 3  # Started again so often within :data:`WINDOW_SECONDS`, it ends again and again.
 WINDOW_SECONDS = 300.0
-STABLE_SECONDS = 90.0
-"""One that has run for so long since does not any more."""
+STABLE_SECONDS = 90.0  # One that has run for so long since does not any more.
 
 
 @dataclass(frozen=True)
 class Watched:
     """Something that has to answer."""
 
-    name: str
-    """Of the process, as in `topicberg status`."""
+    name: str  # Of the process, as in `topicberg status`.
     check: Check
     """What it returns may end with a hint, as an error's text does: that is the remediation then,
     in place of the one here."""
     remediation: str
-    title: str = ""
-    """What it is, in a sentence; by default its name."""
+    title: str = ""  # What it is, in a sentence; by default its name.
     patience: float | Callable[[str], float] = PATIENCE_SECONDS
     """For how many seconds it may not answer, or what returns that for a reason."""
     causes: tuple[str, ...] = ()
@@ -141,8 +136,7 @@ def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> A
 
 @dataclass(frozen=True)
 class _Failing:
-    since: float
-    """Monotonic."""
+    since: float  # Monotonic.
     at: datetime
     why: str
 
@@ -284,7 +278,7 @@ class Watcher(threading.Thread):
         ended = {
             k: Outage(alert=a, seen_at=now) for k, a in known.alerts.items() if k not in faults
         }
-        known = known.model_copy(update={"outages": {**ended, **outages}})
+        known = known.model_copy(update={"outages": {**outages, **ended}})
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
         suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}

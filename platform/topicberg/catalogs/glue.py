@@ -32,8 +32,7 @@ PREVIOUS_METADATA_LOCATION = "previous_metadata_location"
 ATTEMPTS = 5
 
 _OWN_TAGS = ("topicberg-reading-", "publishing-", "published-")
-_METADATA_FILES = 50
-"""Half of the metadata files that a table keeps (``write.metadata.previous-versions-max``)."""
+_METADATA_FILES = 50  # Half of a table's (``write.metadata.previous-versions-max``).
 _HIVE_TYPES = {
     **{name: name for name in ("boolean", "int", "float", "double", "date", "timestamp", "binary")},
     "long": "bigint",

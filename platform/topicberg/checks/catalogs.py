@@ -32,8 +32,7 @@ class PointerPosition:
     """The position of a pointer among the states of its table."""
 
     known: bool
-    behind_since: datetime | None = None
-    """When the next state was committed; None: it is the newest."""
+    behind_since: datetime | None = None  # When the next one was committed; None: it is the newest.
 
 
 def place(table: Table, location: str | None) -> PointerPosition:

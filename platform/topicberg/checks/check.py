@@ -42,8 +42,7 @@ class TableCheck:
     description: str
     evaluate: Callable[[Probe], Finding]
     """May raise NoSuchTableError: a table that was not created yet is not a fault."""
-    blocking: bool = False
-    """Whether a failure prevents the computation of what is downstream."""
+    blocking: bool = False  # Whether a failure prevents the computation of what is downstream.
 
 
 @dataclass(frozen=True)
@@ -104,12 +103,9 @@ class Probe:
 
     table: CheckedTable
     deployment: Deployment
-    snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]]
-    """Opens a connection."""
-    last: Callable[[str], Finding | None]
-    """Name of a check of the same asset → the finding of its last evaluation."""
-    reads_rows: bool = True
-    """False: rules that are not blocking use column statistics only."""
+    snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]]  # Opens a connection.
+    last: Callable[[str], Finding | None]  # Name of a check of the asset → its last finding.
+    reads_rows: bool = True  # False: rules that are not blocking use column statistics only.
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     _statuses: dict[str, TopicStatus | None] = field(default_factory=dict)
 
@@ -186,13 +182,9 @@ def delay_check(
 
     def evaluate(probe: Probe) -> Finding:
         topic = probe.load(spec.table_identifier(probe.config))
-        return compare(
-            probe.find(probe.table.identifier),
-            topic,
-            allowed_minutes,
-            probe.now,
-            computation_remediation(probe.table.name),
-        )
+        table = probe.find(probe.table.identifier)
+        remediation = computation_remediation(probe.table.name)
+        return compare(table, topic, allowed_minutes, probe.now, remediation)
 
     return TableCheck("up_to_date", description, evaluate)
 

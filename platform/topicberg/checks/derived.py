@@ -25,19 +25,15 @@ from topicberg.transforms.unread import Known, SourceTable, computable, held, la
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
 
-ALLOWED_MINUTES = 30
-"""How stale a table may be if the spec of its topic sets no limit."""
-MEMORY = "unread"
-"""Metadata of an evaluation: :class:`Memory`."""
+ALLOWED_MINUTES = 30  # How stale a table may be if the spec of its topic sets no limit.
+MEMORY = "unread"  # Metadata of an evaluation: :class:`Memory`.
 
 
 class Memory(BaseModel):
     """What the next evaluation needs of this one."""
 
-    table: str | None
-    """The derived table's UUID; None: it did not exist."""
-    since: int | None
-    """Since when (in ms) a source exists that was never read; None: there is none."""
+    table: str | None  # The derived table's UUID; None: it did not exist.
+    since: int | None  # Since when (ms) there is a source that was never read; None: there is none.
     known: Known
 
 

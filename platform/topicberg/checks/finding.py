@@ -21,10 +21,8 @@ class Finding:
     The texts are plain text: whoever shows a finding escapes them for the destination.
     """
 
-    what: str
-    """A sentence without its full stop."""
-    remediation: str | None = None
-    """How to fix it: a command in backticks, or a sentence."""
+    what: str  # A sentence without its full stop.
+    remediation: str | None = None  # How to fix it: a command in backticks, or a sentence.
     since: datetime | None = None
     severity: Severity = "error"
     cause: str | None = None

@@ -24,16 +24,11 @@ MIN_HISTORY = {timedelta(days=1): 6, timedelta(hours=1): 24}
 """How many periods are needed to know what is usual: of hours a day of them, as many topics have
 fewer records at night."""
 MIN_HISTORY_OF_OTHERS = 12
-MIN_ROWS = 100
-"""A period with fewer rows than this, where fewer are usual, differs by chance."""
-GRACE = timedelta(minutes=10)
-"""How long after the end of a period its rows may still be added."""
-SLOT = timedelta(minutes=10)
-"""The period of tables that are not partitioned by time."""
-_SPREAD = 4.0
-"""Robust standard deviations that are still usual."""
-_MAD = 1.4826
-"""A normal distribution's standard deviation, in median absolute deviations."""
+MIN_ROWS = 100  # A period with fewer rows than this, where fewer are usual, differs by chance.
+GRACE = timedelta(minutes=10)  # How long after the end of a period its rows may still be added.
+SLOT = timedelta(minutes=10)  # The period of tables that are not partitioned by time.
+_SPREAD = 4.0  # Robust standard deviations that are still usual.
+_MAD = 1.4826  # A normal distribution's standard deviation, in median absolute deviations.
 
 
 def readable_by_check() -> TableCheck:

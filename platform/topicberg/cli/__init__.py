@@ -161,7 +161,7 @@ def _storage_failure(error: Exception) -> str | None:
     for cause in causes(error):
         is_of_disk = isinstance(cause, OSError) and cause.errno in _DISK_ERRORS
         if is_of_disk or type(cause).__module__ == "sqlite3":
-            from topicberg.alerts.dagster_ui import storage_problem
+            from topicberg.alerts.dagster_processes import storage_problem
             from topicberg.alerts.watch import full_disk
             from topicberg.settings import settings
 

@@ -110,7 +110,7 @@ def send_test() -> None:
     """Send a test alert to every channel and route, and resolve it."""
     from topicberg.alerts.alert import Alert, Notice
     from topicberg.alerts.channels import channels, send_by
-    from topicberg.alerts.dagster_ui import ui_url
+    from topicberg.alerts.dagster_processes import ui_url
     from topicberg.alerts.settings import alert_settings
 
     config, chosen, now = settings(), alert_settings(), datetime.now(UTC)

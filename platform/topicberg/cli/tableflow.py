@@ -342,7 +342,7 @@ def serve(
 
     The local stack includes one.
     """
-    from topicberg.alerts.dagster_ui import dagster_watcher
+    from topicberg.alerts.dagster_processes import dagster_watcher
     from topicberg.tableflow.service.service import main
 
     main(

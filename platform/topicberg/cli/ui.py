@@ -46,7 +46,7 @@ def workspace_file(config: Settings) -> str | None:
 
 def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000) -> None:
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
-    from topicberg.alerts.dagster_ui import note_ui
+    from topicberg.alerts.dagster_processes import note_ui
     from topicberg.dagster.home import dagster_home
     from topicberg.documents import GRAPH, address_of
 
@@ -86,7 +86,7 @@ def run_dagster() -> None:
     otherwise."""
     from runpy import run_module
 
-    from topicberg.alerts.dagster_ui import forget_ui
+    from topicberg.alerts.dagster_processes import forget_ui
 
     def end(_number: int, _frame: FrameType | None) -> None:
         config = settings()

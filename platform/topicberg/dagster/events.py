@@ -27,12 +27,9 @@ EVENTS = table(
 )
 TAGS = table("asset_event_tags", column("event_id"))
 """What is used of Dagster's tables; another version may have others."""
-RUNLESS_RUN_ID = ""
-"""Of events outside of runs."""
-ENDED = ("SUCCEEDED", "FAILED")
-"""States of a check that has a result."""
-BATCH = 500
-"""Rows of a transaction: other processes write events meanwhile."""
+RUNLESS_RUN_ID = ""  # Of events outside of runs.
+ENDED = ("SUCCEEDED", "FAILED")  # States of a check that has a result.
+BATCH = 500  # Rows of a transaction: other processes write events meanwhile.
 
 
 def forget_events(storage: Any, before: datetime, assets: Collection[AssetKey]) -> int:

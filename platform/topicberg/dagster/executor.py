@@ -10,10 +10,8 @@ import dagster as dg
 
 from topicberg.dagster.compatibility import require_attributes, warn_degraded
 
-MAX_WAIT_SECONDS = 2
-"""Between two looks whether a pool has room; Dagster waits for up to 15 seconds."""
-SLEEP_SECONDS = 0.5
-"""Of a run whose next step waits, after which Dagster decides whether it looks again."""
+MAX_WAIT_SECONDS = 2  # Between two looks whether a pool has room; Dagster waits up to 15 seconds.
+SLEEP_SECONDS = 0.5  # Of a run whose next step waits; then Dagster decides whether it looks again.
 
 EXECUTOR = dg.in_process_executor
 

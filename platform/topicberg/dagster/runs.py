@@ -14,10 +14,8 @@ from typing import Any
 import dagster as dg
 import psutil
 
-_LABEL = ".dagster/repository"
-"""Tag of every run that the daemon launches."""
-_EVENTS = 1000
-"""Events that are read at once."""
+_LABEL = ".dagster/repository"  # Tag of every run that the daemon launches.
+_EVENTS = 1000  # Events that are read at once.
 PROCESS = ".dagster/process"
 """Hidden tag of a run: its process and the process's start, because a pid may be used again."""
 _FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)

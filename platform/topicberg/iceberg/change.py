@@ -77,10 +77,8 @@ class SnapshotChange:
         self._removed: dict[tuple[str, int | None], DataFile] = {}
         self.forgets_removed = False  # Whether it names no file that earlier snapshots removed.
         self._corrected: set[tuple[str, int | None]] = set()
-        self.time: str | None = None
-        """The column by whose hours other tables are derived from this one."""
-        self.deleted_from: list[DataFile] = []
-        """The data files of the rows that its delete files delete."""
+        self.time: str | None = None  # The column by whose hours other tables are derived from it.
+        self.deleted_from: list[DataFile] = []  # The data files from which it deletes rows.
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
         codec = table.properties.get("write.avro.compression-codec", "").lower()

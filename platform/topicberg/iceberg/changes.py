@@ -39,15 +39,11 @@ _TOTALS = ("total-data-files", "total-records", "total-files-size")
 class Mark(BaseModel):
     """A state of a table, with what identifies it after its snapshot is expired."""
 
-    table: str
-    """The table's UUID."""
-    snapshot: int | None
-    """None: the table had no snapshot."""
+    table: str  # The table's UUID.
+    snapshot: int | None  # None: the table had no snapshot.
     sequence: int
-    at: int
-    """When the snapshot was committed, in ms."""
-    totals: tuple[int, ...] | None = None
-    """Data files, records and bytes, from the snapshot's summary."""
+    at: int  # When the snapshot was committed, in ms.
+    totals: tuple[int, ...] | None = None  # Data files, records and bytes, by the summary.
 
     @staticmethod
     def of(table: Table, snapshot: Snapshot | None) -> Mark:
@@ -70,8 +66,7 @@ class Change:
     """Hours in which rows were added or removed."""
 
     hours: Hours
-    sequence: int
-    """The table's sequence number after the change; 0: a rollback reverted a change."""
+    sequence: int  # The table's sequence number after the change; 0: a rollback reverted a change.
     since: int
     until: int
     """The times in ms between which it was committed."""
@@ -84,8 +79,7 @@ class Changed:
     changes: list[Change]
     everything: bool = False
     """Rows may have been removed from any hour, also from hours that the table no longer holds."""
-    rolled_back: bool = False
-    """Some changes are reversals of earlier ones."""
+    rolled_back: bool = False  # Some changes are reversals of earlier ones.
 
 
 def changed(table: Table, column: str, since: Mark | None) -> Changed:
@@ -163,8 +157,7 @@ class Ledger(BaseModel):
     oldest: int
     """The oldest remaining snapshot of ``main``; if it is another one now, another tool expired
     snapshots as well."""
-    since: int
-    """Changes after this sequence number are recorded."""
+    since: int  # Changes after this sequence number are recorded.
     hours: list[tuple[int, int, int]] = []
     """First hour, end, and the sequence number of the last change; without overlaps."""
 

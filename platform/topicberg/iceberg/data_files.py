@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyiceberg import partitioning
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
     StatisticsCollector,
@@ -32,13 +33,6 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import (
-    PartitionField,
-    PartitionFieldValue,
-    PartitionKey,
-    PartitionSpec,
-    partition_record_value,
-)
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, sorting
 from pyiceberg.table.locations import load_location_provider
@@ -53,8 +47,7 @@ from topicberg.iceberg.names import schema_in_files
 
 MAX_OPEN = 64  # Files that are open at once; rows of more partitions wait in memory for their file.
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # Rows that wait in memory.
-GROUP_BYTES = 4 * 1024 * 1024
-"""Rows in memory that are worth a row group of their own; fewer wait for more."""
+GROUP_BYTES = 4 * 1024 * 1024  # Rows in memory that are worth a row group; fewer wait for more.
 _FILE_RATIO = 4  # Bytes of rows in memory for a byte of their file, about.
 _FORMAT = "write.format.default"
 _FILE_BYTES = 128 * 1024 * 1024
@@ -69,7 +62,7 @@ class WriteTarget:
 
     location: str
     schema: Schema
-    spec: PartitionSpec
+    spec: partitioning.PartitionSpec
     properties: dict[str, str]
     order: sorting.SortOrder = sorting.UNSORTED_SORT_ORDER
 
@@ -97,20 +90,18 @@ class Placed:
     """Where rows were written: in one file, one after the other."""
 
     path: str
-    first: int
-    """Position of the first row in the file."""
-    rows: NDArray[np.intp] | None = None
-    """Which of the rows that were given; None: all."""
+    first: int  # Position of the first row in the file.
+    rows: NDArray[np.intp] | None = None  # Which of the rows that were given; None: all.
 
 
-class _Key(PartitionKey):
+class _Key(partitioning.PartitionKey):
     """The values of a partition; of a column there may be several, which PyIceberg refuses."""
 
     @cached_property
     def partition(self) -> Record:
         return Record(
             *(
-                partition_record_value(value.field, value.value, self.schema)
+                partitioning.partition_record_value(value.field, value.value, self.schema)
                 if not isinstance(value.field.transform, VoidTransform)
                 else None
                 for value in self.field_values
@@ -233,7 +224,9 @@ class DataFileWriter(AbstractContextManager["DataFileWriter"]):
         return np.asarray(indices, np.intp)
 
     def _transformed(
-        self, field: PartitionField | sorting.SortField, columns: Mapping[str, pa.Array]
+        self,
+        field: partitioning.PartitionField | sorting.SortField,
+        columns: Mapping[str, pa.Array],
     ) -> pa.Array:
         """Return what the rows are partitioned or sorted by."""
         column = source_column(self._schema, field.source_id, columns)
@@ -262,7 +255,7 @@ class DataFileWriter(AbstractContextManager["DataFileWriter"]):
     def _new(self, key: tuple[object, ...], values: tuple[Any, ...]) -> _File:
         of_path, partition = None, Record()
         if values:
-            fields = list(map(PartitionFieldValue, self._spec.fields, values))
+            fields = list(map(partitioning.PartitionFieldValue, self._spec.fields, values))
             of_path = _Key(fields, self._spec, self._schema)
             partition = of_path.partition
         name = f"{self._id}-{next(self._numbers):05}.parquet"

@@ -47,8 +47,7 @@ _NUMBERS = np.dtype(
 class Files:
     """Numbers of some files."""
 
-    numbers: NDArray[np.void]
-    """One record of :data:`_NUMBERS` for each file."""
+    numbers: NDArray[np.void]  # One record of :data:`_NUMBERS` for each file.
     partitions: Sequence[Partition]
 
     @classmethod

@@ -97,10 +97,8 @@ class PartitionColumn(NamedTuple):
 
     spec_id: int
     place: int
-    transform: str
-    """Without its ``[n]``."""
-    kind: str
-    """The column's type, without its precision."""
+    transform: str  # Without its ``[n]``.
+    kind: str  # The column's type, without its precision.
 
 
 def partition_columns(table: Table) -> Iterator[PartitionColumn]:

@@ -41,8 +41,7 @@ _PARQUET = FileFormat.PARQUET
 _TIMES = (DateType, TimestampType, TimestamptzType)
 _CACHED_FILES = 100_000
 
-Hours = range
-"""Hours since 1970 (UTC). Numbers, because a producer's wrong clock may write the year 57000."""
+Hours = range  # Since 1970 (UTC). Numbers: a producer's wrong clock may write the year 57000.
 
 BEFORE_EVERYTHING = -(2**62)
 NO_TIME = Hours(BEFORE_EVERYTHING, BEFORE_EVERYTHING + 1)

@@ -31,7 +31,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg import commits, file_columns, summaries
+from topicberg.iceberg import commits, file_columns, manifests, summaries
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import (
     exact_partition,
@@ -40,13 +40,6 @@ from topicberg.iceberg.files import (
     partition_columns,
     partition_key,
     partition_of,
-)
-from topicberg.iceberg.manifests import (
-    identity,
-    is_vector,
-    new_file,
-    referenced_file,
-    set_partition,
 )
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
@@ -122,8 +115,7 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
 class Deletes:
     """The deletes of a snapshot: at most one vector a data file, and position delete files."""
 
-    vectors: dict[str, DataFile]
-    """By the paths of their data files."""
+    vectors: dict[str, DataFile]  # By the paths of their data files.
     files: list[DataFile]
 
     @classmethod
@@ -131,16 +123,16 @@ class Deletes:
         """:raises TopicbergError: a data file has several vectors, so readers fail or disagree"""
         deletes = [file for file in files if file.content == DataFileContent.POSITION_DELETES]
         vectors = dict[str, DataFile]()
-        for file in filter(is_vector, deletes):
-            path = referenced_file(file)
-            if identity(vectors.setdefault(path, file)) != identity(file):
+        for file in filter(manifests.is_vector, deletes):
+            path = manifests.referenced_file(file)
+            if manifests.identity(vectors.setdefault(path, file)) != manifests.identity(file):
                 raise TopicbergError(
                     f"data file {path} has two deletion vectors, {vectors[path].file_path} and "
                     f"{file.file_path}: another writer added one without the deletes of the other",
                     hint="roll the table back to a snapshot before it (rollback_to_snapshot), and "
                     "delete the rows again with a writer that merges vectors",
                 )
-        return cls(vectors, [file for file in deletes if not is_vector(file)])
+        return cls(vectors, [file for file in deletes if not manifests.is_vector(file)])
 
 
 def live_rows(table: Table) -> int:
@@ -244,7 +236,7 @@ def misplaced_files(table: Table) -> int:
     for file in files:
         if file.content == DataFileContent.DATA:
             if (partition := exact_partition(file, specs[file.spec_id])) is not None:
-                set_partition(file, partition)
+                manifests.set_partition(file, partition)
                 misplaced += 1
             data[file.file_path] = file
             near[_rounded(file)].add(partition_of(file))
@@ -314,7 +306,7 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
     path = table.location_provider().new_data_location(f"{uuid.uuid4()}-deletes.parquet")
     with table.io.new_output(path).create() as stream:
         stream.write(buffer.getvalue())
-    return new_file(
+    return manifests.new_file(
         rows[0].file.spec_id,
         content=DataFileContent.POSITION_DELETES,
         file_path=path,

@@ -25,18 +25,15 @@ class TableReader:
     """What a reader supports."""
 
     name: str
-    newest_version: int
-    """The newest format version that it reads."""
-    unreadable: frozenset[str] = frozenset()
-    """Types of columns for which it cannot read a table."""
+    newest_version: int  # The newest format version that it reads.
+    unreadable: frozenset[str] = frozenset()  # Types of columns for which it cannot read a table.
 
     ascii_partitions: bool = False
     """It cannot read manifests that name a partition field with a letter outside of ASCII."""
     missed: Mapping[str, Mapping[str, str]] = field(default_factory=dict, hash=False)
     """Transform → type of a column → the values whose rows a query with a condition on the column
     misses, as the reader skips their partitions."""
-    tried: str = ""
-    """The newest version of which that is known."""
+    tried: str = ""  # The newest version of which that is known.
 
     def reason(self, table: Table, version: int | None = None) -> str | None:
         """Return why it cannot read a table; None: it can.

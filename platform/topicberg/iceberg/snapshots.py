@@ -15,16 +15,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
-from topicberg.iceberg import files, manifests
+from topicberg.iceberg import files, manifests, summaries
 from topicberg.iceberg.hours import PARTITION_HOURS, FileHours, Hours, partition_hours, time_bounds
-from topicberg.iceberg.summaries import (
-    DATA_TTL_RUN,
-    END_OFFSETS,
-    READER,
-    ancestry,
-    operation_of,
-    summary,
-)
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
 _CACHED_RANGES = 100_000
@@ -48,13 +40,12 @@ class SnapshotReport:
     added_bytes: int
     total_bytes: int
     end_offsets: Offsets
-    reader: str | None
-    """See :data:`topicberg.iceberg.summaries.READER`."""
+    reader: str | None  # See :data:`topicberg.iceberg.summaries.READER`.
 
 
 def report(snapshot: Snapshot) -> SnapshotReport:
     """Return the summary of a snapshot, in numbers; 0 if it does not have them."""
-    properties = summary(snapshot)
+    properties = summaries.summary(snapshot)
 
     def number(key: str) -> int:
         return int(properties.get(key, 0))
@@ -72,8 +63,8 @@ def report(snapshot: Snapshot) -> SnapshotReport:
         total_files=number("total-data-files"),
         added_bytes=number("added-files-size"),
         total_bytes=number("total-files-size"),
-        end_offsets=parse_offsets(properties.get(END_OFFSETS, "{}")),
-        reader=properties.get(READER),
+        end_offsets=parse_offsets(properties.get(summaries.END_OFFSETS, "{}")),
+        reader=properties.get(summaries.READER),
     )
 
 
@@ -82,10 +73,8 @@ class SnapshotChanges:
     """The changes of ``main`` since a snapshot; each list from old to new."""
 
     new: list[Snapshot]
-    rolled_back: list[Snapshot]
-    """Snapshots that a rollback removed from the history of ``main``."""
-    gap: bool = False
-    """Snapshots in between are expired: there may have been others, new or rolled back."""
+    rolled_back: list[Snapshot]  # Snapshots that a rollback removed from the history of ``main``.
+    gap: bool = False  # Snapshots in between are expired: others may have been new or rolled back.
 
 
 def changes_rows(snapshot: Snapshot) -> bool:
@@ -93,8 +82,8 @@ def changes_rows(snapshot: Snapshot) -> bool:
 
     What follows from a table keeps rows that are past their retention, so these do not count.
     """
-    facts = summary(snapshot)
-    if operation_of(snapshot) == Operation.REPLACE or DATA_TTL_RUN in facts:
+    facts = summaries.summary(snapshot)
+    if summaries.operation_of(snapshot) == Operation.REPLACE or summaries.DATA_TTL_RUN in facts:
         return False
     kinds = ("added-records", "deleted-records", "added-delete-files")
     return any(int(facts.get(kind, 0)) for kind in kinds)
@@ -105,12 +94,12 @@ def changes_since(table: Table, last: int | None, head: Snapshot | None = None) 
 
     A snapshot from before the gap may still exist, by a tag for example.
     """
-    line, rolled_back = list(ancestry(table, head)), list[Snapshot]()
+    line, rolled_back = list(summaries.ancestry(table, head)), list[Snapshot]()
     if last is None:
         return SnapshotChanges(line[::-1], [], gap=not _is_whole(line))
     known = table.snapshot_by_id(last)
     of_main = {snapshot.snapshot_id: place for place, snapshot in enumerate(line)}
-    for snapshot in ancestry(table, known) if known else ():
+    for snapshot in summaries.ancestry(table, known) if known else ():
         if (place := of_main.get(snapshot.snapshot_id)) is not None:
             return SnapshotChanges(line[:place][::-1], rolled_back[::-1])
         rolled_back.append(snapshot)
@@ -144,7 +133,8 @@ def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]
     Compaction changes no row, and deleting rows past their retention does not change what was
     derived from them. See :mod:`topicberg.iceberg.hours`.
     """
-    if operation_of(snapshot) == Operation.REPLACE or DATA_TTL_RUN in summary(snapshot):
+    rewrites = summaries.operation_of(snapshot) == Operation.REPLACE
+    if rewrites or summaries.DATA_TTL_RUN in summaries.summary(snapshot):
         return []
     file_hours = FileHours(table, column)
     if (summarized := file_hours.summarized(snapshot)) is not None:
@@ -175,8 +165,8 @@ def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | N
 
 def newest_record(table: Table, column: str) -> datetime | None:
     """Return the latest ``column`` of the newest rows, compacted ones excepted, if it is known."""
-    for snapshot in ancestry(table):
-        rewrites = operation_of(snapshot) == Operation.REPLACE
+    for snapshot in summaries.ancestry(table):
+        rewrites = summaries.operation_of(snapshot) == Operation.REPLACE
         if not rewrites and (bounds := _bounds(table, snapshot, column)):
             return _as_time(max(upper for _, upper in bounds))
     return None

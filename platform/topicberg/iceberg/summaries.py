@@ -17,10 +17,8 @@ MAIN = "main"
 CHECKPOINT_TAG = "tableflow"
 """Tag on the newest snapshot that carries offsets, so that no snapshot expiry can remove it."""
 
-FIRST_OFFSETS = "topicberg.first-offsets"
-"""Table property: where the topic's records begin for this table."""
-FIRST_TOPIC_ID = "topicberg.first-topic-id"
-"""Table property: the id of the topic whose offsets these are."""
+FIRST_OFFSETS = "topicberg.first-offsets"  # Table property: where the topic begins for this table.
+FIRST_TOPIC_ID = "topicberg.first-topic-id"  # Table property: the topic whose offsets these are.
 FIRST_ADOPTED = "topicberg.first-offsets-adopted"
 """Table property: they are those of another table, and Kafka may no longer have the records."""
 TOPIC = "topicberg.topic"
@@ -37,8 +35,7 @@ READER = "topicberg.reader"
 """What read the batch: ``process``, a process of the engine, or ``spark``, tasks of Spark."""
 KEY_DEFINITION = "topicberg.key-definition"
 """Which keys the batch took as equal, of an upsert table whose keys have a schema."""
-DATA_TTL_RUN = "topicberg.data-ttl-run"
-"""Marks a snapshot that removed rows past the topic's data retention."""
+DATA_TTL_RUN = "topicberg.data-ttl-run"  # Marks a snapshot that removed rows past their retention.
 ROWS_SKIPPED = "topicberg.rows-skipped"
 """Table property: records left out so far, because they could not be decoded."""
 KAFKA_TIMES = "topicberg.event-times-from-kafka"
@@ -50,8 +47,7 @@ PICKED_FROM = "source-snapshot-id"
 
 Source: Iceberg, ``cherrypick_snapshot`` and ``publish_changes`` (``CherryPickOperation``)."""
 ERASURE = "topicberg.erasure"  # Marks a snapshot that rewrote files without the rows of an erasure.
-TRIMMED = "topicberg.deletes-trimmed"
-"""Marks a snapshot that has the same rows with fewer delete files."""
+TRIMMED = "topicberg.deletes-trimmed"  # Marks a snapshot of the same rows with fewer delete files.
 OWN = "topicberg."  # What topicberg's properties begin with.
 
 

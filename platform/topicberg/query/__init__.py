@@ -54,8 +54,7 @@ READERS: dict[Engine, TableReader] = {
 }
 CONNECT_SECONDS, LOGIN_SECONDS = 5.0, 15
 _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
-Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]
-"""Names of columns, and rows."""
+Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]  # Names of columns, and rows.
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ class WrittenFiles:
 
     root: Path
     files: tuple[str, ...]
-    kept: tuple[str, ...] = ()
-    """Files that there were already."""
+    kept: tuple[str, ...] = ()  # Files that there were already.
     merge_into: str | None = None
     """The module into whose definitions those of topicberg are to be merged; None: a component adds
     them."""

@@ -10,8 +10,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from typing import IO
 
-LIBRARY = Path(__file__).parents[1]
-"""The folder of topicberg."""
+LIBRARY = Path(__file__).parents[1]  # The folder of topicberg.
 
 
 def below(folder: Path, inside: str = "") -> Iterator[tuple[str, Path]]:

@@ -37,8 +37,7 @@ LIBRARIES = frozenset({"topicberg", "topicberg_deploy", "topicberg_local", "pysp
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 OF_DRIVER = frozenset({"topicberg", "dagster", "pyspark"})
 """What a module imports that is for the process of a run, not for the workers of Spark."""
-MAX_FILE_BYTES = 10 * 1024**2
-"""Of a file beside the modules."""
+MAX_FILE_BYTES = 10 * 1024**2  # Of a file beside the modules.
 _TESTS = re.compile(r"tests?|conftest\.py|test_.*\.py|.*_test\.py")
 _SECRETS = re.compile(r".*\.(env|pem|key|p8|p12|pfx|jks|keystore)", re.IGNORECASE)
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -69,10 +69,8 @@ def hashed(*texts: str) -> str:
 class _Found(NamedTuple):
     """Collects what a function uses."""
 
-    sources: dict[Name, str]
-    """The text of what each name stands for."""
-    package: str
-    """The outermost package of the function: it is the user's wherever it is installed."""
+    sources: dict[Name, str]  # The text of what each name stands for.
+    package: str  # The outermost package of the function: the user's wherever it is installed.
 
     def add(self, *names: Name) -> None:
         """Add what names stand for, and what that uses, as far as it is the project's."""
@@ -94,7 +92,10 @@ class _Found(NamedTuple):
                 waiting += ((star, called) for star in source.stars)
 
     def text(self, value: Any, around: tuple[int, ...] = ()) -> str:
-        """Return the text of a value, in every process the same; ``around``: what it is in."""
+        """Return the text of a value: the same in every process, with every version of Python.
+
+        :param around: what it is a part of, by ``id``
+        """
         if id(value) in around:
             return "..."
         around = (*around, id(value))
@@ -169,12 +170,9 @@ class _Found(NamedTuple):
 class _Module(NamedTuple):
     """What the names of a module stand for, outside of its functions."""
 
-    statements: dict[str, list[ast.stmt]]
-    """Those that define a name, or may change its value."""
-    imports: dict[str, Name]
-    """The module, and the name in it, that each import binds; ``""``: the module itself."""
-    stars: list[str]
-    """The modules all names of which are imported."""
+    statements: dict[str, list[ast.stmt]]  # Those that define a name, or may change its value.
+    imports: dict[str, Name]  # Import → module and name in it; ``""``: the module itself.
+    stars: list[str]  # The modules all names of which are imported.
 
 
 def _module(name: str) -> _Module:

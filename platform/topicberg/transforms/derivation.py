@@ -28,17 +28,14 @@ class Source:
     """A table that is read: the window of its event time, or as a whole."""
 
     table: TableName
-    time: str | None
-    """None: it is read as a whole, and its changes trigger nothing."""
+    time: str | None  # None: it is read as a whole, and its changes trigger nothing.
     whole: bool = False
-    kept: timedelta | None = None
-    """Its data retention, by Kafka's time; None: for ever."""
+    kept: timedelta | None = None  # Its data retention, by Kafka's time; None: for ever.
     ahead: timedelta = timedelta()
     """How long after Kafka's time its event times may be: so much earlier rows are deleted."""
     lookback: timedelta | None = None
     """How far before the window it is read; None: the function gets only the window."""
-    lookahead: timedelta | None = None
-    """How far after the window it is read."""
+    lookahead: timedelta | None = None  # How far after the window it is read.
 
     @property
     def name(self) -> str:
@@ -52,16 +49,11 @@ class Derivation:
     sources: tuple[Source, ...]
     target: TableName
     transform: Transform
-    target_time: str
-    """The event time in the target, by which a window is replaced."""
-    partitioned_by: str = "hour"
-    """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
-    first: datetime | None = None
-    """When the first partition begins; it also has everything before."""
-    format_version: int = 2
-    """Iceberg's format version of a new table."""
-    version: str | None = None
-    """Of the function and its settings; None: it is not recorded."""
+    target_time: str  # The event time in the target, by which a window is replaced.
+    partitioned_by: str = "hour"  # Transform of ``target_time``; windows consist of partitions.
+    first: datetime | None = None  # When the first partition begins; it also has everything before.
+    format_version: int = 2  # Iceberg's format version of a new table.
+    version: str | None = None  # Of the function and its settings; None: it is not recorded.
     descriptions: tuple[tuple[str, str], ...] = ()
     """Columns and what the table says of them; others have the sources' descriptions."""
     max_lateness: timedelta | None = None

@@ -33,20 +33,14 @@ _RETRYABLE = {kind.name: kind.raises for kind in (CONFLICT, UNREACHABLE, UNRESOL
 class JobRequest(BaseModel):
     """What a job run has to compute: the extras of its Pipes context. It holds no secret."""
 
-    table: str
-    """Name of the derived table or of the upsert view."""
-    windows: list[Window] = []
-    """Empty: it is an upsert view."""
-    keep_expired: bool = False
-    """See :func:`topicberg.transforms.derived.write_window`."""
+    table: str  # Name of the derived table or of the upsert view.
+    windows: list[Window] = []  # Empty: it is an upsert view.
+    keep_expired: bool = False  # See :func:`topicberg.transforms.derived.write_window`.
     settings: dict[str, Any]
-    has_spark: bool = False
-    """Whether the requester has Spark Connect: then its graph has more tables."""
+    has_spark: bool = False  # Whether Dagster has Spark Connect: then its graph has more tables.
     lake: LakeEndpoints
-    login: dict[str, Any] = {}
-    """That of the catalog, without its secrets."""
-    topics_login: dict[str, Any] | None = None
-    """That of the topics' catalog, if they have one of their own."""
+    login: dict[str, Any] = {}  # That of the catalog, without its secrets.
+    topics_login: dict[str, Any] | None = None  # That of the topics' own catalog, if they have one.
 
     @classmethod
     def of(
@@ -93,8 +87,7 @@ class Failure(BaseModel):
     """Why a job run could not compute its window."""
 
     message: str
-    kind: str | None
-    """The name of its kind, if a retry may resolve it: see :mod:`topicberg.errors.table`."""
+    kind: str | None  # Of :mod:`topicberg.errors.table`, if a retry may resolve it.
 
     @classmethod
     def of(cls, error: Exception) -> Failure:

@@ -67,11 +67,9 @@ class PublishedField(BaseModel, frozen=True):
     """How a key or a value is created from a row."""
 
     format: str
-    field: str | None = None
-    """The column of a key that is text."""
+    field: str | None = None  # The column of a key that is text.
     schema_id: int | None = None
-    text: str = ""
-    """Id of the schema."""
+    text: str = ""  # Of the schema.
 
 
 class RecordEncoding(BaseModel, frozen=True):
@@ -86,16 +84,11 @@ class PublishProgress(BaseModel):
 
     topic_id: str
     table_uuid: str
-    snapshot: int | None = None
-    """All of this snapshot, …"""
-    encoding: RecordEncoding | None = None
-    """… with these keys …"""
-    target: int | None = None
-    """… and of what changed from there to this one …"""
-    attempt: RecordEncoding | None = None
-    """… in this encoding …"""
-    until: int | None = None
-    """… all records up to this event time, in ms. None: no record."""
+    snapshot: int | None = None  # All of this snapshot, …
+    encoding: RecordEncoding | None = None  # … with these keys …
+    target: int | None = None  # … and of what changed from there to this one …
+    attempt: RecordEncoding | None = None  # … in this encoding …
+    until: int | None = None  # … all records up to this event time, in ms. None: no record.
 
 
 @dataclass(frozen=True)
@@ -105,8 +98,7 @@ class Published:
     snapshot: int | None
     records: int = 0
     tombstones: int = 0
-    not_taken_back: int = 0
-    """Rows that were deleted from the table, but stay in an append topic."""
+    not_taken_back: int = 0  # Rows that were deleted from the table, but stay in an append topic.
 
 
 def publish(
@@ -144,9 +136,10 @@ def publish(
             progress = progress.model_copy(update={"target": target, "attempt": attempt})
             changes = _changes(spark, table, spec, progress, time)
             counts = _send(producer, spec, changes, progress, batch)
-            has_deletes = progress.snapshot is not None and spec.write_mode != "upsert"
-            copies = changes.filter("copies < 0").agg(F.sum("copies"))
-            deleted = -int(copies.collect()[0][0] or 0) if has_deletes else 0
+            deleted = 0
+            if progress.snapshot is not None and spec.write_mode != "upsert":
+                copies = changes.filter("copies < 0").agg(F.sum("copies"))
+                deleted = -int(copies.collect()[0][0] or 0)
             done = done[0] + counts[0], done[1] + counts[1], done[2] + deleted
             progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")

@@ -23,8 +23,7 @@ from topicberg.topics.columns import check_names
 from topicberg.topics.spec import PartitionField
 from topicberg.transforms.derivation import TableName
 
-_TRANSFORMS = ("hour", "day", "month", "year")
-"""Iceberg's transforms of a time, the shortest first."""
+_TRANSFORMS = ("hour", "day", "month", "year")  # Iceberg's transforms of times, the shortest first.
 _PROPERTIES = {"write.merge.mode": "merge-on-read"}
 
 COMPUTED = "topicberg.computed"  # Table property, ``true``: its rows are computed, and replaced.

@@ -81,8 +81,7 @@ class SourceState(BaseModel):
     """The state of a source that was read."""
 
     mark: Mark
-    epoch: int = 0
-    """How often the source was found to be rolled back or replaced."""
+    epoch: int = 0  # How often the source was found to be rolled back or replaced.
 
     @property
     def clock(self) -> int:
@@ -94,8 +93,7 @@ class Read(SourceState):
     """How far a source is read: all of a state, except for some hours."""
 
     unread: Ranges = []
-    late: Ranges = []
-    """Further ones: rows of these came later than the table computes them."""
+    late: Ranges = []  # Further ones: rows of these came later than the table computes them.
     new: bool = Field(default=False, exclude=True)
     """The source was never read, so it is not known since when it is unread."""
 
@@ -108,8 +106,7 @@ class Read(SourceState):
 class Known(BaseModel):
     """What was found about a derived table."""
 
-    head: int | None
-    """Its newest snapshot at that time."""
+    head: int | None  # Its newest snapshot at that time.
     read: dict[str, Read]
 
     def holds(self, target: Table | None) -> bool:
@@ -128,8 +125,7 @@ class SourceTable:
     time: str
     reach: timedelta = timedelta()
     lookahead: timedelta = timedelta()
-    whole: bool = False
-    """It is a lookup."""
+    whole: bool = False  # It is a lookup.
     max_lateness: timedelta | None = None
     """How long after a time its rows are still computed when they arrive; None: for ever."""
 
@@ -143,8 +139,7 @@ class _Write:
     """Windows that were computed, and the states of the sources that were read for them."""
 
     windows: list[Hours]
-    read: Mapping[str, Any]
-    """Source → JSON of :class:`Read`."""
+    read: Mapping[str, Any]  # Source → JSON of :class:`Read`.
 
 
 def unread(

@@ -30,8 +30,7 @@ from topicberg.version import IN_SUMMARY
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _NEW = "topicberg_new_records"
-DEFINITION = "topicberg.upsert-view"
-"""Snapshot summary, JSON: the keys and the order by which the view was computed."""
+DEFINITION = "topicberg.upsert-view"  # Snapshot summary, JSON: keys and order of the view.
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class UpsertView:
     target: TableName
     keys: tuple[str, ...]
     order: tuple[str, ...]
-    format_version: int = 2
-    """Iceberg's format version of a new table."""
+    format_version: int = 2  # Iceberg's format version of a new table.
 
     @property
     def name(self) -> str:

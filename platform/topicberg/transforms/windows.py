@@ -21,8 +21,7 @@ from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.spark import quote
 from topicberg.wording import listed
 
-WINDOW = "topicberg.window"
-"""Snapshot summary: the windows that it computed, see :meth:`Window.parse_all`."""
+WINDOW = "topicberg.window"  # Snapshot summary: what it computed, see :meth:`Window.parse_all`.
 FOREVER = timedelta.max  # A lookback over everything before, or a lookahead over everything after.
 MAX_DESCRIBED = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -51,8 +51,8 @@ from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.orchestration.jobs.alerts import REST_SECONDS, alert_sensor
-from topicberg.orchestration.jobs.maintenance import CHECK, check_schedule
 from topicberg.orchestration.jobs.observation import observe
+from topicberg.orchestration.jobs.table_jobs import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.status import TopicStatus, note_observation, write_status

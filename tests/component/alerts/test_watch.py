@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +26,10 @@ from clocks import Clock as WallClock
 from pydantic import SecretStr
 from waiting import wait_until
 
-from topicberg.alerts import dagster_ui, watch
+from topicberg.alerts import dagster_processes, watch
 from topicberg.alerts.alert import Alert, end_silence, silence
 from topicberg.alerts.channels import alerts_file
-from topicberg.alerts.dagster_ui import (
+from topicberg.alerts.dagster_processes import (
     CODE,
     DAEMON,
     MAX_HEARTBEAT_AGE,
@@ -51,6 +51,7 @@ from topicberg.alerts.watch import (
     Watcher,
     note_start,
     read_restarts,
+    read_state,
     restart_problem,
     starts_file,
     with_restarts,
@@ -190,6 +191,21 @@ def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settin
     assert len(notices(config)) == 2
 
 
+def test_service_that_is_away_twice_is_an_outage_until_its_last_end(config: Settings) -> None:
+    """What follows from the second outage is not sent either."""
+    kafka, ends = Service(), list[datetime]()
+    first, _ = watcher(config, Watched("kafka", kafka, "end it", patience=0))
+    for _ in range(2):
+        for kafka.why in ("frozen", None):
+            first.look()
+        state = read_state(config.state_dir / watch.STATE_FILE)
+        ends.append(state.outages["service kafka"].seen_at)
+    assert ends[0] < ends[1]
+    first.look()
+    state = read_state(config.state_dir / watch.STATE_FILE)
+    assert state.outages["service kafka"].seen_at == ends[1]
+
+
 def test_silenced_service_is_not_sent(config: Settings) -> None:
     kafka = Service()
     kafka.why = "frozen"
@@ -296,8 +312,8 @@ def dagster(config: Settings, **chosen: Any) -> dict[str, Callable[[float], str 
 def note_old_ui(config: Settings, url: str) -> None:
     """Note a `topicberg ui` that has had its time to start."""
     note_ui(config, url)
-    known = json.loads(dagster_ui.ui_file(config).read_text())
-    dagster_ui.ui_file(config).write_text(json.dumps(known | {"served": 0}))
+    known = json.loads(dagster_processes.ui_file(config).read_text())
+    dagster_processes.ui_file(config).write_text(json.dumps(known | {"served": 0}))
 
 
 def test_daemon_is_judged_by_its_newest_heartbeat(
@@ -322,9 +338,9 @@ def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
     assert running_ui(config) == "http://127.0.0.1:1"
     assert dagster(config)[WEBSERVER](5) == "nothing listens on its port"
     assert dagster(config)[DAEMON](5) is None, "the web server does not say"
-    known = json.loads(dagster_ui.ui_file(config).read_text())
+    known = json.loads(dagster_processes.ui_file(config).read_text())
     for changed in ({"started": known["started"] - 100}, {"pid": 2**22 + 1}, {"pid": None}):
-        dagster_ui.ui_file(config).write_text(json.dumps(known | changed))
+        dagster_processes.ui_file(config).write_text(json.dumps(known | changed))
         assert running_ui(config) is None, changed
     assert psutil.Process().pid == known["pid"]
 
@@ -336,9 +352,9 @@ def test_alert_of_an_engine_elsewhere_links_to_the_port_of_the_ui(
     """Of `topicberg tableflow serve`; links of a UI that ended are those of the settings."""
     note_old_ui(config, "http://127.0.0.1:3417")
     if ended:
-        known = json.loads(dagster_ui.ui_file(config).read_text())
-        dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
-    looks = dagster_ui.dagster_watcher(config, lambda: True)
+        known = json.loads(dagster_processes.ui_file(config).read_text())
+        dagster_processes.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    looks = dagster_processes.dagster_watcher(config, lambda: True)
     looks._watch._watched[WEBSERVER] = Watched(WEBSERVER, lambda _: "frozen", "", patience=0)
     looks.look()
     (sent,) = map(json.loads, alerts_file(config).read_text().splitlines())
@@ -349,15 +365,17 @@ def test_alert_of_an_engine_elsewhere_links_to_the_port_of_the_ui(
 def test_dagster_that_ended_by_itself_is_reported_until_it_runs_again(config: Settings) -> None:
     """``dagster dev`` ends, with status 0, when its daemon was killed."""
     note_ui(config, "http://127.0.0.1:1")
-    known = json.loads(dagster_ui.ui_file(config).read_text())
-    dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    known = json.loads(dagster_processes.ui_file(config).read_text())
+    dagster_processes.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
     why = "the process of `topicberg ui` (4194305) ended, and no user has ended it"
     assert dagster(config)[WEBSERVER](5) == why
     assert dagster(config)[DAEMON](5) is None, "a consequence"
     earlier = psutil.boot_time() - 100
-    dagster_ui.ui_file(config).write_text(json.dumps({**known, "pid": 1, "started": earlier}))
+    dagster_processes.ui_file(config).write_text(
+        json.dumps({**known, "pid": 1, "started": earlier})
+    )
     assert dagster(config)[WEBSERVER](5) is None, "the machine was started again"
-    dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    dagster_processes.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
     forget_ui(config)
     assert dagster(config)[WEBSERVER](5) is None, "a user has ended it"
 
@@ -367,7 +385,7 @@ def test_dagster_that_ended_and_was_not_waited_for_does_not_run(config: Settings
         found = psutil.Process(process.pid)
         note_ui(config, "http://127.0.0.1:1")
         known = {"url": "http://x", "pid": process.pid, "started": found.create_time()}
-        dagster_ui.ui_file(config).write_text(json.dumps(known))
+        dagster_processes.ui_file(config).write_text(json.dumps(known))
         wait_until(lambda: found.status() == psutil.STATUS_ZOMBIE)
         assert running_ui(config) is None
         assert "ended" in (lost_ui(config) or "")
@@ -408,7 +426,7 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
 ) -> None:
     disk = SimpleNamespace(f_bavail=left, f_frsize=4096, f_files=10**6, f_favail=files)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    found = dagster_ui.storage_problem(config)
+    found = dagster_processes.storage_problem(config)
     assert (found or "").startswith(why or "")
     assert (found is None) == (why is None)
     kafka = Service()
@@ -534,7 +552,7 @@ def test_sensor_that_sends_no_alerts_is_reported_by_the_engine(
     url, handler = server
     handler.workspace = sensors(alerts="RUNNING", engine="RUNNING", snapshots="RUNNING")
     handler.ticks = ticks
-    found = dagster_ui.dagster_checks(url)[CODE](5)
+    found = dagster_processes.dagster_checks(url)[CODE](5)
     if why is None:
         assert found is None
     else:
@@ -549,7 +567,7 @@ def test_dagster_that_has_just_started_may_have_an_old_tick(
     handler.workspace = sensors(alerts="RUNNING", snapshots="RUNNING")
     handler.ticks = tick("SKIPPED", 5000)
     for started, is_reported in ((time.time() - 10, False), (time.time() - 100, True)):
-        check = dagster_ui.dagster_checks(url, started=started)[CODE]
+        check = dagster_processes.dagster_checks(url, started=started)[CODE]
         assert (check(5) is not None) == is_reported
 
 

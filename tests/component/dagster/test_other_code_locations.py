@@ -31,10 +31,10 @@ from topicberg.alerts.alert import AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.orchestration import Lakehouse, Spark
 from topicberg.orchestration.jobs.alerts import alert_sensor
-from topicberg.orchestration.jobs.maintenance import CHECK
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
+from topicberg.orchestration.jobs.table_jobs import CHECK
 from topicberg.orchestration.jobs.watches import SENSOR, Cursor, TableCursor
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings

@@ -48,6 +48,7 @@ from topicberg.orchestration.emr.client import write_window_on_emr
 from topicberg.settings import Settings, emr_settings
 from topicberg.settings.models import EmrSettings
 from topicberg.topics import load_topics
+from topicberg.transforms import upsert_view
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window

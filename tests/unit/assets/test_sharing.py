@@ -27,9 +27,9 @@ from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.orchestration.assets.registry import TopicTable
 from topicberg.orchestration.assets.sharing import SHARED_BY, isolated, share_out
-from topicberg.orchestration.jobs.maintenance import check_job, maintenance_job
 from topicberg.orchestration.jobs.pipelines import pipeline_jobs
 from topicberg.orchestration.jobs.sensors import snapshot_sensor
+from topicberg.orchestration.jobs.table_jobs import check_job, maintenance_job
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.topics import load_topics
 

@@ -435,6 +435,19 @@ def test_foreign_versions_are_refused(make_table: MakeTable) -> None:
         delta.sync(table, BOTH)
 
 
+def test_sync_after_a_version_that_a_full_disk_cut_off_reports_it(make_table: MakeTable) -> None:
+    table = make_table()
+    for number in range(2):
+        append(table, {"id": number, "note": "x"})
+        delta.sync(table, BOTH)
+    newest = folder(table) / "_delta_log" / f"{1:020}.json"
+    newest.write_bytes(newest.read_bytes()[:-20])
+    append(table, {"id": 2, "note": "x"})
+    with pytest.raises(TableflowError, match="cannot be updated"):
+        delta.sync(table, BOTH)
+    assert len(versions(table)) == 2, "its rows are not left out in silence"
+
+
 def test_a_type_that_delta_lacks(make_table: MakeTable) -> None:
     table = make_table(Schema(NestedField(1, "id", StructType(NestedField(2, "t", TimeType())))))
     with pytest.raises(TableflowError, match=r"no type for column id\.t, a time"):

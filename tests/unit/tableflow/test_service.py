@@ -19,7 +19,7 @@ from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
-from topicberg.tableflow.service import service
+from topicberg.tableflow.service import maintenance_scheduler, service
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.service.status import PENDING_SECONDS, Unavailable, read_status
 from topicberg.topics import TopicSpec, load_topic
@@ -150,8 +150,8 @@ def test_keeper_inspects_tables_that_change_most_often(
         runs.append(clock.now)
         return report
 
-    monkeypatch.setattr(service, "maintain", maintain)
-    one = service.MaintenanceScheduler(nothing, config, nothing, threading.Event())
+    monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
+    one = maintenance_scheduler.MaintenanceScheduler(nothing, config, nothing, threading.Event())
 
     def minutes(number: int) -> list[float]:
         """Return in which of the next minutes the table was maintained."""
@@ -190,9 +190,9 @@ def test_keeper_maintains_several_tables_at_once(
             ended.set()
         return SimpleNamespace(changed=False)
 
-    monkeypatch.setattr(service, "maintain", maintain)
-    monkeypatch.setattr(service, "PAUSE_SECONDS", 0.0)
-    one = service.MaintenanceScheduler(
+    monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
+    monkeypatch.setattr(maintenance_scheduler, "PAUSE_SECONDS", 0.0)
+    one = maintenance_scheduler.MaintenanceScheduler(
         nothing, config, cast("Any", SimpleNamespace(topics=topics)), ended
     )
     one.run()

@@ -31,12 +31,9 @@ class SnowflakeNames:
     location: str
     derived_volume: str
     derived_location: str
-    integration: str
-    """Of Glue."""
-    rest_integration: str
-    """Of another REST catalog, where the topics' tables are in one."""
-    linked_integration: str
-    """Of the REST catalog that the linked database follows."""
+    integration: str  # Of Glue.
+    rest_integration: str  # Of another REST catalog, where the topics' tables are in one.
+    linked_integration: str  # Of the REST catalog that the linked database follows.
     linked_database: str
 
     @staticmethod

@@ -17,8 +17,7 @@ from topicberg.endpoints import glue_rest_uri
 from topicberg.naming import Names as DeployNames
 from topicberg.settings import Settings
 
-PRIVATE = "by AWS PrivateLink"
-"""The comment of an external volume that is: Snowflake does not describe it otherwise."""
+PRIVATE = "by AWS PrivateLink"  # The comment of a volume that is: Snowflake does not say it.
 
 
 def role_arn(config: Settings) -> str:
@@ -28,8 +27,7 @@ def role_arn(config: Settings) -> str:
     return config.iam.snowflake_role_arn or created
 
 
-_IF_MISSING = "IF NOT EXISTS "
-"""Without it, creating what exists is an error, also if the role does not see it."""
+_IF_MISSING = "IF NOT EXISTS "  # Else what exists is an error, also if the role does not see it.
 
 
 def create_volume(config: Settings, *, derived: bool = False, if_missing: bool = False) -> str:

@@ -28,8 +28,7 @@ NOT_ALLOWED, EXISTS_ALREADY = 3001, 2002
 READ_ATTEMPTS = 5  # How often a table is read again that is refreshed in between.
 DISCOVERY_POLL_SECONDS = 2.0
 DISCOVERY_SECONDS = 180.0  # How long a discovery may take, after the interval between two.
-MAX_DISCOVERY_SECONDS = 600.0
-"""How long to wait at most for a table that the next discovery should find."""
+MAX_DISCOVERY_SECONDS = 600.0  # How long to wait for a table that the next discovery should find.
 
 
 def find_table_path(

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 LOG_FOLDER = "_delta_log"
-CHECKPOINT_EVERY = 20
-"""Versions between checkpoints: readers, and the next sync, read at most so many small files."""
+CHECKPOINT_EVERY = 20  # Versions between checkpoints: readers read at most so many small files.
 _TAKEN = (errno.EBUSY, errno.EEXIST)
 MARK = "topicberg"  # The key in commitInfo under which a version records what it reflects.
 
@@ -40,10 +39,8 @@ class DeltaVersion:
     """One version of a Delta table."""
 
     version: int
-    snapshot_id: int | None
-    """The Iceberg snapshot whose rows it has; None: the table had no snapshot yet."""
-    definition: str
-    """Digest of its protocol and metaData."""
+    snapshot_id: int | None  # The Iceberg snapshot whose rows it has; None: there was none yet.
+    definition: str  # Digest of its protocol and metaData.
 
 
 class DeltaLog:
@@ -136,7 +133,8 @@ class DeltaLog:
             return False
 
     def _mark(self, version: int, content: bytes) -> DeltaVersion:
-        actions = map(json.loads, content.splitlines())
+        # All lines: of a version that a full disk cut off, the last one is damaged.
+        actions = list(map(json.loads, content.splitlines()))
         infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
         commit_info: dict[str, Any] = next(infos, {})
         if (mark := commit_info.get(MARK)) is None:

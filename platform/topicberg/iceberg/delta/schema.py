@@ -105,8 +105,7 @@ class _Fields:
 
     table: str
     mapped: bool
-    features: set[str] = field(default_factory=set)
-    """The table features that it needs."""
+    features: set[str] = field(default_factory=set)  # The table features that it needs.
 
     def struct(self, struct: T.StructType, path: str) -> Action:
         fields = [self.column(column, f"{path}{column.name}") for column in struct.fields]

@@ -24,8 +24,7 @@ from topicberg.iceberg.summaries import ancestry, operation_of, summary
 from topicberg.spark import quote
 
 DELETE_FILES = 10  # So many delete files of one partition are merged.
-DELETED_SHARE = 0.3
-"""If this share of a table's rows is deleted by position, its files are written without them."""
+DELETED_SHARE = 0.3  # If this share of rows is deleted by position, files are written without them.
 SMALL_MANIFESTS = 40
 _SMALL_MANIFEST = 4 * MEBIBYTE
 _TOGETHER_BYTES = 1024 * MEBIBYTE  # A larger rewrite is committed in parts.

@@ -16,12 +16,9 @@ MEBIBYTE = 1024 * 1024
 class MaintenancePolicy:
     """The rules for one table; the defaults are those of a topic's table."""
 
-    retention: timedelta = timedelta(days=7)
-    """Age from which a snapshot may be removed."""
-    min_snapshots: int = 10
-    """The newest snapshots that are always kept."""
-    max_snapshots: int = 100
-    """Snapshots beyond this number are removed before they are as old as ``retention``."""
+    retention: timedelta = timedelta(days=7)  # Age from which a snapshot may be removed.
+    min_snapshots: int = 10  # The newest snapshots that are always kept.
+    max_snapshots: int = 100  # Snapshots beyond this are removed before ``retention`` has passed.
     reader_age: timedelta = timedelta(hours=1)
     """A younger snapshot is kept, so that a reader that planned a scan of it can finish."""
     max_young: int = 720
@@ -31,17 +28,12 @@ class MaintenancePolicy:
     metadata_bytes: int = 4 * MEBIBYTE
     """Beyond this size of the table's metadata file, snapshots expire early, down to
     ``min_snapshots``: some catalogs refuse metadata of more than 5 MB (estuary/connectors#3984)."""
-    staged_age: timedelta = timedelta(hours=1)
-    """A batch that was staged so long ago is never published."""
+    staged_age: timedelta = timedelta(hours=1)  # A batch staged so long ago is never published.
     compact_after: timedelta = timedelta(minutes=15)
-    compact_bytes: int = 128 * MEBIBYTE
-    """So many new bytes since the last compaction make the next one due early."""
-    orphan_age: timedelta = timedelta(days=3)
-    """A younger file may belong to a write that has not committed yet."""
-    daily: timedelta = timedelta(days=1)
-    """How often the table's whole folder is listed for orphan files."""
-    data_retention: timedelta | None = None
-    """Age from which rows are deleted; None: never."""
+    compact_bytes: int = 128 * MEBIBYTE  # So many new bytes make the next one due early.
+    orphan_age: timedelta = timedelta(days=3)  # A younger file may be of an uncommitted write.
+    daily: timedelta = timedelta(days=1)  # How often the table's folder is listed for orphan files.
+    data_retention: timedelta | None = None  # Age from which rows are deleted; None: never.
     data_slack: timedelta = timedelta(days=1)
     """Rows past ``data_retention`` that share a file with younger ones may stay this much longer:
     files are rewritten once a day instead of continuously."""

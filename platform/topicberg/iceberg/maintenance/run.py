@@ -60,18 +60,15 @@ class MaintenanceReport:
     table: str
     before: TableSize
     after: TableSize
-    partitions_corrected: int = 0
-    """Files whose partition value in the metadata was not that of their rows."""
+    partitions_corrected: int = 0  # Files whose partition value was not that of their rows.
     rows_expired: int = 0
     files_compacted: int = 0
     delete_files_compacted: int = 0
     manifests_rewritten: int = 0
     snapshots_expired: int = 0
-    files_deleted: int = 0
-    """Deleted data and metadata files that only expired snapshots had."""
+    files_deleted: int = 0  # Deleted data and metadata files that only expired snapshots had.
     orphans_removed: int = 0
-    postponed: tuple[str, ...] = ()
-    """Steps that others' commits prevented; the next run does them."""
+    postponed: tuple[str, ...] = ()  # Steps that others' commits prevented; the next run does them.
     seconds: float = 0.0
 
     @property
@@ -157,6 +154,7 @@ def maintain_table(
     if deletes_files and expiry.expirable(table, policy, now_ms):
         deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
     expired = max(0, snapshots - len(run.current.metadata.snapshots))
+    orphans_removed = run.remove_orphans(policy, now_ms) if daily and deletes_files else 0
     report = MaintenanceReport(
         table=run.name,
         before=before,
@@ -168,7 +166,7 @@ def maintain_table(
         manifests_rewritten=manifests,
         snapshots_expired=expired,
         files_deleted=deleted,
-        orphans_removed=run.remove_orphans(policy, now_ms) if daily and deletes_files else 0,
+        orphans_removed=orphans_removed,
         postponed=tuple(run.postponed),
         seconds=monotonic() - start,
     )

@@ -63,15 +63,11 @@ if TYPE_CHECKING:
     from topicberg.orchestration.assets.lake import Lake
 
 T = TypeVar("T")
-NAME = re.compile("[a-z][a-z0-9_]*")
-"""Of a table: Glue knows no upper case, and Snowflake ignores it."""
+NAME = re.compile("[a-z][a-z0-9_]*")  # Of a table: Glue has no upper case, Snowflake ignores it.
 DAY = 24
-LONGEST = timedelta(days=36_500)
-"""Of a lookback or lookahead that is not for ever."""
-CHART_PARTITIONS = 6
-"""Partitions before those of the run that its chart shows as well."""
-MAX_RETENTION_MS = 10**12
-"""Some 30 years: a longer retention is "for ever" (such as 2**63 - 1)."""
+LONGEST = timedelta(days=36_500)  # Of a lookback or lookahead that is not for ever.
+CHART_PARTITIONS = 6  # Partitions before those of the run that its chart shows as well.
+MAX_RETENTION_MS = 10**12  # Some 30 years: a longer retention is "for ever" (such as 2**63 - 1).
 NO_RULES = Rules()
 Lineage = Mapping[str, tuple[str, ...]]
 Duration = timedelta | Callable[[Any], timedelta]
@@ -80,8 +76,7 @@ PerSource = timedelta | Mapping[str, timedelta]
 Lookback = PerSource | Callable[[Any], PerSource]
 DataCheck = Callable[..., dg.AssetCheckResult]
 """Rows of the table in, a finding out; its name and its docstring are the check's."""
-Chart = Callable[..., Any]
-"""Rows of the table in, a matplotlib figure out."""
+Chart = Callable[..., Any]  # Rows of the table in, a matplotlib figure out.
 
 
 def source_file(function: Callable[..., Any]) -> str:
@@ -156,8 +151,7 @@ class DerivedTable:
     owners: tuple[str, ...] = ()
     lineage: Lineage = field(default_factory=dict)
     format_version: Literal[2, 3] = 2
-    code_version: str | None = None
-    """What stands for the code; None: a hash of it."""
+    code_version: str | None = None  # What stands for the code; None: a hash of it.
 
     def __post_init__(self) -> None:
         """:raises SpecError: an argument of :func:`derived_table` is wrong"""
@@ -540,13 +534,9 @@ def _compute(
         return write_window_on_emr(
             context, derived.name, windows, emr, lakehouse.config, lakehouse.endpoints()
         )
-    return write_window(
-        spark.spark_session,
-        lakehouse.catalog(),
-        plan,
-        *windows,
-        keep_expired=is_computation_of_sensor(context.run.tags),
-    )
+    session, catalog = spark.spark_session, lakehouse.catalog()
+    of_sensor = is_computation_of_sensor(context.run.tags)
+    return write_window(session, catalog, plan, *windows, keep_expired=of_sensor)
 
 
 def _report_partitions(

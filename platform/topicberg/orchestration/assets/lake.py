@@ -52,14 +52,11 @@ class Lake:
     derived: tuple[DerivedTable, ...]
     left_out: frozenset[str] = frozenset()
     """Topics whose specs are invalid: what follows from them is left out as well."""
-    problem: str | None = None
-    """What is wrong with the specs."""
-    publishes: bool = True
-    """Whether derived tables are published to topics."""
+    problem: str | None = None  # What is wrong with the specs.
+    publishes: bool = True  # Whether derived tables are published to topics.
     also_read: frozenset[str] = frozenset()
     """Names of what derived tables read that were left out (:meth:`within`)."""
-    own_checks: tuple[OwnCheck, ...] = ()
-    """The project's own, of tables; without those of tables that are left out."""
+    own_checks: tuple[OwnCheck, ...] = ()  # The project's own, but of tables that are left out.
 
     def __post_init__(self) -> None:
         left, missing = self._without_missing()
@@ -317,7 +314,10 @@ def without_table(topics: Iterable[TopicSpec], derived: Iterable[str]) -> Iterat
 
 
 def find_derived(config: Settings | None = None) -> list[DerivedTable]:
-    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names, once."""
+    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
+
+    :raises TopicbergError: a module cannot be imported, or two modules define one table
+    """
     config = config or settings()
     by_name: dict[str, DerivedTable] = {}
     with for_connect():

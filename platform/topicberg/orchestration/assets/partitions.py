@@ -171,7 +171,8 @@ def partition_keys(
 
 
 def _whole(partitions: TimePartitions, hours: Iterable[Hours], end: int) -> list[Hours]:
-    """Return the hours of the partitions that hold some of these hours before ``end``."""
+    """Return the hours of partitions that hold some of these before ``end``; the first holds all
+    that lies before it."""
     start, width = _hour(partitions.start), _width(partitions)
     clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
     return union(

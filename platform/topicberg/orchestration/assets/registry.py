@@ -44,23 +44,18 @@ if TYPE_CHECKING:
 class Table(LakeTable, ABC):
     """A table of the lake: its names, and what its kind says of it."""
 
-    root: TopicSpec
-    """The topic that its rows come from: its spec gives pipeline, partitions and owners."""
-    time: str | None
-    """The column of its event time; None: it has none that others could rely on."""
-    source: str | None
-    """The name by which derived tables read it; None: they cannot."""
+    root: TopicSpec  # The topic of its rows: the spec gives pipeline, partitions and owners.
+    time: str | None  # The column of its event time; None: it has none that others could rely on.
+    source: str | None  # The name by which derived tables read it; None: they cannot.
 
-    described: ClassVar[str]
-    """The kind, for messages; ``{topic}`` is the root's name."""
+    described: ClassVar[str]  # The kind, for messages; ``{topic}`` is the root's name.
     has_snapshot_sensor: ClassVar[bool] = False
     """Whether a sensor watches its snapshots and requests what is derived from it."""
     reported: ClassVar[bool] = False
     """Whether that sensor reports its snapshots: no run does, as the engine commits them."""
     requested_with_topic: ClassVar[Literal["nothing", "catalogs", "all"]] = "nothing"
     """Which of its assets are requested when the topic's own table has a new snapshot."""
-    reports_drop: ClassVar[bool] = False
-    """Whether its check ``up_to_date`` fails when it was dropped."""
+    reports_drop: ClassVar[bool] = False  # Whether its check ``up_to_date`` fails after a drop.
 
     @property
     def retention_ms(self) -> int | None:
@@ -124,8 +119,7 @@ class Table(LakeTable, ABC):
 class TableOfTopic(Table, ABC):
     """A table that the spec of a topic asks for; its kind is in :data:`OF_TOPICS`."""
 
-    needs_spark: ClassVar[bool] = False
-    """Whether a deployment without Spark Connect leaves it out."""
+    needs_spark: ClassVar[bool] = False  # Whether a deployment without Spark Connect leaves it out.
 
     @classmethod
     @abstractmethod
@@ -302,14 +296,9 @@ class ComputedTable(Table):
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
         published = {spec.name: spec.asset_name for spec in lake.published(self.derived)}
-        yield derived_check(
-            self.name,
-            self.derived.reads,
-            self._allowed_minutes,
-            lake.plan_of(self.name),
-            partial(partition_keys, time_partitions(self.root)),
-            [*published.values()],
-        )
+        keys, assets = partial(partition_keys, time_partitions(self.root)), [*published.values()]
+        allowed, plan = self._allowed_minutes, lake.plan_of(self.name)
+        yield derived_check(self.name, self.derived.reads, allowed, plan, keys, assets)
         if published:
             yield published_check(self.name, published, self._allowed_minutes)
         yield from self._row_checks(self.derived.rules, None, defined_in)

@@ -43,15 +43,12 @@ from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 
-AT_ONCE = 8
-"""Tables that a step registers or refreshes at once: most of the time is waiting for the vendor."""
+AT_ONCE = 8  # Tables that a step registers at once: most of the time is waiting for the vendor.
 SHARED_BY = 50
 """Topics of one operation, at most on average. More would cost each run that needs one of them."""
-MAX_SHOWN = 5
-"""Failed assets that the error of a step names."""
+MAX_SHOWN = 5  # Failed assets that the error of a step names.
 
-_OPTIONAL = dg.Out(dg.Nothing, is_required=False)
-"""What a run may leave out, or fails to do."""
+_OPTIONAL = dg.Out(dg.Nothing, is_required=False)  # What a run may leave out, or fails to do.
 
 Event = TypeVar("Event")
 Task = Callable[[], Event]

@@ -14,8 +14,7 @@ from topicberg.orchestration.catalogs.catalog import pool_of, systems
 from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.topics import TopicSpec
 
-KIND = "topicberg/kind"
-"""Tag of runs: what they are for."""
+KIND = "topicberg/kind"  # Tag of runs: what they are for.
 REGISTRATION, COMPUTATION = "registration", "computation"
 """Kinds of runs that sensors request."""
 NOT_RETRIED = {"dagster/max_retries": "0"}
@@ -54,7 +53,10 @@ def priority(number: int) -> dict[str, str]:
 
 @contextmanager
 def retried() -> Iterator[None]:
-    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops."""
+    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops.
+
+    A retry policy of Dagster would also repeat what can only fail again, such as a wrong spec.
+    """
     try:
         yield
     except Exception as error:

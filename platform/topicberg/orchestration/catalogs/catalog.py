@@ -23,20 +23,16 @@ if TYPE_CHECKING:
     from topicberg.orchestration.assets.tables import LakeTable
     from topicberg.orchestration.resources import Lakehouse, Snowflake
 
-ICEBERG = "iceberg"
-"""The first part of the keys of the tables themselves."""
+ICEBERG = "iceberg"  # The first part of the keys of the tables themselves.
 logger = logging.getLogger(__name__)
 
 
 class Catalog(Protocol):
     """Where the tables of the lake are registered, for readers of that catalog."""
 
-    name: str
-    """The first part of the keys of its assets, and the name of the entry point."""
-    source: str
-    """Whose assets its own are made from: :data:`ICEBERG`, or the name of another catalog."""
-    pool: str | None
-    """Dagster's pool of its operations."""
+    name: str  # The first part of the keys of its assets, and the name of the entry point.
+    source: str  # Whose assets its own are made from: :data:`ICEBERG`, or another catalog.
+    pool: str | None  # Dagster's pool of its operations.
     modules: tuple[str, ...]
     """Libraries that it needs. Where one is not installed, the graph does not have the catalog."""
 

@@ -44,14 +44,9 @@ class SnowflakeTables:
         """Bring the table in Snowflake to what Glue has."""
         iceberg = lakehouse.catalog().load_table(table.identifier)
         with snowflake.connection() as connection:
-            seen = sync(
-                connection,
-                lakehouse.config,
-                table.snowflake_name,
-                table.snowflake_source,
-                iceberg.location(),
-                iceberg.format_version,
-            )
+            where = table.snowflake_name, table.snowflake_source
+            state = iceberg.location(), iceberg.format_version
+            seen = sync(connection, lakehouse.config, *where, *state)
         folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
         return dg.MaterializeResult(
             asset_key=table.key("snowflake"),

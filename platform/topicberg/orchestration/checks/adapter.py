@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import dagster as dg
@@ -15,16 +15,10 @@ import pyarrow as pa
 from topicberg.charts import markdown_table
 from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding
+from topicberg.orchestration.assets import tables
 from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, with_parameters
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import requested_windows, time_partitions
-from topicberg.orchestration.assets.tables import (
-    COMPUTATION,
-    KIND,
-    REGISTRATION,
-    LakeTable,
-    retried,
-)
 from topicberg.orchestration.catalogs.catalog import pool_of
 from topicberg.orchestration.checks import evaluations
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
@@ -76,22 +70,15 @@ class CheckKeys:
 
 
 def check_specs(
-    table: LakeTable, system: str, checks: Iterable[TableCheck]
+    table: tables.LakeTable, system: str, checks: Iterable[TableCheck]
 ) -> list[dg.AssetCheckSpec]:
     """Return the checks of one asset as Dagster shows them."""
-    return [
-        dg.AssetCheckSpec(
-            check.name,
-            asset=table.key(system),
-            description=check.description,
-            blocking=check.blocking,
-        )
-        for check in checks
-    ]
+    spec = partial(dg.AssetCheckSpec, asset=table.key(system))
+    return [spec(c.name, description=c.description, blocking=c.blocking) for c in checks]
 
 
 def definition(
-    table: LakeTable, system: str, checks: Sequence[TableCheck]
+    table: tables.LakeTable, system: str, checks: Sequence[TableCheck]
 ) -> dg.AssetChecksDefinition:
     """Return the checks of one asset as one operation."""
 
@@ -108,7 +95,7 @@ def definition(
     ) -> Iterator[dg.AssetCheckResult]:
         requested = {chosen.name for chosen in context.selected_asset_check_keys}
         evaluate = evaluation(context, table, system, topicberg_lakehouse, topicberg_snowflake)
-        with retried():  # not as a decorator: this is a generator
+        with tables.retried():  # not as a decorator: this is a generator
             for check in checks:
                 if check.name in requested:
                     yield evaluate(check)
@@ -118,7 +105,7 @@ def definition(
 
 def evaluation(
     context: dg.AssetCheckExecutionContext | dg.AssetExecutionContext,
-    table: LakeTable,
+    table: tables.LakeTable,
     system: str,
     lakehouse: Lakehouse,
     snowflake: Snowflake,
@@ -135,7 +122,7 @@ def evaluation(
         stored = before().get(dg.AssetCheckKey(key, name))
         return stored.finding if stored else None
 
-    of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
+    of_sensor = context.run.tags.get(tables.KIND) in (tables.REGISTRATION, tables.COMPUTATION)
     probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)
     return lambda check: result(key, check.name, evaluate(check, probe), last(check.name))
 
@@ -188,7 +175,7 @@ def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetC
         description=inspect.getdoc(check),
         pool="spark",
     )
-    @retried()
+    @tables.retried()
     def checked(
         context: dg.AssetCheckExecutionContext, topicberg_spark: Spark
     ) -> dg.AssetCheckResult:

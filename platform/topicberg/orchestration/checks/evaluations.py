@@ -11,8 +11,7 @@ import dagster as dg
 
 from topicberg.checks.finding import Finding
 
-FINDING = "finding"
-"""Metadata of a failed check: :meth:`topicberg.checks.finding.Finding.to_json`."""
+FINDING = "finding"  # Metadata of a failed check: :meth:`topicberg.checks.finding.Finding.to_json`.
 REMEDIATION, SINCE, CAUSE = "remediation", "since", "caused by"
 """The same for people, and what a check of a user may set: alerts read them if it has no
 :data:`FINDING`."""

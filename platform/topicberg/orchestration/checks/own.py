@@ -32,8 +32,7 @@ from topicberg.project import members
 from topicberg.settings import Settings
 from topicberg.transforms.code import code_version
 
-EVALUATED = "evaluated"
-"""Fact of a finding: the code and the snapshots that it is about."""
+EVALUATED = "evaluated"  # Fact of a finding: the code and the snapshots that it is about.
 CheckFunction = Callable[[Tables], dg.AssetCheckResult | bool]
 
 
@@ -41,8 +40,7 @@ CheckFunction = Callable[[Tables], dg.AssetCheckResult | bool]
 class OwnCheck:
     """A check as its author describes it; :func:`table_check` makes one."""
 
-    tables: tuple[str, ...]
-    """What it reads; the first is the one whose asset has the check."""
+    tables: tuple[str, ...]  # What it reads; the first is the one whose asset has the check.
     function: CheckFunction
     blocking: bool
     always: bool

@@ -30,8 +30,7 @@ from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_ru
 from topicberg.transforms.windows import Window
 
 POLL_SECONDS = 5.0
-MESSAGES = "pipes"
-"""Folder of the log URI to which job runs write their messages."""
+MESSAGES = "pipes"  # Folder of the log URI to which job runs write their messages.
 ENDED_BADLY = ("FAILED", "CANCELLING", "CANCELLED")
 
 
@@ -52,16 +51,12 @@ def write_window_on_emr(
     messages = _Messages(emr.log_uri, endpoints.boto3("s3", config))
     pipes = _Client(client, message_reader=messages, poll_interval=POLL_SECONDS)
     try:
+        of_sensor = is_computation_of_sensor(context.run.tags)
+        request = JobRequest.of(table, windows, config, endpoints, keep_expired=of_sensor)
         pipes.run(
             context=context,
             start_job_run_params=start_job_run(table, emr, config, endpoints),
-            extras=JobRequest.of(
-                table,
-                windows,
-                config,
-                endpoints,
-                keep_expired=is_computation_of_sensor(context.run.tags),
-            ).model_dump(mode="json"),
+            extras=request.model_dump(mode="json"),
         )
     except Exception as error:
         if run.state in ENDED_BADLY:
@@ -120,7 +115,10 @@ def _without_token(parsed: dict[str, Any], **_: Any) -> None:
 
 class _Client(PipesEMRServerlessClient):
     def _read_messages(self, context: Any, session: Any, response: Any) -> None:
-        """Do nothing: messages came while the job ran. The library reads CloudWatch here."""
+        """Do nothing: messages came while the job ran.
+
+        The library reads CloudWatch here, and warns with any other reader that none arrive.
+        """
 
 
 class _Messages(PipesS3MessageReader):

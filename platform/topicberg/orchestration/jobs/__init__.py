@@ -7,27 +7,20 @@ from collections.abc import Iterator
 import dagster as dg
 
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.jobs import (
-    alerts,
-    catalogs,
-    maintenance,
-    pipelines,
-    retention,
-    sensors,
-)
+from topicberg.orchestration.jobs import alerts, catalogs, pipelines, retention, sensors, table_jobs
 
 
 def lake_jobs(lake: Lake) -> Iterator[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]:
     """Return what users and the schedules run."""
     yield from pipelines.pipeline_jobs(lake)  # each pipeline as a whole, and everything
-    yield maintenance.check_job(lake)
-    yield maintenance.maintenance_job(lake)
+    yield table_jobs.check_job(lake)
+    yield table_jobs.maintenance_job(lake)
 
 
 def lake_schedules(lake: Lake) -> Iterator[dg.ScheduleDefinition]:
     """Return what is done by the clock."""
-    yield maintenance.check_schedule()  # every five minutes
-    yield maintenance.maintenance_schedule()  # compaction and expiry, where they are due
+    yield table_jobs.check_schedule()  # every five minutes
+    yield table_jobs.maintenance_schedule()  # compaction and expiry, where they are due
     yield retention.retention_schedule(lake)  # forgets old runs
 
 

@@ -35,12 +35,10 @@ INTERVAL_SECONDS = 15
 LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute
 later: they take a tenth of the time."""
-NUMBERS_SECONDS = 300
-"""How often the list in the UI is reported again while only numbers in it change."""
+NUMBERS_SECONDS = 300  # How often the list in the UI is reported while only numbers in it change.
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
 ENGINE_INTERVAL_SECONDS = 20
-CONFIRM_SECONDS = 10.0
-"""Within this time, an engine that ended is started again."""
+CONFIRM_SECONDS = 10.0  # Within this time, an engine that ended is started again.
 ENGINE = "tableflow"
 
 
@@ -59,7 +57,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         # They are read by the daemon only, and take a while to import.
-        from topicberg.alerts import channels, dagster_ui, evaluation, watch
+        from topicberg.alerts import channels, dagster_processes, evaluation, watch
         from topicberg.alerts.alert import read_decisions
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
@@ -79,7 +77,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
             outage = state.outages.get(DISK)
             elsewhere.setdefault(DISK, outage.alert if outage else disk)
         seen = observe(context.instance, context.repository_def, state, wrong, location)
-        ui, seen = dagster_ui.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
+        ui, seen = dagster_processes.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
         state, faults = evaluation.evaluate(state, seen, ui, address_of(RUNBOOK, ui))
         decisions, to = read_decisions(config), channels.channels(config, chosen)
         state, problems = channels.deliver(state, faults, to, decisions)
@@ -159,7 +157,7 @@ def engine_sensor() -> dg.SensorDefinition:
     )
     def engine(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         # They are read by the daemon only, and take a while to import.
-        from topicberg.alerts import channels, dagster_ui, watch
+        from topicberg.alerts import channels, dagster_processes, watch
         from topicberg.alerts.alert import read_decisions
 
         config, chosen, now = settings(), alert_settings(), datetime.now(UTC)
@@ -173,7 +171,7 @@ def engine_sensor() -> dg.SensorDefinition:
             else:
                 message = watch.with_restarts(why, restarts, now.timestamp())
                 alert = watch.fault(ENGINE, message, now, watch.how_to_restart(ENGINE))
-            link = dagster_ui.ui_url(config, chosen)
+            link = dagster_processes.ui_url(config, chosen)
             pages = {"link": link, "runbook": address_of(RUNBOOK, link)}
             faults[alert.key] = alert.model_copy(update=pages)
         decisions, to = read_decisions(config), channels.channels(config, chosen)

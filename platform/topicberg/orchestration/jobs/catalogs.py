@@ -32,16 +32,12 @@ _TAGS = {KIND: "catalogs"}
 class CatalogCursor(BaseModel):
     """Table → its state, as :func:`topicberg.catalogs.glue.registered_state` has it."""
 
-    life: str = ""
-    """Of this cursor, which another one after a reset has not: makes run keys unique."""
-    settled: dict[str, str] = {}
-    """That the catalogs have, or had; or that too many runs failed to register."""
-    seen: dict[str, str] = {}
-    """Of the last tick, where it was not settled."""
+    life: str = ""  # Of this cursor, and of none after a reset: makes run keys unique.
+    settled: dict[str, str] = {}  # What catalogs have or had, or too many runs failed to register.
+    seen: dict[str, str] = {}  # Of the last tick, where it was not settled.
     requested: dict[str, str] = {}
     run_key: str = ""
-    failures: dict[str, int] = {}
-    """Runs in a row that failed to register a table."""
+    failures: dict[str, int] = {}  # Runs in a row that failed to register a table.
     requests: int = 0
 
     def run_ended(self, succeeded: bool) -> CatalogCursor:

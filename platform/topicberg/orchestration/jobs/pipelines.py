@@ -34,13 +34,8 @@ def pipeline_jobs(lake: Lake) -> Iterator[dg.UnresolvedAssetJobDefinition]:
             lake,
             [table for table in lake.derived if lake.root(table).pipeline == name],
         )
-    yield from _jobs(
-        EVERYTHING,
-        _selected(lake),
-        "Every asset and check of the data, without the platform.",
-        lake,
-        lake.derived,
-    )
+    description = "Every asset and check of the data, without the platform."
+    yield from _jobs(EVERYTHING, _selected(lake), description, lake, lake.derived)
 
 
 def _selected(lake: Lake, pipeline: str | None = None) -> dg.AssetSelection:

@@ -41,15 +41,12 @@ from topicberg.orchestration.jobs.watches import (
 from topicberg.orchestration.resources.lakehouse import RunningLakehouse
 from topicberg.orchestration.resources.snowflake import lasting
 
-AT_ONCE = 8
-"""Tables that are registered at once: most of the time is waiting for the vendor."""
+AT_ONCE = 8  # Tables that are registered at once: most of the time is waiting for the vendor.
 SECONDS = 3.0
 """For which a tick begins to register tables. The others are left for the next tick: one that lasts
 longer than the sensor's interval of five seconds delays it by another interval."""
-PATIENCE_SECONDS = 15.0
-"""For which a tick waits for those that it began."""
-PAUSE_SECONDS = 60.0
-"""For which only runs register tables, after a tick in which the catalogs did not answer."""
+PATIENCE_SECONDS = 15.0  # For which a tick waits for those that it began.
+PAUSE_SECONDS = 60.0  # After a tick without an answer of the catalogs: only runs register tables.
 REGISTERED_AT_ONCE = 100
 """Tables that one run registers at most; what changes meanwhile is registered by the next run."""
 REGISTRATION_SECONDS = 900
@@ -57,8 +54,7 @@ REGISTRATION_SECONDS = 900
 CHECK_SECONDS, CHECK_SHARE = 60, 10
 """Between two runs that check the tables that ticks registered; and if they take long, they take at
 most a tenth of the time."""
-_STATES = ".dagster/topicberg/registered"
-"""Tag of a run: hashes of the tables that it registers and of their states."""
+_STATES = ".dagster/topicberg/registered"  # Tag of a run: hashes of tables and states.
 
 Move = Callable[[LakeTable], list[dg.AssetMaterialization]]
 
@@ -68,8 +64,7 @@ class Registered:
     """What came of the tables, by their names; those in neither field are for the next tick."""
 
     events: dict[str, list[dg.AssetMaterialization]] = field(default_factory=dict)
-    failed: dict[str, BaseException] = field(default_factory=dict)
-    """Why a run is needed."""
+    failed: dict[str, BaseException] = field(default_factory=dict)  # Why a run is needed.
 
 
 class Registrar:

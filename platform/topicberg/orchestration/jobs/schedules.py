@@ -18,8 +18,7 @@ UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.Dagst
 PROJECT = "topicberg/project"
 """Tag of runs that schedules start: the prefix of the project. Another project in the instance has
 jobs of the same names, and a schedule does not know its code location."""
-_EXPECTED = (TopicbergError, OSError)
-"""Errors of a deployment that is not there, or is stopped."""
+_EXPECTED = (TopicbergError, OSError)  # Errors of a deployment that is not there, or is stopped.
 
 
 def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:

@@ -65,18 +65,12 @@ from topicberg.wording import listed
 INTERVAL_SECONDS = 5
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 next one."""
-OBSERVATION_SECONDS = 60
-"""Between two observations of a topic in Kafka, which follow commits to its table."""
-AT_ONCE = 8
-"""Tables that a tick loads at once: most of the time is waiting for the catalog and S3."""
-BATCH_SECONDS = 10.0
-"""For which a tick looks at tables: others are to be registered within their usual time."""
-SWEEP = 20
-"""Tables that a tick loads in turn, whether or not anything says that they changed."""
-MAX_SILENT = 3
-"""After so many tables whose services did not answer, a tick asks for no further ones."""
-MAX_REPORTED = 200
-"""Snapshots of a table that one tick reports at most; the next tick continues."""
+OBSERVATION_SECONDS = 60  # Between two observations of a topic, which follow commits to its table.
+AT_ONCE = 8  # Tables that a tick loads at once: most of the time is waiting for the catalog and S3.
+BATCH_SECONDS = 10.0  # For which a tick looks at tables: others are registered in the usual time.
+SWEEP = 20  # Tables that a tick loads in turn, whether or not anything says that they changed.
+MAX_SILENT = 3  # After so many tables whose services did not answer, a tick asks for no more.
+MAX_REPORTED = 200  # Snapshots of a table that one tick reports at most; the next tick continues.
 Event = AssetMaterialization | AssetObservation
 
 
@@ -156,8 +150,7 @@ class SensorTick:
         self.states = self.cursor.states(watched)
         self.before = dict(self.states)
         self.tables: dict[tuple[str, str], IcebergTable | Exception] = {}
-        self.changed: set[str] = set()
-        """Derived tables that read a table with a new snapshot."""
+        self.changed: set[str] = set()  # Derived tables that read a table with a new snapshot.
         self.runs = RequestedRuns(context.instance, config.prefix, self.now)
         self.computations = tick_computations.Computations(watched, self.runs, self.now)
         self.registrations = Registrations(watched, self.states, self.runs, self.now)

@@ -46,14 +46,10 @@ from topicberg.transforms import derivation, windows
 from topicberg.transforms.unread import SourceTable, computable, unread
 from topicberg.wording import listed
 
-MAX_RANGES = 250
-"""Ranges of partitions of one run, as many as its tag can name; the next run has the others."""
-MAX_RUNS = 4
-"""Runs that one tick requests: Dagster makes each in a second or more, before the next tick."""
-MAX_PLANNED = 500
-"""Events of their partitions, which Dagster writes meanwhile; see :func:`.scattered`."""
-MAX_KILLED = 2
-"""Runs in a row that were killed, after which a table shares none: it may be what ends them."""
+MAX_RANGES = 250  # Ranges of partitions of one run, as its tag can name; the next run has others.
+MAX_RUNS = 4  # Runs that one tick requests: Dagster takes a second or more for each.
+MAX_PLANNED = 500  # Events of partitions that Dagster writes for them; see :func:`.scattered`.
+MAX_KILLED = 2  # Runs killed in a row, after which a table shares none: it may be what ends them.
 _REMEMBERED = 1000
 
 
@@ -63,10 +59,8 @@ class _Wanted:
 
     watch: TableWatch
     computation: Computation
-    head: Snapshot | None
-    """The newest snapshot of the table."""
-    spans: tuple[Span, ...]
-    """None are: only the catalogs do not have the table, of which all is computed."""
+    head: Snapshot | None  # The newest snapshot of the table.
+    spans: tuple[Span, ...]  # Empty: all is computed, but not in the catalogs.
     attempts: int = 0
     is_alone: bool = False
     """The run is for this table only: what failed for it would fail the others again and again."""

@@ -39,16 +39,13 @@ SENSOR = "snapshots"
 UNREGISTERED, UNCHECKED, UNOBSERVED, UNFINISHED = "r", "c", "o", "w"
 """Flags: the table differs from what the catalogs have; a tick has registered it, which no run has
 checked yet; its topic is to be observed in Kafka; not all of it is computed."""
-WANTED = ".dagster/topicberg/wanted"
-"""Tag of a run: what it is to do, which its other attempts have as well."""
-ATTEMPT = "topicberg/attempt"
-"""Tag of a run: how many there were for the same before."""
+WANTED = ".dagster/topicberg/wanted"  # Tag of a run: what it, like its other attempts, is to do.
+ATTEMPT = "topicberg/attempt"  # Tag of a run: how many there were for the same before.
 FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 10.0, 900.0
 """Between the end of a run that failed and the next attempt; each one waits twice as long."""
 _FAILURE_REASON, _STEP_FAILED = "dagster/failure_reason", "STEP_FAILURE"
 """Dagster's tag of a failed run, and the value that says that one of its steps failed."""
-_MAX_RUNS, _MAX_REGISTRATIONS = 500, 50
-"""Runs that a tick reads."""
+_MAX_RUNS, _MAX_REGISTRATIONS = 500, 50  # Runs that a tick reads.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _ACTIVE = [*schedules.UNFINISHED, dg.DagsterRunStatus.CANCELING]
 
@@ -60,8 +57,7 @@ class Computation:
     plan: Derivation
     partitions: TimePartitions
     job: str
-    assets: tuple[dg.AssetKey, ...]
-    """The table in Iceberg, then in the catalogs, and its topics."""
+    assets: tuple[dg.AssetKey, ...]  # The table in Iceberg, then in the catalogs, and its topics.
     checks: tuple[dg.AssetCheckKey, ...]
     """Of the run; a blocking one of a source that fails stops what is downstream of it."""
     downstream: tuple[str, ...] = ()
@@ -74,16 +70,14 @@ class TableWatch:
     """A table whose snapshots are watched."""
 
     origin: Table
-    readers: tuple[str, ...] = ()
-    """The names of the derived tables that read it."""
+    readers: tuple[str, ...] = ()  # The names of the derived tables that read it.
     registrations: tuple[dg.AssetKey, ...] = ()
     """Unpartitioned assets that follow every snapshot. Catalogs do not wait for computations: these
     assets are materialized by the sensor or in a run of their own."""
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     pointers: tuple[Table, ...] = ()
     """The tables among the registrations of which only pointers are moved: nothing is computed."""
-    computation: Computation | None = None
-    """None: no run computes it, but the engine or a registration."""
+    computation: Computation | None = None  # None: the engine computes it, or a registration.
 
     @property
     def name(self) -> str:
@@ -167,13 +161,10 @@ class TableCursor:
 
     snapshot: int | None = None
     """The last one that was reported, and whose changes were looked for in derived tables."""
-    registered: str = ""
-    """Hash of the metadata that Glue and Snowflake have."""
-    signal: str = ""
-    """Hash of what the table's writer reported at the last look."""
+    registered: str = ""  # Hash of the metadata that Glue and Snowflake have.
+    signal: str = ""  # Hash of what the table's writer reported at the last look.
     flags: str = ""
-    observed: int = 0
-    """The minute since 1970 when the topic was observed."""
+    observed: int = 0  # The minute since 1970 when the topic was observed.
 
     @staticmethod
     def parse(text: str) -> TableCursor:

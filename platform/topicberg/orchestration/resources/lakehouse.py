@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 RUNNING_SECONDS = 2.0
 """For so long, a stack that ran is taken to be running: a run connects a few times a table."""
-ENGINE_PATIENCE_SECONDS = 30.0
-"""How much longer than its commit interval the engine may be silent."""
-CONFLUENT_PATIENCE_SECONDS = 20 * 60.0
-"""Tableflow commits every 15 minutes or 250 MB."""
+ENGINE_PATIENCE_SECONDS = 30.0  # How much longer than its commit interval the engine may be silent.
+CONFLUENT_PATIENCE_SECONDS = 20 * 60.0  # Tableflow commits every 15 minutes or 250 MB.
 _running_at: dict[Path, float] = {}
 
 
@@ -105,7 +103,7 @@ def ingest_by_engine(
 ) -> Table:
     """Make the topic and its table if they are missing, and let the engine commit what there is.
 
-    If it is silent for too long, one in this process commits: the second of two plans again.
+    If it is silent for too long, one in this process commits; of two, the second plans again.
     """
     from topicberg.tableflow.service.engine import Ingestor, run_once
 

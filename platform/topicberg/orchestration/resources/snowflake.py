@@ -19,8 +19,7 @@ from topicberg.orchestration.resources.lakehouse import connect
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
-IDLE_SECONDS = 600
-"""A connection that was not used for so long is not used again: its session may have ended."""
+IDLE_SECONDS = 600  # A connection that is idle for longer is not used: its session may have ended.
 
 
 class _Held(ExitStack):
@@ -37,8 +36,7 @@ class _Kept:
     """The connections that nothing uses at the moment, the last used one at the end."""
 
     def __init__(self) -> None:
-        self._free: list[_Held] = []
-        """Threads share it: Python adds to the end and takes from it at once."""
+        self._free: list[_Held] = []  # Threads share it: append and pop are atomic.
 
     def take(self) -> _Held | None:
         while pooled := self._last():
@@ -67,8 +65,7 @@ class Snowflake(ConfigurableResource):
     The steps of a run share them, as a log-in costs more than the statements for a table.
     """
 
-    _kept: _Kept | None = PrivateAttr(None)
-    """None: each use opens its own connection, as outside of a run."""
+    _kept: _Kept | None = PrivateAttr(None)  # None: each use opens one, as outside of a run.
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
         self._kept = _Kept()

@@ -50,8 +50,7 @@ class Tables(ConfigurableResource):
         description="folder of the topicberg project whose settings are used; none: "
         "TOPICBERG_PROJECT_ROOT, or the project of the working directory",
     )
-    _only: Mapping[str, TableName] | None = PrivateAttr(None)
-    """Name → table, if others cannot be read."""
+    _only: Mapping[str, TableName] | None = PrivateAttr(None)  # The only ones that can be read.
     _duckdb: DuckDBPyConnection | None = PrivateAttr(None)
     _spark: SparkSession | None = PrivateAttr(None)
 

@@ -27,10 +27,8 @@ class Candidate:
     """A column that holds the value of a column of the key."""
 
     table: str
-    column: str
-    """``a.b`` in a struct."""
-    option: str
-    """What ``--column`` takes to erase by it."""
+    column: str  # ``a.b`` in a struct.
+    option: str  # What ``--column`` takes to erase by it.
     rows: int
     files: int
 

@@ -32,8 +32,7 @@ class Uncovered:
 
     topic: str
     table: str
-    first: Offsets
-    """By partition: the first offset that the table does not hold."""
+    first: Offsets  # By partition: the first offset that the table does not hold.
     reason: str
 
 

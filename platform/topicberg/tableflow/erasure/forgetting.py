@@ -33,8 +33,7 @@ from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
 
-FORGOTTEN = "topicberg.forgotten."
-"""Prefix of the table property of each erased key, followed by the key's digest."""
+FORGOTTEN = "topicberg.forgotten."  # Of table properties; the digest of an erased key follows.
 
 
 class Forgotten(BaseModel):
@@ -51,12 +50,10 @@ class Forgetting:
     """A key of a topic, in Kafka and in everything that may hold it."""
 
     key_rows: KeyRows
-    targets: Sequence[ErasureTarget]
-    """The topic's table is the first."""
+    targets: Sequence[ErasureTarget]  # The topic's table is the first.
     endpoints: Endpoints
     config: Settings
-    reason: str = "not given"
-    """For the record in the tables."""
+    reason: str = "not given"  # For the record in the tables.
 
     def records(self) -> KeyRecords:
         """Return what the topic has of the key; nothing if the topic was deleted."""

@@ -32,8 +32,7 @@ class Key:
     topic: str
     fields: tuple[iceberg.NestedField, ...]
     given: Mapping[str, Any]
-    argument: str = "KEY"
-    """What a user writes it in, for messages."""
+    argument: str = "KEY"  # What a user writes it in, for messages.
 
     @classmethod
     def parse(

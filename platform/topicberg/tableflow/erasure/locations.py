@@ -50,26 +50,16 @@ Source: Iceberg's "Configuration", ``write.data.path`` and the properties that i
 class Found:
     """Which files of a table were read, and where the rows to erase are."""
 
-    rows: int = 0
-    """Rows of the head."""
-    live: int = 0
-    """Data files of the head that have such rows, deleted ones included."""
-    history: int = 0
-    """Data files that only other snapshots have."""
-    outside: tuple[str, ...] = ()
-    """Files in the table's folder that no snapshot has."""
-    elsewhere: tuple[str, ...] = ()
-    """The same, in another folder where the table's data files are written."""
-    expired: int = 0
-    """Snapshots that have to expire."""
-    refs: tuple[str, ...] = ()
-    """Branches and tags that have to be removed."""
-    files: int = 0
-    """Files that were read, of all snapshots and of the folder."""
-    unreachable: int = 0
-    """Of these files: those that only the folder has."""
-    snapshots: int = 0
-    """Snapshots whose files were read."""
+    rows: int = 0  # Rows of the head.
+    live: int = 0  # Data files of the head that have such rows, deleted ones included.
+    history: int = 0  # Data files that only other snapshots have.
+    outside: tuple[str, ...] = ()  # Files in the table's folder that no snapshot has.
+    elsewhere: tuple[str, ...] = ()  # The same, in another folder that the table writes to.
+    expired: int = 0  # Snapshots that have to expire.
+    refs: tuple[str, ...] = ()  # Branches and tags that have to be removed.
+    files: int = 0  # Files that were read, of all snapshots and of the folder.
+    unreachable: int = 0  # Of these files: those that only the folder has.
+    snapshots: int = 0  # Snapshots whose files were read.
 
     @property
     def holders(self) -> int:

@@ -30,8 +30,7 @@ Condition = Mapping[ColumnPath, Sequence[Any]]
 class Rows:
     """The rows that meet one of the conditions."""
 
-    schema: Schema
-    """Of the table."""
+    schema: Schema  # Of the table.
     conditions: tuple[Condition, ...]
 
     def columns(self) -> set[str]:

@@ -41,8 +41,7 @@ class KafkaKey(NamedTuple):
     header: bytes | None = None
 
 
-Matching = Callable[[Collection[KafkaKey]], set[KafkaKey]]
-"""Returns which of some keys in Kafka are the key."""
+Matching = Callable[[Collection[KafkaKey]], set[KafkaKey]]  # Returns those that are the key.
 
 
 @dataclass
@@ -55,8 +54,7 @@ class KeyRecords:
     """Raw key and partition → whether the newest record is a tombstone; of a compacted topic."""
     headers: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     """Raw key and partition → the header that names the key's schema, if it has one."""
-    count: int = 0
-    """Records with a value, of a compacted topic."""
+    count: int = 0  # Records with a value, of a compacted topic.
     kept_ms: int = FOREVER_MS
     """How long Kafka keeps a record at most, for a topic that is not compacted; or after its
     tombstone."""

@@ -28,8 +28,7 @@ from topicberg.iceberg import data_files, manifests
 from topicberg.iceberg.files import may_delete, names_by_id
 
 ROWS_AT_ONCE = 200_000
-_LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
-"""Column → its reserved id."""
+_LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}  # Reserved ids.
 
 
 def is_parquet(file: DataFile) -> bool:

@@ -39,17 +39,13 @@ class ErasureTarget:
 
     identifier: tuple[str, str]
     description: str
-    time: str | None
-    """The event time, by whose hours other tables are derived from this one."""
+    time: str | None  # The event time, by whose hours other tables are derived from this one.
     names: Mapping[str, str] = field(default_factory=dict)
     """Column of the key → column of this table, ``a.b`` in a struct."""
-    chosen: tuple[Mapping[str, str], ...] = ()
-    """The same, for other columns that the user says hold the key."""
-    spec: TopicSpec | None = None
-    """The topic's own table, which the engine writes."""
+    chosen: tuple[Mapping[str, str], ...] = ()  # The same, for other columns that the user names.
+    spec: TopicSpec | None = None  # The topic's own table, which the engine writes.
     is_dead_letters: bool = False
-    topic: str | None = None
-    """The topic that is read into it."""
+    topic: str | None = None  # The topic that is read into it.
 
     @property
     def name(self) -> str:
@@ -63,12 +59,9 @@ class KeyRows:
     spec: TopicSpec
     key: Key
     catalog: Catalog
-    where: str | None = None
-    """The column of the topic's table whose value ``key`` is; None: it is the topic's key."""
-    is_raw: bool = False
-    """Whether the key has no schema, so that it is the raw key."""
-    is_shadowed: bool = False
-    """Whether a field of the value has the name of the column with the keys."""
+    where: str | None = None  # The column of which ``key`` is a value; None: it is the topic's key.
+    is_raw: bool = False  # Whether the key has no schema, so that it is the raw key.
+    is_shadowed: bool = False  # Whether a field of the value has the name of the keys' column.
     matching: Matching = lambda _: set()
     """Returns which of some keys in Kafka are the key; none, for a value of a column."""
     raw_keys: set[bytes] = field(default_factory=set)

@@ -63,12 +63,10 @@ class Erased:
     snapshots_expired: int = 0
     files_deleted: int = 0
     refs: list[str] = field(default_factory=list)
-    replaced: set[str] = field(default_factory=set)
-    """Paths of the data files that were replaced or deleted."""
+    replaced: set[str] = field(default_factory=set)  # Data files that were replaced or deleted.
     readers: list[str] = field(default_factory=list)
     """Tags of those that were reading such rows, and did not end: they may write them again."""
-    hours: list[Hours] = field(default_factory=list)
-    """Hours of event time in which rows were erased."""
+    hours: list[Hours] = field(default_factory=list)  # Hours (event time) with erased rows.
 
 
 @dataclass
@@ -77,14 +75,12 @@ class Erasure:
 
     table: Table
     rows: Rows
-    time_column: str | None = None
-    """By whose hours other tables are derived from this one."""
+    time_column: str | None = None  # By whose hours other tables are derived from this one.
     note: Callable[[int], Mapping[str, str]] = lambda rows: {}
     """Returns the table properties to set, given the number of rows that are erased."""
     before_expiry: Callable[[], None] = lambda: None
     """Called when the head is without the rows, and files of history still exist."""
-    patience: float = READERS_SECONDS
-    """Seconds to wait for readers of snapshots that have to expire."""
+    patience: float = READERS_SECONDS  # Seconds to wait for readers of snapshots that expire.
 
     def __post_init__(self) -> None:
         self.locations = RowLocations(self.table, self.rows)

@@ -115,8 +115,7 @@ class Ingestor:
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
         self._search = RecordSearch(spec, self._processes)
-        self._stops_early = True
-        """Whether a batch is begun again as soon as its first records name new schemas."""
+        self._stops_early = True  # Whether a batch that names new schemas is begun again at once.
         self.report_progress: Callable[[str], None] = lambda _: None
         """Called with what a step does that takes long."""
         self.current_offsets: Offsets = {}

@@ -59,8 +59,7 @@ class Ingestion:
         :param engine: the name of this engine
         """
         self.spec = spec
-        self.is_running = False
-        """Whether a worker has the topic; only the queue of turns changes it."""
+        self.is_running = False  # Whether a worker has the topic; only the queue changes it.
         report = before.report if before is not None else None
         self.report: StatusReport = StatusReport(spec, config, report, engine)
         self.log = LogWatch()

@@ -57,8 +57,7 @@ class LogCheck:
         self._compared: dict[int, tuple[int, LastRecord]] = {}
         """By partition, the epoch of the leader whose log has a record, -1: it has none, and that
         record, which was compared or committed."""
-        self.unproven: Offsets = {}
-        """Partition → offset of the table's last record, where the log no longer has it."""
+        self.unproven: Offsets = {}  # Partition → the table's last record, if the log lacks it.
 
     def forget(self) -> None:
         """Compare all partitions again in the next step."""

@@ -25,8 +25,7 @@ from topicberg.topics import TopicSpec
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS, MAX_POLL_SECONDS = 1.0, 5.0
-POLL_SHARE = 0.04
-"""The share of a core that the poll may take: with a thousand topics it is less frequent."""
+POLL_SHARE = 0.04  # The share of a core that the poll may take: of many topics it is less frequent.
 TICK_SECONDS = 0.25  # How often due topics are looked for between two polls.
 ABANDON_SECONDS = 5.0  # How long a turn may take to end after it was abandoned.
 INSPECTIONS_PER_SECOND = 2.0
@@ -159,8 +158,7 @@ class LogPoll:
     def __init__(self, endpoints: Endpoints, config: Settings) -> None:
         self._config, self._ends = config, EndReader(endpoints)
         self._transactions = ThreadPoolExecutor(1, "tableflow-transactions")
-        self._requested: dict[str, Offsets] = {}
-        """By topic: the transactions whose times are being read."""
+        self._requested: dict[str, Offsets] = {}  # By topic: the transactions whose times are read.
 
     def stop(self) -> None:
         """Read no more times of transactions."""

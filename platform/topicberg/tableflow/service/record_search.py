@@ -28,11 +28,9 @@ from topicberg.topics import TopicSpec
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2  # How often one record has to fail by itself.
-MOST_BLAMED = 30
-"""After so many records, the search ends; what was read up to there is committed first."""
+MOST_BLAMED = 30  # After so many records, the search ends; what was read before is committed first.
 MOST_CONTROLS = 6  # Records that are tried before one is blamed, while none was decoded.
-GROWTH = 4
-"""How much larger the next part is than one that succeeded, behind a record that was found."""
+GROWTH = 4  # How much larger than one that succeeded the next part is, behind a found record.
 PARTS = 16  # Pieces into which a part that failed is divided.
 MOST_SEARCHES = 3  # Searches of an attempt: then the topic gives way to others, and continues.
 CONTROLS = 3  # Other records that fail as well before it is said that all do.
@@ -43,27 +41,17 @@ Read = Callable[[BatchPlan, Ranges], list[WrittenBatch]]
 class Isolation:
     """The search for failing records in a batch from ``start`` to ``until``."""
 
-    start: Offsets
-    """Where the part that is left begins."""
+    start: Offsets  # Where the part that is left begins.
     until: Offsets
-    reason: str = ""
-    """Why the batch failed."""
-    failed: Ranges = field(default_factory=dict)
-    """The smallest part that is known to fail."""
-    of_spark: bool = False
-    """Spark failed at the batch, and perhaps at no record."""
-    is_proven: bool = False
-    """Records can be decoded."""
-    step: int = 0
-    """Offsets of each of its pieces, which are read one after the other."""
-    single_failures: int = 0
-    """How many times in a row a part of one record has failed."""
-    blamed: int = 0
-    """How many records were found."""
-    size: int | None = None
-    """Offsets of the next part behind a record that was found: others may be near."""
-    records: int = 0
-    """Offsets of the whole batch."""
+    reason: str = ""  # Why the batch failed.
+    failed: Ranges = field(default_factory=dict)  # The smallest part that is known to fail.
+    of_spark: bool = False  # Spark failed at the batch, and perhaps at no record.
+    is_proven: bool = False  # Records can be decoded.
+    step: int = 0  # Offsets of each of its pieces, which are read one after the other.
+    single_failures: int = 0  # How many times in a row a part of one record has failed.
+    blamed: int = 0  # How many records were found.
+    size: int | None = None  # Of the next part behind a record that was found: others may be near.
+    records: int = 0  # Offsets of the whole batch.
 
     def __post_init__(self) -> None:
         self.records = _size(self.rest)

@@ -46,10 +46,8 @@ COUNTERS = (
     "commits",
     "failures",
 )  # Since the engine got the topic. Metrics and the check ``tableflow`` have the same names.
-PENDING_SECONDS = 30.0
-"""A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
-OBSERVED_SECONDS = 30.0
-"""An engine that has not read the ends of the logs for longer does not run, or hangs."""
+PENDING_SECONDS = 30.0  # A topic that fails for longer is FAILED; it is tried again all the same.
+OBSERVED_SECONDS = 30.0  # An engine that has not read the ends of logs for longer ended, or hangs.
 FLEET = 20_000  # Topics whose snapshots are kept in memory.
 _OBSERVED = "tableflow/observed"
 
@@ -65,8 +63,7 @@ class OpenTransaction(BaseModel):
     """A transaction that its producer did not end: consumers cannot read from its start on."""
 
     offset: int
-    since_ms: int
-    """The time of its first record."""
+    since_ms: int  # The time of its first record.
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ class Unavailable:
 
     message: str
     since_ms: int
-    service: str | None = None
-    """Its name in the keys of alerts, if it has an alert of its own."""
+    service: str | None = None  # Its name in the keys of alerts, if it has an alert of its own.
 
 
 class TopicStatus(BaseModel):
@@ -92,8 +88,7 @@ class TopicStatus(BaseModel):
     error_message: str | None = None
     failing_since_ms: int | None = None
     """Time of the first of the consecutive failures; None: the last turn succeeded."""
-    missing: str | None = None
-    """Service that does not answer, without which nothing is committed."""
+    missing: str | None = None  # Service that does not answer, without which nothing is committed.
     activity: str | None = None  # what a turn does that takes long
     failing_table_formats: list[FailingFormat] = []
     write_mode: str = "APPEND"
@@ -101,31 +96,22 @@ class TopicStatus(BaseModel):
     snapshot_id: int | None = None
     committed_at_ms: int | None = None
     end_offsets: Offsets = {}
-    lag: Offsets = {}
-    """Offsets not yet committed: records, ends of transactions, and gaps."""
-    open_transactions: dict[int, OpenTransaction] = {}
-    """By partition; records after them cannot be read yet."""
+    lag: Offsets = {}  # Offsets not yet committed: records, ends of transactions, and gaps.
+    open_transactions: dict[int, OpenTransaction] = {}  # Records after them cannot be read yet.
     rows_committed: int = 0  # rows that commits added to the table
-    rows_skipped: int = 0
-    """Records left out since the table was created, skipped or dead-lettered."""
+    rows_skipped: int = 0  # Records left out since the table was created, skipped or dead-lettered.
     records_read: int = 0  # records that committed batches read
     records_skipped: int = 0  # records left out without a dead letter
-    records_dead_lettered: int = 0
-    """Records left out, and sent to the dead-letter topic."""
-    counting_since_ms: int | None = None
-    """When the counters began: the engine got the topic."""
+    records_dead_lettered: int = 0  # Records left out, and sent to the dead-letter topic.
+    counting_since_ms: int | None = None  # When the counters began: the engine got the topic.
     skip_requests: list[Skip] = []  # records that users requested to leave out
-    missed_deletes: Missed | None = None
-    """Deletes that the table may not have, of an upsert topic."""
-    unproven: Offsets = {}
-    """By partition: offset of the table's last record, if the log no longer has it."""
-    keys: KeyState | None = None
-    """How keys with a schema are compared, of an upsert topic."""
+    missed_deletes: Missed | None = None  # Deletes that the table may not have, of an upsert topic.
+    unproven: Offsets = {}  # By partition: the table's last record, if the log no longer has it.
+    keys: KeyState | None = None  # How keys with a schema are compared, of an upsert topic.
     reader: Literal["process", "spark"] | None = None
     """What read the newest batch: a process of the engine, or tasks of Spark."""
     bytes_committed: int = 0  # of the files that commits added
-    files_of_commit: int = 0
-    """Data files that the newest batch added, one a partition or more."""
+    files_of_commit: int = 0  # Data files that the newest batch added, one a partition or more.
     data_files: int = 0  # that the table has
     commits: int = 0  # batches committed
     failures: int = 0  # turns that did not commit

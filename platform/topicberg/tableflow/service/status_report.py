@@ -42,8 +42,7 @@ class StatusReport:
         """
         self._config, self.lock = config, threading.RLock()
         """Whoever derives a change from the status holds it until the change is reported."""
-        self.is_stopped = False
-        """Whether the topic is ingested no longer: its status is not written any more."""
+        self.is_stopped = False  # Whether the topic is not ingested any more: no status is written.
         self.status = TopicStatus(
             topic=spec.name,
             committed_at_ms=read_status(config, spec.name).committed_at_ms,

@@ -23,29 +23,16 @@ from topicberg.iceberg.data_files import WriteTarget
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.topics import TopicLog, tombstone_ms
 from topicberg.settings import Settings
-from topicberg.tableflow.batch.batch_plan import (
-    BatchPlan,
-    Commit,
-    TablePlan,
-    check_kept,
-    check_recreated,
-    first_offsets,
-)
+from topicberg.tableflow.batch import batch_plan
 from topicberg.tableflow.changelog.changes import ChangePlan, envelope, key_names
 from topicberg.tableflow.decode.plan import CONSUMER, ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch
-from topicberg.tableflow.layout import meanings, message_fields
+from topicberg.tableflow.layout import meanings, message_fields, writers
 from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.layout.layout import event_time, row_columns, table_schema
 from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.layout.waiting import identity_columns
-from topicberg.tableflow.layout.writers import (
-    ForeignSchemas,
-    MessageDecoder,
-    Writers,
-    message_decoder,
-)
 from topicberg.tableflow.service.log_check import LogCheck
 from topicberg.tableflow.table.batch_commit import BatchCommitter
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
@@ -69,7 +56,7 @@ class BatchTable:
         spec: TopicSpec,
         endpoints: Endpoints,
         config: Settings,
-        foreign: Mapping[str, ForeignSchemas],
+        foreign: Mapping[str, writers.ForeignSchemas],
         framing: Framing | None,
         check: Callable[[], None],
         held_ms: int | None,
@@ -90,12 +77,12 @@ class BatchTable:
         self.log_check = LogCheck(spec, endpoints, config)
         self.foreign_commits = ForeignWatch(spec, config)
         self._key: object = None
-        self._decoders: Mapping[str, MessageDecoder] = {}
+        self._decoders: Mapping[str, writers.MessageDecoder] = {}
         self._changes: ChangePlan | None = None
 
     def plan(
         self, number: int, layout: Layout, log: TopicLog, now_ms: int, current: CurrentOffsets
-    ) -> TablePlan:
+    ) -> batch_plan.TablePlan:
         """Return the table as it is now, created or evolved to a layout.
 
         :param number: its place among the tables of the topic
@@ -104,20 +91,20 @@ class BatchTable:
         table = self.loader.load(layout, log.beginning)
         head = table.current_snapshot()
         state = committed(table, head)
-        check_recreated(self.spec, state, log)
+        batch_plan.check_recreated(self.spec, state, log)
         self.foreign_commits.check(table)
         if state.offsets:
             self.loader.held_ms = now_ms
-        first = first_offsets(self.spec, self._endpoints, table, state, log)
+        first = batch_plan.first_offsets(self.spec, self._endpoints, table, state, log)
         offsets = state.offsets or {**log.beginning, **first}
         self.log_check.check(table, offsets, state.last_records, log)
         seen_ms = current[1] if state.offsets == current[0] else None
         kept_ms = partial(tombstone_ms, self._endpoints, self.spec.name)
         watched = kept_ms if self.spec.is_compacted else None
         missed = DeleteWatch(watched, table, state, now_ms, seen_ms)
-        return TablePlan(number, table, head, layout, state, offsets, missed)
+        return batch_plan.TablePlan(number, table, head, layout, state, offsets, missed)
 
-    def read_plan(self, into: TablePlan) -> ReadPlan:
+    def read_plan(self, into: batch_plan.TablePlan) -> ReadPlan:
         """Return how the records of a batch become files of the table.
 
         :raises TableflowError: records cannot become rows of the table
@@ -159,7 +146,9 @@ class BatchTable:
             event_time=event_time(self.spec, fields),
         )
 
-    def commit(self, plan: BatchPlan, into: TablePlan, written: WrittenBatch) -> Commit:
+    def commit(
+        self, plan: batch_plan.BatchPlan, into: batch_plan.TablePlan, written: WrittenBatch
+    ) -> batch_plan.Commit:
         """Commit a batch to the table; see :meth:`.BatchCommitter.commit`."""
         done = self.committer.commit(plan, into, written)
         self.log_check.note_commit({**into.committed.last_records, **written.last_records})
@@ -187,9 +176,9 @@ def message_decoders(
     spec: TopicSpec,
     layout: Layout,
     table: Table,
-    foreign: Mapping[str, ForeignSchemas],
+    foreign: Mapping[str, writers.ForeignSchemas],
     of_rows: UpsertKey | None = None,
-) -> dict[str, MessageDecoder]:
+) -> dict[str, writers.MessageDecoder]:
     """Return how the key, the value, or both are decoded.
 
     :param of_rows: the key of an upsert table
@@ -200,7 +189,7 @@ def message_decoders(
         metadata.add(spec.event_time)
     fields = meanings.columns_of(table)
     columns = [column for column in fields if column.name not in metadata]
-    decoders = dict[str, MessageDecoder]()
+    decoders = dict[str, writers.MessageDecoder]()
     for field in (layout.key, layout.value):
         if field.subject is None:
             continue
@@ -214,7 +203,9 @@ def message_decoders(
         else:
             keys = key_names(layout)
             own = [column for column in columns if column.name in keys]
-        decoders[field.column] = message_decoder(Writers(field, foreign[field.column], own))
+        decoders[field.column] = writers.message_decoder(
+            writers.Writers(field, foreign[field.column], own)
+        )
     return decoders
 
 
@@ -271,7 +262,9 @@ class TableLoader:
             table = self._catalog.load_table(self._spec.table_identifier(self._config))
         if table is None or self._fitted != (layout.fitted, *_columns(table)):
             if beginning is not None and self.held_ms is not None:
-                check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
+                batch_plan.check_kept(
+                    self._catalog, self._spec, self._config, beginning, self.held_ms
+                )
             schema = table_schema(self._spec, layout)
             identity, older = identity_columns(self._spec, layout), layout.older_columns()
             table = ensure_table(self._catalog, self._spec, self._config, schema, identity, older)

@@ -24,8 +24,7 @@ from topicberg.tableflow.service.status import (
 )
 from topicberg.topics import TopicSpec
 
-_EXPLAINING = ("freshness", "up_to_date")
-"""Names of checks that say why their asset is stale."""
+_EXPLAINING = ("freshness", "up_to_date")  # Names of checks that say why their asset is stale.
 
 
 def failed_checks(

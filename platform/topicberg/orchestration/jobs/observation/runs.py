@@ -20,7 +20,7 @@ from topicberg.dagster.runs import (
 )
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import SCATTERED, requested_ranges
-from topicberg.orchestration.jobs import maintenance, watches
+from topicberg.orchestration.jobs import table_jobs, watches
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.settings import Settings
 
@@ -30,22 +30,16 @@ if TYPE_CHECKING:
     from topicberg.alerts.alert import AlertState
 
 
-MAX_ACTIVE = 50
-"""Runs in progress that are looked at, the oldest first."""
-MAX_RUNS = 200
-"""How many ended runs one tick reads; the next tick continues there."""
-MAX_LEFT = 50
-"""Partitions that a failed run has left, of which an alert remembers each."""
+MAX_ACTIVE = 50  # Runs in progress that are looked at, the oldest first.
+MAX_RUNS = 200  # How many ended runs one tick reads; the next tick continues there.
+MAX_LEFT = 50  # Partitions that a failed run has left, of which an alert remembers each.
 UNLOADED_SECONDS = 600
 """After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
 remembers the sensors of those that were renamed."""
-DEFAULT_INTERVAL_SECONDS = 30
-"""Dagster's, of a sensor that has none."""
-_TICKS = 10
-"""How many ticks are read to find the last one that ended: few can be in progress."""
-EVERYTHING_BEFORE = "0"
-"""Begins the range of a run that computes the first partition: sorts before all keys."""
-_SCHEDULE = schedule_name(maintenance.CHECK)
+DEFAULT_INTERVAL_SECONDS = 30  # Dagster's, of a sensor that has none.
+_TICKS = 10  # How many ticks are read to find the last one that ended: few can be in progress.
+EVERYTHING_BEFORE = "0"  # Begins the range of the first partition: sorts before all keys.
+_SCHEDULE = schedule_name(table_jobs.CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ACTIVE_RUNS = [
     dg.DagsterRunStatus.STARTING,
@@ -109,11 +103,11 @@ def check_runs(
 ) -> observation.CheckRuns:
     """Return when the checks were evaluated last, and whether they should be."""
     ended = dg.RunsFilter(
-        job_name=maintenance.CHECK, tags=location_tags(location), statuses=_ENDED_RUNS
+        job_name=table_jobs.CHECK, tags=location_tags(location), statuses=_ENDED_RUNS
     )
     newest = next(iter(instance.get_run_records(ended, limit=1)), None)
     return observation.CheckRuns(
-        job=maintenance.CHECK,
+        job=table_jobs.CHECK,
         schedule=_SCHEDULE,
         scheduled=repository.has_schedule_def(_SCHEDULE),
         stack_stopped=config.deployment == "local" and not runtime_file(config).exists(),

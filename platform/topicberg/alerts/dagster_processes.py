@@ -32,8 +32,7 @@ DAEMON_PATIENCE = 8.0
 CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, watch.NO_ANSWER, "does not tick")
 """A web server that shows a large graph to someone answers late; a daemon that stands still ticks
 no sensor before its heartbeat is old."""
-UI_START_SECONDS = 180.0
-"""In which they may start on a busy machine; that their process ended is reported at once."""
+UI_START_SECONDS = 180.0  # In which they start on a busy machine; an end is reported at once.
 MAX_HEARTBEAT_AGE = 35.0
 """In seconds. Dagster writes a heartbeat every 30 seconds of each of the daemon's loops."""
 MAX_LOOP_AGE, MAX_SCHEDULER_AGE = 50.0, 90.0
@@ -53,10 +52,8 @@ _LOOP_HINT = (
 SILENT_SECONDS, START_SECONDS = 25.0, 60.0
 """In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
 first tick of a daemon that starts may take longer."""
-SENDERS = ("alerts", "engine")
-"""The sensors that send alerts."""
-_MARKS = frozenset({"alerts", "snapshots"})
-"""A code location that has these sensors is one of topicberg."""
+SENDERS = ("alerts", "engine")  # The sensors that send alerts.
+_MARKS = frozenset({"alerts", "snapshots"})  # A code location with these sensors is topicberg's.
 _QUERY = "{instance{daemonHealth{allDaemonStatuses{daemonType required lastHeartbeatTime}}}}"
 _CODE_QUERY = """
 {workspaceOrError{
