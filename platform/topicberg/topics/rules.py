@@ -278,17 +278,19 @@ _SECTION_MISTAKES: tuple[tuple[str, Callable[[SchemaSection, bool], object], str
     ),
     (
         "subject",
-        lambda own, _: _is_framed(own, "none") and own.file and own.subject is not None,
+        lambda own, _: _is_framed(own, "none") and own.file is not None and own.subject is not None,
         "has no effect: with framing none, {own.file} is not registered",
     ),
     (
         "compatibility",
-        lambda own, _: _is_framed(own, "none") and own.file and own.compatibility is not None,
+        lambda own, _: (
+            _is_framed(own, "none") and own.file is not None and own.compatibility is not None
+        ),
         "has no effect: with framing none, {own.file} is not registered",
     ),
     (
         "version",
-        lambda own, _: _is_framed(own, "none") and own.file and own.version != "newest",
+        lambda own, _: _is_framed(own, "none") and own.file is not None and own.version != "newest",
         "has no effect: {own.file} is the schema of all records",
     ),
     (
