@@ -113,9 +113,11 @@ class LakeEndpoints(HoldsSecrets):
         """How every client logs in to the catalog."""
         if self.iceberg_login.auth is not None:
             return self.iceberg_login
-        token = None if self.is_glue else self.iceberg_rest_token
-        auth = "sigv4" if self.is_glue else "token" if token else "none"
-        given = {"auth": auth, **({"token": token} if token else {})}
+        given: dict[str, Any] = {"auth": "none"}
+        if self.is_glue:
+            given = {"auth": "sigv4"}
+        elif token := self.iceberg_rest_token:
+            given = {"auth": "token", "token": token}
         return self.iceberg_login.model_copy(update=given)
 
     def iceberg_rest_headers(self) -> dict[str, str]:

@@ -268,7 +268,7 @@ class ComputeSettings(DeploymentSettings):
     concern = Concern.COMPUTE
 
     compute: Literal["emr", "none"] | None = None
-    """Emr: `topicberg deploy` creates an EMR Serverless application, which computes the derived
+    """`emr`: `topicberg deploy` creates an EMR Serverless application, which computes the derived
     tables; none: it creates none; by default it creates one unless TOPICBERG_SPARK_REMOTE is
     set."""
     spark_remote: SecretStr | None = Field(default=None, exclude=True)
