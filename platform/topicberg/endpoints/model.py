@@ -83,8 +83,13 @@ class SnowflakeEndpoint(HoldsSecrets):
 
         pem = base64.b64decode(self.private_key.get_secret_value())
         key = as_bytes.load_pem_private_key(pem, password=None)
-        how = as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
-        return {"private_key": key.private_bytes(as_bytes.Encoding.DER, *how)}
+        return {
+            "private_key": key.private_bytes(
+                as_bytes.Encoding.DER,
+                format=as_bytes.PrivateFormat.PKCS8,
+                encryption_algorithm=as_bytes.NoEncryption(),
+            )
+        }
 
 
 class LakeEndpoints(HoldsSecrets):
