@@ -353,9 +353,7 @@ _OF_MACHINES = ("container-role", "iam-role")
 
 def _profile_keys() -> dict[str, str]:
     """Return keys for PyArrow if it finds none itself: a profile of SSO, of a role or of a process.
-
-    They expire, and boto3 renews them; a process opens its catalog again and again.
-    """
+    They expire, and boto3 renews them; a process opens its catalog again and again."""
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
     credentials = _aws_session(_aws_variables()).get_credentials()

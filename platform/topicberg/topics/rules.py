@@ -509,10 +509,8 @@ def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 @_table_rule()
 def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
-    """Find fields that become one column.
-
-    Glue folds names to lower case, Snowflake to upper case, and Spark ignores case.
-    """
+    """Find fields that become one column. Glue folds names to lower case, Snowflake to upper case,
+    and Spark ignores case."""
     seen: dict[str, str] = {}
     for column in columns:
         other = seen.setdefault(column.lower(), column)
