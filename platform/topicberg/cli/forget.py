@@ -221,13 +221,7 @@ class _Derived:
             self._known[name] = fits = (*fits, *(way for way in ways if way not in fits))
             if fits:
                 self.targets.append(
-                    ErasureTarget(
-                        identifier=table.identifier,
-                        description="derived table",
-                        time=table.time,
-                        names=fits[0],
-                        chosen=fits[1:],
-                    )
+                    ErasureTarget(table.identifier, "derived table", table.time, fits[0], fits[1:])
                 )
             else:
                 self._others.append(name)
