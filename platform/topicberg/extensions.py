@@ -87,8 +87,8 @@ def extensions(
 def load(point: EntryPoint, use: Callable[[Any], Any] = lambda addition: addition) -> Any:
     """Return what an entry point names, or what ``use`` makes of it; raise TopicbergError if the
     package cannot be imported, fails, or is of another version."""
-    name, library = package_of(point), version("topicberg")
-    if name in OWN and (installed := version(name)) != library:
+    name = package_of(point)
+    if name in OWN and (installed := version(name)) != (library := version("topicberg")):
         raise StackError(
             f"{name} is version {installed}, topicberg is {library}",
             hint=f"run `pip install 'topicberg[{OWN[name]}]=={library}'`",

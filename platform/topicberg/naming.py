@@ -54,9 +54,8 @@ class Names:
     athena_workgroup = _Named("tableflow_athena")
 
     def service_account(self, role: str) -> str:
-        """Return the name of ``app_manager``, ``app_consumer``, ``app_producer``,
-        ``app_connector`` or ``schema_registry``.
-        """
+        """Return the name of ``app_manager``, ``app_consumer``, ``app_producer``, ``app_connector``
+        or ``schema_registry``."""
         if role == "schema_registry":
             return self.of("tableflow_kickstarter_schema_registry_cluster_api")
         return self.of(f"tableflow_{role}")

@@ -248,8 +248,10 @@ class _Decoder:
 
     def _time_problem(self, name: Part, values: Mapping[str, Any], time_ms: int) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
-        own, names = self._event_time, {field.name for field in self._halves[name].fields()}
-        if own is None or own.otherwise != "malformed" or own.path[0] not in names:
+        own = self._event_time
+        if own is None or own.otherwise != "malformed":
+            return None
+        if own.path[0] not in {field.name for field in self._halves[name].fields()}:
             return None
         stored: Any = values
         for part in own.path:

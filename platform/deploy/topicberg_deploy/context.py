@@ -152,9 +152,10 @@ class DeployContext:
 
     def need(self, key: str) -> Live:
         """:raises MissingError: it was not seen"""
-        if key not in self.live:
+        live = self.live.get(key)
+        if live is None:
             raise MissingError(key)
-        return self.live[key]
+        return live
 
     @property
     def environment(self) -> str:

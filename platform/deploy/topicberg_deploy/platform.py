@@ -190,8 +190,15 @@ def _keys(names: Names) -> Iterator[Resource]:
         path = f"kafka_cluster/{role}/python_client"
         yield key(f"kafka_{role}", role, "kafka", path, CLUSTER, *rights)
     path = "schema_registry_cluster/python_client"
-    needs = (REGISTRY, binding("subjects_read"), binding("subjects_write"))
-    yield key("schema_registry", "schema_registry", "schema_registry", path, *needs)
+    yield key(
+        "schema_registry",
+        "schema_registry",
+        "schema_registry",
+        path,
+        REGISTRY,
+        binding("subjects_read"),
+        binding("subjects_write"),
+    )
     yield key("tableflow", "app_manager", "tableflow", "tableflow", CLUSTER, admin)
     kinds: tuple[tuple[KeyKind, str, str], ...] = (
         ("kafka", CLUSTER, CLUSTER),

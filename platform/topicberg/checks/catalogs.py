@@ -149,8 +149,8 @@ def parity_check() -> TableCheck:
 
 def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     """Return whether Snowflake reads the state that Glue points to, its columns and its rows."""
-    names = (probe.table.snowflake_name, probe.table.snowflake_source)
-    table, path = probe.iceberg, find_table_path(connection, probe.config, *names)
+    name, source = probe.table.snowflake_name, probe.table.snowflake_source
+    table, path = probe.iceberg, find_table_path(connection, probe.config, name, source)
     catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     in_glue = glue.metadata_location(catalog_entry) if catalog_entry else None
     try:

@@ -120,5 +120,6 @@ def _result(evaluation: object) -> str:
 
     if not isinstance(evaluation, dg.AssetCheckEvaluation):
         return "not evaluated"
-    is_warning = evaluation.severity == dg.AssetCheckSeverity.WARN
-    return "passed" if evaluation.passed else "warning" if is_warning else "failed"
+    if evaluation.passed:
+        return "passed"
+    return "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"

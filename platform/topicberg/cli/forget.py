@@ -220,8 +220,9 @@ class _Derived:
             fits = self._by_lineage(derived, table)
             self._known[name] = fits = (*fits, *(way for way in ways if way not in fits))
             if fits:
-                of = table.identifier, "derived table", table.time
-                self.targets.append(ErasureTarget(*of, fits[0], fits[1:]))
+                self.targets.append(
+                    ErasureTarget(table.identifier, "derived table", table.time, fits[0], fits[1:])
+                )
             else:
                 self._others.append(name)
             self._search(derived, table)

@@ -134,6 +134,12 @@ def sync(
     moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
     echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
     with Snowflake().connection() as connection:
-        names = chosen.snowflake_name, chosen.snowflake_source
-        seen = sync(connection, config, *names, iceberg.location(), iceberg.format_version)
+        seen = sync(
+            connection,
+            config,
+            table=chosen.snowflake_name,
+            glue=chosen.snowflake_source,
+            location=iceberg.location(),
+            version=iceberg.format_version,
+        )
     echo(f"Snowflake: {count(seen.rows, 'row')}")

@@ -112,8 +112,14 @@ def every_setting(
             variable, *others = variables_of(model, name)
             known = by_variable.get(variable)
             if variable.startswith(PREFIX) and (known is None or not known.description):
-                of = _concern(model, name, variable), variable, others
-                by_variable[variable] = _setting(*of, field, texts.get(name, ""), sources)
+                by_variable[variable] = _setting(
+                    concern=_concern(model, name, variable),
+                    variable=variable,
+                    others=others,
+                    field=field,
+                    text=texts.get(name, ""),
+                    sources=sources,
+                )
     order = [*Concern]
     return sorted(by_variable.values(), key=lambda s: (order.index(Concern(s.concern)), s.variable))
 

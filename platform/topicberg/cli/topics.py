@@ -301,6 +301,7 @@ def _new_from_kafka(
     from topicberg.topics.new import new_pattern, new_topics
     from topicberg.topics.patterns import matches
 
+    endpoints = load_endpoints(config)  # it fails before a file is written
     if name is not None:
         group = pipeline or _group(name)
         echo(f"wrote {new_pattern(name, pattern, group, config, is_enabled=is_enabled)}")
@@ -309,7 +310,7 @@ def _new_from_kafka(
         discover()
         _after_new([name], config, is_enabled=is_enabled)
         return
-    topics, known = find_topics(pattern, load_endpoints(config), config)
+    topics, known = find_topics(pattern, endpoints, config)
     echo(f"{topic}: has a spec" for topic in known)
     made, refused = new_topics(
         topics, lambda topic: pipeline or _group(topic), config, is_enabled=is_enabled

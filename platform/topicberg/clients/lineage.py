@@ -148,8 +148,10 @@ def event(
         )
     }
     if run.parent:
-        of = facets.parent_run.Run(run.parent[0]), facets.parent_run.Job(namespace, run.parent[1])
-        of_run["parent"] = facets.parent_run.ParentRunFacet(*of)
+        of_run["parent"] = facets.parent_run.ParentRunFacet(
+            run=facets.parent_run.Run(run.parent[0]),
+            job=facets.parent_run.Job(namespace, run.parent[1]),
+        )
     if run.window:
         times = (each.astimezone(UTC).isoformat() for each in run.window)
         of_run["nominalTime"] = facets.nominal_time_run.NominalTimeRunFacet(*times)
@@ -178,8 +180,14 @@ def event(
         }
         if columns:
             own["columnLineage"] = lineage.ColumnLineageDatasetFacet(fields=columns)
-        names = output.dataset.namespace, output.dataset.name
-        outputs = [events.OutputDataset(*names, facets=own, outputFacets=statistics)]
+        outputs = [
+            events.OutputDataset(
+                namespace=output.dataset.namespace,
+                name=output.dataset.name,
+                facets=own,
+                outputFacets=statistics,
+            )
+        ]
     return events.RunEvent(
         eventType=events.RunState[state],
         eventTime=moment.astimezone(UTC).isoformat(),
@@ -331,8 +339,8 @@ class TopicLineage:
             origins={name: ((self._source, name),) for name in of_record},
         )
         sender.put(partial(event, "START", run, namespace(), self._began))
-        written = state, self._rows, self._bytes
-        sender.put(partial(event, "COMPLETE", run, namespace(), now, *written))
+        counts = {"rows": self._rows, "size": self._bytes}
+        sender.put(partial(event, "COMPLETE", run, namespace(), now, state, **counts))
         self._rows = self._bytes = 0
         self._began, self._sent_at = now, time.monotonic()
 

@@ -43,8 +43,8 @@ def aws(client: Any) -> None:
 
 def _aws_answered(http_response: Any, model: Any, parsed: Any, **_: Any) -> None:
     error = (parsed or {}).get("Error", {}).get("Code", "")
-    called = model.service_model.service_id, model.name, http_response.status_code
-    logger.debug("AWS: %s %s: %d %s", *called, error)
+    service, status = model.service_model.service_id, http_response.status_code
+    logger.debug("AWS: %s %s: %d %s", service, model.name, status, error)
 
 
 def _aws_failed(exception: BaseException, event_name: str, **_: Any) -> None:

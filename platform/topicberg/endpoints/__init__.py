@@ -46,10 +46,8 @@ def runtime_file(config: Settings) -> Path:
 
 
 def bypass_proxy() -> None:
-    """Exclude the local stack from the proxy that this user needs for the internet.
-
-    Every client here (requests, boto3, PyIceberg, gRPC, Snowflake's) reads these variables.
-    """
+    """Exclude the local stack from the proxy that this user needs for the internet. Every client
+    here (requests, boto3, PyIceberg, gRPC, Snowflake's) reads these variables."""
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         if "127.0.0.1" not in hosts and hosts != ["*"]:

@@ -209,9 +209,8 @@ def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogi
 
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
     address = cloud.snowflake_address()
-    account, user, password = (
-        getattr(cloud, f"snowflake_{name}") for name in ("account", "user", "password")
-    )
+    account, user = cloud.snowflake_account, cloud.snowflake_user
+    password = cloud.snowflake_password
     given = {"SNOWFLAKE_ACCOUNT": account, "SNOWFLAKE_USER": user, "SNOWFLAKE_PASSWORD": password}
     if _all_given("Snowflake", given):
         return SnowflakeEndpoint(account=account, user=user, password=password, **address)

@@ -83,8 +83,13 @@ class SnowflakeEndpoint(HoldsSecrets):
 
         pem = base64.b64decode(self.private_key.get_secret_value())
         key = as_bytes.load_pem_private_key(pem, password=None)
-        how = as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
-        return {"private_key": key.private_bytes(as_bytes.Encoding.DER, *how)}
+        return {
+            "private_key": key.private_bytes(
+                as_bytes.Encoding.DER,
+                format=as_bytes.PrivateFormat.PKCS8,
+                encryption_algorithm=as_bytes.NoEncryption(),
+            )
+        }
 
 
 class LakeEndpoints(HoldsSecrets):
@@ -113,9 +118,11 @@ class LakeEndpoints(HoldsSecrets):
         """How every client logs in to the catalog."""
         if self.iceberg_login.auth is not None:
             return self.iceberg_login
-        token = None if self.is_glue else self.iceberg_rest_token
-        auth = "sigv4" if self.is_glue else "token" if token else "none"
-        given = {"auth": auth, **({"token": token} if token else {})}
+        given: dict[str, Any] = {"auth": "none"}
+        if self.is_glue:
+            given = {"auth": "sigv4"}
+        elif token := self.iceberg_rest_token:
+            given = {"auth": "token", "token": token}
         return self.iceberg_login.model_copy(update=given)
 
     def iceberg_rest_headers(self) -> dict[str, str]:
@@ -346,9 +353,7 @@ _OF_MACHINES = ("container-role", "iam-role")
 
 def _profile_keys() -> dict[str, str]:
     """Return keys for PyArrow if it finds none itself: a profile of SSO, of a role or of a process.
-
-    They expire, and boto3 renews them; a process opens its catalog again and again.
-    """
+    They expire, and boto3 renews them; a process opens its catalog again and again."""
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
     credentials = _aws_session(_aws_variables()).get_credentials()

@@ -101,8 +101,7 @@ def is_refused(error: BaseException) -> bool:
 
 def is_of_service(error: BaseException) -> bool:
     """Return whether a job of Spark failed whatever it reads: a service does not answer, refuses or
-    is full. Else, perhaps, a record is the reason.
-    """
+    is full. Else, perhaps, a record is the reason."""
     return not means(error, table.MEMORY) and (
         _row_of(error) is not None or _not_reached(error) is not None
     )

@@ -79,8 +79,7 @@ class ErrorRow:
 
 def class_of(error: BaseException) -> str:
     """Return the class of an error, with its module; what it is, where it has no class of its own
-    (Arrow's errors of S3) or one for each code (AWS's).
-    """
+    (Arrow's errors of S3) or one for each code (AWS's)."""
     if type(error) is OSError and "AWS Error " in str(error):
         return "pyarrow.OSError"
     if refusal_of(error)[0]:

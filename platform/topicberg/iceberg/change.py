@@ -240,8 +240,15 @@ class SnapshotChange:
         """Write a manifest of added files, and of those that earlier manifests held."""
         spec = self.table.specs()[spec_id]
         output = self._output(f"{self._uuid}-m{next(self._numbers)}.avro")
-        written = spec, self._schema_of(spec), output, self.snapshot_id, self._compression
-        with ManifestWriter(self._version, content, *written) as writer:
+        with ManifestWriter(
+            self._version,
+            content,
+            spec,
+            self._schema_of(spec),
+            output,
+            self.snapshot_id,
+            self._compression,
+        ) as writer:
             for file in added:
                 writer.add(ManifestEntry.from_args(data_file=file))
             for entry in entries:

@@ -126,10 +126,8 @@ def _expired_changes(table: Table, column: str, since: Mark) -> Changed:
 def _all(table: Table, column: str, since: Mark | None = None) -> Changed:
     head, now_ms = table.current_snapshot(), int(datetime.now(UTC).timestamp() * 1000)
     sequence = (head.sequence_number or 0) if head else 0
-    when = sequence, since.at if since else now_ms, now_ms
-    return Changed(
-        [Change(each, *when) for each in snapshots.held_hours(table, column)], everything=True
-    )
+    begin, hours = since.at if since else now_ms, snapshots.held_hours(table, column)
+    return Changed([Change(each, sequence, begin, now_ms) for each in hours], everything=True)
 
 
 def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:

@@ -324,8 +324,8 @@ class _File:
             size = self._stream.tell()
         metadata = self._writer.writer.metadata
         self._writer = self._stream = None  # half a megabyte, and there are thousands of files
-        columns = self._format.plan, self._format.paths
-        return described(self.path, size, spec_id, self._partition, metadata, *columns)
+        plan, paths = self._format.plan, self._format.paths
+        return described(self.path, size, spec_id, self._partition, metadata, plan, paths)
 
     def abandon(self) -> None:
         with suppress(Exception):  # it is never part of the table; maintenance removes it

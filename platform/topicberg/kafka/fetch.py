@@ -132,8 +132,9 @@ class _CompiledFetcher(Fetcher):
         texts = {name: str(value) for name, value in config.items() if not callable(value)}
         for name, text in texts.items():
             value = text.lower() if isinstance(config[name], bool) else text
-            given = (properties, name.encode(), value.encode(), problem, len(problem))
-            if self._library.rd_kafka_conf_set(*given):
+            if self._library.rd_kafka_conf_set(
+                properties, name.encode(), value.encode(), problem, len(problem)
+            ):
                 self._library.rd_kafka_conf_destroy(properties)
                 raise NotCoveredError(f"librdkafka does not accept {name}")
         if not (client := self._library.rd_kafka_new(_CONSUMER, properties, problem, len(problem))):

@@ -152,8 +152,7 @@ class CatalogLogin(HoldsSecrets):
 
     def pyiceberg(self, region: str) -> dict[str, str]:
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
-        understands those that begin with ``topicberg.``
-        """
+        understands those that begin with ``topicberg.``"""
         properties = {**self.spark_common(region), SETTINGS: self.settings_prefix}
         client = self.oauth_client()
         in_s3_tables = self.auth == "sigv4" and self.signing.startswith("s3tables")
@@ -168,9 +167,8 @@ class CatalogLogin(HoldsSecrets):
         return properties | {name: value for name, value in own.items() if value}
 
     def spark(self, region: str) -> tuple[dict[str, str], float | None]:
-        """Return properties of Iceberg's catalog in a Spark session, with the secrets; and the
-        time (monotonic) after which the session needs new ones, or None: Spark renews them.
-        """
+        """Return properties of Iceberg's catalog in a Spark session, with the secrets; and the time
+        (monotonic) after which the session needs new ones, or None: Spark renews them."""
         properties: dict[str, str] = self.spark_common(region)
         renew_at: float | None = None
         oauth = self.oauth

@@ -134,8 +134,12 @@ class KafkaLogin(TlsFields):
                 hint=f"set {PREFIX}_KEY_FILE to a key in PEM, and {PREFIX}_KEY_PASSWORD to its "
                 "password if it has one",
             ) from None
-        how = as_bytes.Encoding.PEM, as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
-        remember([text := key.private_bytes(*how).decode()])
+        text = key.private_bytes(
+            encoding=as_bytes.Encoding.PEM,
+            format=as_bytes.PrivateFormat.PKCS8,
+            encryption_algorithm=as_bytes.NoEncryption(),
+        ).decode()
+        remember([text])
         return text
 
     def settings_hint(self) -> str:

@@ -45,10 +45,8 @@ _PLAIN = re.compile(r"(?:[^\W_]|[ ,:+-]|(?<=\d)\.(?=\d))*")
 
 
 def markdown_line(text: str) -> str:
-    """Return a line of Markdown that shows the text; words with an effect become code.
-
-    Commands in single backticks are kept.
-    """
+    """Return a line of Markdown that shows the text; words with an effect become code. Commands in
+    single backticks are kept."""
     line, shown, end = one_line(text), [], 0
     for span in _SPAN.finditer(line):
         before = line[end : span.start()]

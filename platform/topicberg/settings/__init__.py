@@ -111,16 +111,17 @@ def read_deployment(
     name = deployment_parameter(config.prefix)
     title = f"SSM parameter {name} in {config.aws_region}"
     options = Config(connect_timeout=_TIMEOUT_SECONDS, read_timeout=_TIMEOUT_SECONDS)
-    names = None
     try:
         session = boto3.Session(profile_name=profile, region_name=config.aws_region)
         ssm = session.client("ssm", endpoint_url=endpoint, config=options)
-        with suppress(ValueError):
-            names = json.loads(ssm.get_parameter(Name=name)["Parameter"]["Value"])
-    except (BotoCoreError, ClientError) as error:
+        text = ssm.get_parameter(Name=name)["Parameter"]["Value"]
+    except (BotoCoreError, ClientError, ValueError) as error:  # ValueError: an address of no scheme
         if code_of(error) == "ParameterNotFound":
             return {}, f"there is no {title}", True
         return {}, f"{title} cannot be read: {error}", False
+    names = None
+    with suppress(ValueError):
+        names = json.loads(text)
     if not isinstance(names, dict):
         return {}, f"{title} is not a JSON object", False
     return names, f"{title} lacks it", True

@@ -268,7 +268,7 @@ class ComputeSettings(DeploymentSettings):
     concern = Concern.COMPUTE
 
     compute: Literal["emr", "none"] | None = None
-    """Emr: `topicberg deploy` creates an EMR Serverless application, which computes the derived
+    """`emr`: `topicberg deploy` creates an EMR Serverless application, which computes the derived
     tables; none: it creates none; by default it creates one unless TOPICBERG_SPARK_REMOTE is
     set."""
     spark_remote: SecretStr | None = Field(default=None, exclude=True)
@@ -348,8 +348,7 @@ class SnowflakeSettings(ConfluentSettings):
     @property
     def snowflake_namespace(self) -> str:
         """The same in the catalog in which Snowflake finds the tables: of catalogs that Tableflow
-        does not publish to, its own one, which only has the cluster's id.
-        """
+        does not publish to, its own one, which only has the cluster's id."""
         own = self.snowflake_catalog == "iceberg_rest" and not self.own_engine
         return self.cluster_id if own else self.topics_namespace
 
@@ -361,8 +360,7 @@ class SnowflakeSettings(ConfluentSettings):
     @property
     def has_topics_catalog(self) -> bool:
         """Whether the topics' tables are in another catalog than AWS Glue: Tableflow publishes the
-        tables of a cluster to one catalog.
-        """
+        tables of a cluster to one catalog."""
         return self.snowflake_catalog == "open_catalog" and not self.own_engine
 
     def snowflake_name(self, kind: str) -> str:

@@ -91,8 +91,7 @@ def build_with_kept(
 
 def specs_in_use(config: Settings) -> tuple[list[TopicSpec], str | None]:
     """Return the valid specs with the last valid ones of the others, and the errors of the spec
-    files with what follows; None: there are none.
-    """
+    files with what follows; None: there are none."""
     try:
         specs, problems = check_topics(config)
     except TopicbergError as error:

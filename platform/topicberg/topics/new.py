@@ -278,8 +278,12 @@ def found_schema(kind: str, version: int, text: str, subject: str | None) -> Fou
 def found_in_glue(topic: str, version: GlueVersion) -> FoundSchema:
     """Return what is known of a schema of AWS Glue that a topic has."""
     schema, name = version.schema, version.schema_name
-    of = version.number, schema.text, None if name == topic else name
-    return found_schema(schema.schema_type.lower(), *of)
+    return found_schema(
+        schema.schema_type.lower(),
+        version=version.number,
+        text=schema.text,
+        subject=None if name == topic else name,
+    )
 
 
 def _new_plain(

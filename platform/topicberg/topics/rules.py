@@ -278,17 +278,19 @@ _SECTION_MISTAKES: tuple[tuple[str, Callable[[SchemaSection, bool], object], str
     ),
     (
         "subject",
-        lambda own, _: _is_framed(own, "none") and own.file and own.subject is not None,
+        lambda own, _: _is_framed(own, "none") and own.file is not None and own.subject is not None,
         "has no effect: with framing none, {own.file} is not registered",
     ),
     (
         "compatibility",
-        lambda own, _: _is_framed(own, "none") and own.file and own.compatibility is not None,
+        lambda own, _: (
+            _is_framed(own, "none") and own.file is not None and own.compatibility is not None
+        ),
         "has no effect: with framing none, {own.file} is not registered",
     ),
     (
         "version",
-        lambda own, _: _is_framed(own, "none") and own.file and own.version != "newest",
+        lambda own, _: _is_framed(own, "none") and own.file is not None and own.version != "newest",
         "has no effect: {own.file} is the schema of all records",
     ),
     (
@@ -507,10 +509,8 @@ def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 @_table_rule()
 def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
-    """Find fields that become one column.
-
-    Glue folds names to lower case, Snowflake to upper case, and Spark ignores case.
-    """
+    """Find fields that become one column. Glue folds names to lower case, Snowflake to upper case,
+    and Spark ignores case."""
     seen: dict[str, str] = {}
     for column in columns:
         other = seen.setdefault(column.lower(), column)

@@ -578,8 +578,7 @@ class RecordsSpec(SpecModel):
         self, config: Settings | None = None
     ) -> Iterator[tuple[str, SchemaSection, Path]]:
         """Yield subject, schema section, and path of each schema file that belongs into the
-        registry: the value's, the key's.
-        """
+        registry: the value's, the key's."""
         for part in PARTS:
             section = self.section(part)
             if (path := self.schema_path(part, config)) and section.is_registered:
@@ -719,8 +718,7 @@ class TopicSpec(RecordsSpec):
     @property
     def metadata_types(self) -> dict[str, str]:
         """The metadata columns of every write mode, in order, without their prefix, and their
-        Iceberg types. Headers are a ``map`` or a ``list``.
-        """
+        Iceberg types. Headers are a ``map`` or a ``list``."""
         types = metadata.METADATA_TYPES | {metadata.HEADERS: self.table.headers}
         types |= {name: metadata.CHANGE_TYPES[name] for name in self.change_columns}
         return types | (

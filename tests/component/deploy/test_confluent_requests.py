@@ -27,7 +27,7 @@ from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 from topicberg.settings import Settings
 from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
-from topicberg_deploy import engine
+from topicberg_deploy import engine, polling
 from topicberg_deploy.confluent import keys
 from topicberg_deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg_deploy.confluent.keys import RotatingKey
@@ -578,6 +578,14 @@ def test_new_keys_of_clusters_are_tried_again_after_a_minute(
     assert len(rotated) == 2 * 6  # the keys that are active, and those that take their place
     age_keys(monkeypatch)
     assert long_pauses(lambda context, graph: engine.create(graph, context, quiet)) == []
+
+
+def test_a_key_is_asked_again_only_after_a_pause(deployed: Stackless) -> None:
+    """Two answers at once may both come from the server that knows the key."""
+    context, graph = opened(deployed, only="key/tableflow")
+    pauses: list[float] = []
+    engine.create(graph, replace(context, sleep=pauses.append), quiet)
+    assert pauses == [polling.FIRST_SECONDS]
 
 
 def test_an_orphan_is_deleted_once_no_list_can_lag(

@@ -66,6 +66,14 @@ def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> 
     assert noted["snowflake_linked_database"] is True
 
 
+def test_address_of_aws_without_a_scheme_is_why_the_names_are_unknown(
+    context: DeployContext,
+) -> None:
+    names, reason, has_answered = read_deployment(context.config, endpoint="localhost:4566")
+    assert (names, has_answered) == ({}, False)
+    assert "cannot be read: Invalid endpoint: localhost:4566" in reason
+
+
 def test_address_of_aws_in_the_file_of_settings_is_used(
     context: DeployContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
 from topicberg_deploy.resource import Live
@@ -84,6 +85,16 @@ def test_stopped_table_is_refreshed_before_it_follows_again(kind: type[IcebergTa
     table, live = found(kind, account)
     table.update(cast("Any", account), live, {"auto_refresh": (False, True)})
     assert account.sent == ["SET AUTO_REFRESH = TRUE"]
+
+
+def test_delete_never_drops_in_the_linked_database() -> None:
+    """There, Snowflake would drop the table in the catalog, too."""
+    account = Account("RUNNING")
+    table, live = found(LinkedTable, account)
+    table.delete(cast("Any", account), live)
+    linked = SnowflakeNames.of(account.config).linked_database
+    assert account.sent
+    assert not [statement for statement in account.sent if linked in statement]
 
 
 def test_session_takes_only_the_role_that_the_settings_name() -> None:

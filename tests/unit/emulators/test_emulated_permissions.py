@@ -76,6 +76,10 @@ def test_role_without_a_policy_may_nothing(account: Account) -> None:
     assert "s3:GetObject on arn:aws:s3:::lake/* because no identity-based" in account.problem()
 
 
+def test_what_has_no_arn_is_looked_up_in_no_bucket(account: Account) -> None:
+    assert "no identity-based" in account.problem(("glue:GetTables", "*"))
+
+
 def test_denial_wins_over_what_is_allowed(account: Account) -> None:
     account.attach(ALL, {**allow(["s3:Get*"], "arn:aws:s3:::lake/*"), "Effect": "Deny"})
     assert "explicit deny in an identity-based policy" in account.problem()

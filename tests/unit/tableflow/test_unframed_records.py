@@ -317,6 +317,7 @@ def test_unknown_fields_and_conversions_are_of_every_table(
     [
         ({"schema": {"format": "json", "framing": "none"}}, {"schema.file": "schema.subject"}),
         ({"schema": bare("json", "order.json", subject="s")}, {"schema.subject": "no effect"}),
+        ({"schema": bare("json", "", subject="s")}, {"schema.subject": "no effect"}),
         ({"schema": bare("json", "order.json", version=2)}, {"schema.version": "no effect"}),
         (
             {"schema": bare("json", "order.json", compatibility="FULL")},

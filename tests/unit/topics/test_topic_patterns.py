@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from memory_kafka import MemoryKafka, topic_of
 from repository import PROJECT_ROOT
 
-from topicberg.errors import SpecError
+from topicberg.cli.topics import _new_from_kafka
+from topicberg.errors import SpecError, StackError
 from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
@@ -61,6 +62,13 @@ def found(config: Settings, *names: str, **more: object) -> None:
     write_discovery(config, Discovery(topics=known | topics))
     for name in names:
         schema_file(config, name, "value", "avro").write_text(AVSC)
+
+
+def test_new_pattern_while_the_stack_is_down_writes_no_file(config: Settings) -> None:
+    """What was written would be in the way of the next try."""
+    with pytest.raises(StackError):
+        _new_from_kafka("shop", "orders.*", None, config, is_enabled=True)
+    assert not [*config.topics_dir.iterdir()]
 
 
 def test_pattern_gives_a_spec_to_each_topic_that_matches(config: Settings) -> None:

@@ -304,8 +304,7 @@ class Application(Resource):
 
     def _stop(self, context: DeployContext, identity: str) -> None:
         emr = context.aws.client("emr-serverless")
-        states = ("CREATED", "STARTED", "STOPPED", "STOPPING")
-        if self._wait(context, identity, *states) == "STARTED":
+        if self._wait(context, identity, "CREATED", "STARTED", "STOPPED", "STOPPING") == "STARTED":
             emr.stop_application(applicationId=identity)
         self._wait(context, identity, "CREATED", "STOPPED")
 

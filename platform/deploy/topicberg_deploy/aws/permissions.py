@@ -121,7 +121,6 @@ class Deployed:
         names, config, buckets = self.names, self.config, self.buckets
         topics = config.tableflow_namespace or CLUSTER_IDS
         derived = [*map(names.namespace, pipelines(self.specs))]
-        roles = (names.tableflow_role, names.snowflake_role, names.emr_role)
         iam = config.iam
         given = (iam.tableflow_role_arn, iam.snowflake_role_arn, iam.emr_role_arn)
 
@@ -138,7 +137,7 @@ class Deployed:
             "table_object": [f"{bucket}/*" for bucket in buckets[:-1]],
             "given_role": [arn for arn in given if arn],
             # Those that it created before another one was given are still deleted.
-            "role": self.iam("role", *roles),
+            "role": self.iam("role", names.tableflow_role, names.snowflake_role, names.emr_role),
             "ci_role": self.iam("role", ci_role(self, "plan"), ci_role(self, "deploy")),
             "policy": self.policies,
             "catalog": glue("catalog"),

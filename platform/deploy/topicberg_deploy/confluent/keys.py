@@ -25,6 +25,7 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg_deploy.context import CLUSTER, READER, REGISTRY
 from topicberg_deploy.costs import PRICES, Cost
+from topicberg_deploy.polling import FIRST_SECONDS
 from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, MissingError, Resource
 
 KeyKind = Literal["kafka", "schema_registry", "tableflow"]
@@ -150,7 +151,7 @@ class RotatingKey(StoredKeys):
         def works() -> bool:
             for answer in range(CONSECUTIVE):
                 if answer:
-                    context.sleep(SPREAD_SECONDS if spread else 0.0)
+                    context.sleep(SPREAD_SECONDS if spread else FIRST_SECONDS)
                 if not self._works(context, key):
                     return False
             return True
@@ -187,10 +188,17 @@ class RotatingKey(StoredKeys):
         """Whether a stored key works that Confluent does not show, or who plans may not read it."""
         values = context.read_secret(self.name, version.id)
         key, _ = _open(self.of, values or {})
-        return values is None if key is None else self._works(context, key)
+        if key is None:
+            return values is None
+        with suppress(MissingError):
+            return self._works(context, key)
+        return False
 
     def _works(self, context: DeployContext, key: ApiKey) -> bool:
-        """:raises ApiError: it is not the key that is refused"""
+        """
+        :raises ApiError: it is not the key that is refused
+        :raises MissingError: what it is a key of was not seen
+        """
         try:
             if self.of == "kafka":
                 context.confluent.kafka_as(key).get(f"/kafka/v3/clusters/{context.cluster}/topics")
@@ -198,7 +206,7 @@ class RotatingKey(StoredKeys):
                 context.confluent.registry_as(key).listed("/subjects")
             else:
                 context.confluent.cloud_as(key).get("/tableflow/v1/regions")
-        except (CredentialsError, GoneError, MissingError):
+        except (CredentialsError, GoneError):
             return False
         return True
 

@@ -248,7 +248,9 @@ class IcebergTable(Resource):
             session.run(f"{alter} SET AUTO_REFRESH = TRUE", INTEGRATOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        run(context, f"DROP ICEBERG TABLE IF EXISTS {self._sql(context)}", INTEGRATOR)
+        """Never in a linked database, where Snowflake would drop it in the catalog, too."""
+        table = SnowflakeNames.of(context.config).table(self.name)
+        run(context, f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
 
 
 def _refresh_state(row: dict[str, Any]) -> str:

@@ -210,9 +210,9 @@ def denial(client: Any, s3: Any, role: Document, *needs: tuple[str, str]) -> str
     }
     bucket_policy = cache(partial(_bucket_policy, s3))
     for action, resource in needs:
-        is_object = resource.startswith("arn:aws:s3:::")
-        bucket = resource.split(":")[5].partition("/")[0]
-        policies = Policies(identity, limits, bucket_policy(bucket) if is_object else (), arn)
+        _, is_object, path = resource.partition("arn:aws:s3:::")
+        of_bucket = bucket_policy(path.partition("/")[0]) if is_object else ()
+        policies = Policies(identity, limits, of_bucket, arn)
         request = Request(action, resource, context)
         if reason := policies.denial(request):
             return f"the role {arn} is not authorized to perform {request} {reason}"

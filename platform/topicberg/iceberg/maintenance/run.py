@@ -232,10 +232,13 @@ class _Run:
         apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
         largest = compaction.tiers(target)[:1] if apply_deletes else ()
         for tier in compaction.due_tiers(files, target) or largest:
-            what = self.endpoints, self.identifier, tier, target, sort_by
             merge = partial(
                 compaction.compact,
-                *what,
+                self.endpoints,
+                self.identifier,
+                tier,
+                target,
+                sort_by,
                 has_deletes=has_deletes,
                 apply_deletes=apply_deletes,
                 bytes_to_write=compaction.bytes_to_merge(files, tier),

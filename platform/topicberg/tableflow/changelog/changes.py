@@ -332,8 +332,8 @@ def _position(
         return joined(_log_files(source["file"]), padded("pos", _ZERO), padded("row", _ZERO)), none
     if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server, Db2, Informix
         # A snapshot reads all changes of a commit, and has no position of one.
-        in_commit = padded("change_lsn", "~"), padded("event_serial_no", _ZERO)
-        return joined(padded("commit_lsn"), *in_commit), none
+        change, event = padded("change_lsn", "~"), padded("event_serial_no", _ZERO)
+        return joined(padded("commit_lsn"), change, event), none
     if "scn" in source:  # Oracle: changes are in the order of their transactions' commits
         scn, commit = padded("scn"), padded("commit_scn")
         return joined(pc.max_element_wise(scn, commit), pc.coalesce(scn, commit)), none

@@ -415,8 +415,8 @@ class OldValues:
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""
-        place = row[self.target.order_columns[0]], row[self.target.offset_column]
-        return bool(self.lost) and self.lost.is_after(self.target.hash_of(key), *place)
+        partition, offset = row[self.target.order_columns[0]], row[self.target.offset_column]
+        return bool(self.lost) and self.lost.is_after(self.target.hash_of(key), partition, offset)
 
 
 class _WaitError(Exception):

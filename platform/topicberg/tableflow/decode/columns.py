@@ -126,8 +126,18 @@ def chunks(
             decoded[column] = columns, [*rejected]
             reasons |= rejected
         reasons = {number: reason for number, reason in reasons.items() if number < to}
-        of_all = plan, records, sent, framed, wrong_headers, other_keys
-        part = _Part(*of_all, decoded, first, to, reasons)
+        part = _Part(
+            plan=plan,
+            records=records,
+            sent=sent,
+            framed=framed,
+            wrong_headers=wrong_headers,
+            other_keys=other_keys,
+            decoded=decoded,
+            first=first,
+            to=to,
+            reasons=reasons,
+        )
         chunk = part.rows(rejections) if plan.changes is None else part.changes(plan.changes)
         for number, reason in sorted(reasons.items()):
             rejections.add(records, number, reason)
@@ -212,8 +222,8 @@ class _Part:
         plan, records, rows = self.plan, self.records, self.numbers
         has_value = records.has_value[rows] == 1
         key_sizes = np.where(records.has_key[rows] == 1, np.diff(records.key_offsets)[rows], -1)
-        given = self._decoded(KEY), self._decoded(VALUE)
-        read = read_envelopes(changes, *given, has_value, key_sizes)
+        keys, values = self._decoded(KEY), self._decoded(VALUE)
+        read = read_envelopes(changes, keys, values, has_value, key_sizes)
         # A tombstone is not a change of a table that has all of them.
         is_change = has_value | changes.is_folded
         stays = self._rejected(untruncatable(plan.target, read.columns) | read.wrong, is_change)
@@ -534,9 +544,8 @@ def _message(
     """Return what became of keys or values, and the columns of those that were not rejected."""
     data, offsets, present = message
     buffers.clear()
-    rest = present, reference, first
     try:
-        done = decode(decoder.programs, buffers, data, offsets[: to + 1], *rest)
+        done = decode(decoder.programs, buffers, data, offsets[: to + 1], present, reference, first)
     except BuffersFullError:
         # One record that is larger than the buffers.
         done = Decoded(first + 1, [Rejected(first, MalformedError(TOO_LARGE))])
@@ -544,7 +553,9 @@ def _message(
         while is_full and size <= _MAX_RECORD_BYTES:
             buffers = Buffers(buffers.shape, 1, size)
             with suppress(BuffersFullError):
-                done, is_full = decode(None, buffers, data, offsets[: first + 2], *rest), False
+                alone = offsets[: first + 2]
+                done = decode(None, buffers, data, alone, present, reference, first)
+                is_full = False
             size *= 4
     return done, columns_of(buffers.arrays(), buffers.shape)
 

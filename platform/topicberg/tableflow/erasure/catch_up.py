@@ -76,8 +76,9 @@ class CatchUp:
                     uncovered.append(Uncovered(topic, target.name, first, error.message))
         # Batches with records that the tables have by now end: their files are deleted then.
         for target in self.targets:
-            wait = target.name, READERS_SECONDS
-            if target.topic is not None and not turns.wait_for_turns(self.config, *wait):
+            if target.topic is not None and not turns.wait_for_turns(
+                self.config, target.name, READERS_SECONDS
+            ):
                 raise TopicbergError(
                     f"table {target.name}: an engine has been writing a batch for "
                     f"{READERS_SECONDS:.0f} s, and its files may hold the key",

@@ -98,8 +98,8 @@ def compare(
             decode(raw)
             drift.fitting += 1
         except MalformedError as error:
-            place = message.partition() or 0, message.offset() or 0
-            reasons.setdefault(str(error), Reason(str(error), *place)).count += 1
+            partition, offset = message.partition() or 0, message.offset() or 0
+            reasons.setdefault(str(error), Reason(str(error), partition, offset)).count += 1
         with suppress(MalformedError):
             for path in set(_paths(parsed(raw))):
                 seen.setdefault(path, []).append(message)

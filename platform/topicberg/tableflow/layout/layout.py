@@ -285,8 +285,15 @@ def event_time(spec: TopicSpec, columns: Sequence[T.NestedField]) -> EventTime |
             f"have times of format {rule.format}",
             hint="set event_time.format to what the field has",
         )
-    of_rule = rule.timezone, rule.otherwise, rule.earliest, rule.max_ahead_hours
-    return EventTime(rule.format, path, kind, *of_rule)
+    return EventTime(
+        rule.format,
+        path,
+        kind,
+        timezone=rule.timezone,
+        otherwise=rule.otherwise,
+        earliest=rule.earliest,
+        max_ahead_hours=rule.max_ahead_hours,
+    )
 
 
 def _field(

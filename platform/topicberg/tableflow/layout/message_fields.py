@@ -63,8 +63,9 @@ class MessageField:
         latest, indexes = self.subject.latest, b""
         if self.framing == "none" and latest.schema_type == "PROTOBUF":
             indexes = message_indexes(latest, self.message)
-        of_subject = latest.schema_type, {**self.subject.guids, **guids}
-        return RecordFraming(self.column, *of_subject, self.framing, indexes)
+        return RecordFraming(
+            self.column, latest.schema_type, {**self.subject.guids, **guids}, self.framing, indexes
+        )
 
     def fields(self, ids: Iterator[int] | None = None) -> list[T.NestedField]:
         """Return the columns, all optional, with the next ids (from 1), or raise TableflowError."""
@@ -173,8 +174,7 @@ def twins(
         if twin.name != field.name:
             yield where, f"{path}{twin.name}"
         same = by_name.get(field.name, field)
-        inside = inner_fields(same.field_type), inner_fields(field.field_type)
-        yield from twins(*inside, f"{where}.")
+        yield from twins(inner_fields(same.field_type), inner_fields(field.field_type), f"{where}.")
 
 
 def sameness(field: str, twin: str) -> str:

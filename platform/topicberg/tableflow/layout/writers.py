@@ -380,8 +380,8 @@ class MessageDecoder:
         return self._decode(self.framing.of_held(raw))
 
     def _decode(self, record: Framed | str) -> Mapping[str, Any]:
-        of_record = self.column, record, self.framing.guids
-        pairing, payload = resolved(*of_record, self.writers, self.refused)
+        guids = self.framing.guids
+        pairing, payload = resolved(self.column, record, guids, self.writers, self.refused)
         try:
             return _record_decoder(pairing)(payload)
         except MalformedError as error:

@@ -109,8 +109,15 @@ class Ingestor:
         self._spark = SparkTurn(sessions, endpoints.spark_connect)
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
-        schemas = self._foreign, self._framing
-        table = BatchTable(spec, endpoints, config, *schemas, self._check_abandoned, held_ms)
+        table = BatchTable(
+            spec,
+            endpoints,
+            config,
+            foreign=self._foreign,
+            framing=self._framing,
+            check=self._check_abandoned,
+            held_ms=held_ms,
+        )
         self.tables: tuple[BatchTable, ...] = (table,)  # Which each batch fills: a topic has one.
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)

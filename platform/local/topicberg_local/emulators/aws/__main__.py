@@ -137,9 +137,9 @@ class Application:
         account = os.environ["MOTO_ACCOUNT_ID"]
         match service, action:
             case emr_serverless.SERVICE, _:
-                request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
-                emr = EMR.of(account, region)
-                return _json(emr.answer(*request, environ.get("QUERY_STRING", ""), body))
+                method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+                emr, query = EMR.of(account, region), environ.get("QUERY_STRING", "")
+                return _json(emr.answer(method, path, query, body))
             case athena.SERVICE, _:
                 return _json(ATHENA.of(account, region).answer(action, body))
             case "iam", simulator.ACTION:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +15,7 @@ from botocore.model import OperationModel, ServiceModel, Shape, StructureShape
 from botocore.validate import ParamValidator
 
 
-@dataclass
+@dataclass(eq=False)  # an exception must be hashable
 class Refusal(Exception):
     """An answer that is an AWS error: HTTP status, AWS's error code, message."""
 
@@ -32,6 +33,7 @@ _OF_JAVA = {
 """Parts of patterns that Python does not know → as it has them."""
 
 
+@cache
 def service(name: str) -> ServiceModel:
     """Return botocore's description of a service, e.g. ``emr-serverless``."""
     model: ServiceModel = botocore.session.get_session().get_service_model(name)

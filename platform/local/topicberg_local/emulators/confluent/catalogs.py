@@ -131,13 +131,14 @@ def _verdict(account: Account, stored: Stored) -> str:
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
     account, properties = call.account, stored.properties
     environment, cluster = properties["environment"], properties["cluster"]
-    within = (f"environment={environment}", f"cloud-cluster={cluster}", "catalog-integration")
     return account.document(
         VERSION,
         "CatalogIntegration",
         stored,
         PATH,
-        *within,
+        f"environment={environment}",
+        f"cloud-cluster={cluster}",
+        "catalog-integration",
         spec={
             "display_name": properties["display_name"],
             "suspended": properties.get("suspended", False),

@@ -115,8 +115,9 @@ def crn(account: Account, environment: str, cluster: str) -> str:
 
 
 def reference(account: Account, environment: str, cluster: str) -> dict[str, str]:
-    within = (f"environment={environment}", f"cloud-cluster={cluster}")
-    return account.reference(cluster, f"{PATH}/{cluster}", *within)
+    return account.reference(
+        cluster, f"{PATH}/{cluster}", f"environment={environment}", f"cloud-cluster={cluster}"
+    )
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
@@ -133,8 +134,16 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
             "http_endpoint": account.url,
         }
         spec |= {**addresses, "endpoints": {"public": {**addresses, "connection_type": "PUBLIC"}}}
-    within = (f"environment={environment}", "cloud-cluster")
-    return account.document(VERSION, "Cluster", stored, PATH, *within, spec=spec, status=status)
+    return account.document(
+        VERSION,
+        "Cluster",
+        stored,
+        PATH,
+        f"environment={environment}",
+        "cloud-cluster",
+        spec=spec,
+        status=status,
+    )
 
 
 def _spec(spec: NewSpec | SpecChange) -> dict[str, Any]:

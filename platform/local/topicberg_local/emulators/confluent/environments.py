@@ -129,9 +129,15 @@ def _registry(call: Call, stored: Stored) -> dict[str, Any]:
     }
     ready = _appeared(account, stored, account.delays.schema_registry)
     status = {"phase": "PROVISIONED" if ready else "PROVISIONING"}
-    within = (f"environment={environment}", "schema-registry")
     return account.document(
-        "srcm/v3", "Cluster", stored, REGISTRIES, *within, spec=spec, status=status
+        "srcm/v3",
+        "Cluster",
+        stored,
+        REGISTRIES,
+        f"environment={environment}",
+        "schema-registry",
+        spec=spec,
+        status=status,
     )
 
 

@@ -148,9 +148,15 @@ class KafkaRights(Worker):
         client = self._account.kafka_admin()
         if given is None:
             unnamed: Any = None
-            types = (kafka.ResourceType.ANY, unnamed, kafka.ResourcePatternType.ANY)
-            operations = (kafka.AclOperation.ANY, kafka.AclPermissionType.ANY)
-            every = kafka.AclBindingFilter(*types, unnamed, unnamed, *operations)
+            every = kafka.AclBindingFilter(
+                kafka.ResourceType.ANY,
+                unnamed,
+                kafka.ResourcePatternType.ANY,
+                unnamed,
+                unnamed,
+                operation=kafka.AclOperation.ANY,
+                permission_type=kafka.AclPermissionType.ANY,
+            )
             described = client.describe_acls(every, request_timeout=TIMEOUT_SECONDS)
             given = {_right(acl) for acl in broker.wait(described, "access lists")}
         if missing := [kafka.AclBinding(*_arguments(right)) for right in wanted - given]:

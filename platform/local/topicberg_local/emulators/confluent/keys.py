@@ -152,8 +152,12 @@ def _resource(account: Account, given: TypedReference) -> tuple[KeyKind, dict[st
         typed = _typed(given, "Cluster", "srcm/v3", "srcm/v2", "")
         missing = errors.not_found(f"Schema Registry cluster {name}")
         environment = account.require(REGISTRY, (name,), missing).properties["environment"]
-        crn = (f"environment={environment}", f"schema-registry={name}")
-        reference = account.reference(name, f"/srcm/v3/clusters/{name}", *crn)
+        reference = account.reference(
+            name,
+            f"/srcm/v3/clusters/{name}",
+            f"environment={environment}",
+            f"schema-registry={name}",
+        )
         return KeyKind.SCHEMA_REGISTRY, reference | typed
     if name.lower() == "tableflow":
         typed = _typed(given, "Tableflow", "tableflow/v1")

@@ -190,13 +190,14 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
     storage = {**spec["storage"], "bucket_region": stored.properties["region"]}
     if location := call.tables.location(stored):
         storage["table_path"] = location
-    within = (f"environment={environment}", f"cloud-cluster={cluster}", "tableflow-topic")
     shown = account.document(
         VERSION,
         "TableflowTopic",
         stored,
         PATH,
-        *within,
+        f"environment={environment}",
+        f"cloud-cluster={cluster}",
+        "tableflow-topic",
         spec={
             **spec,
             "suspended": suspended,

@@ -60,9 +60,11 @@ def _create_database(stream: Stream, statement: Statement) -> None:
 
 
 def _create_schema(stream: Stream, statement: Statement) -> None:
-    for tail in ("CLONE", "WITH MANAGED"):
+    for tail in ("CLONE", "WITH MANAGED", "WITH TAG", "WITH CONTACT"):
         if stream.at(*tail.split()):
             raise unsupported(f"CREATE SCHEMA … {tail}")
+    if stream.at("WITH"):
+        raise stream.unexpected()
     statement.properties = _SCHEMA.read(stream)
 
 

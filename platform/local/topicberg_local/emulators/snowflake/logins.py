@@ -14,7 +14,7 @@ ADMIN = "ACCOUNTADMIN"
 _INCORRECT = "Incorrect username or password was specified."
 
 
-@dataclass
+@dataclass(eq=False)  # an exception must be hashable
 class LoginRefused(Exception):
     """An answer to a login: Snowflake's code and message."""
 
