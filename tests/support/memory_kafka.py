@@ -30,6 +30,10 @@ class Message:
     is_gone: bool = False
     """Whether Kafka has compacted it."""
 
+    def __len__(self) -> int:
+        """Return the size of the value, as the client does: a tombstone is false."""
+        return len(self.own[1] or b"")
+
     def key(self) -> bytes | None:
         return self.own[0]
 

@@ -94,7 +94,10 @@ def id_of(schema: int | UUID, guids: Mapping[UUID, int]) -> int | None:
 
 
 def header_of(side: str, headers: Headers) -> bytes | None:
-    """Return what the last header of the schema of the ``key`` or ``value`` says; None: nothing."""
+    """Return what the header says of the schema of the ``key`` or ``value``; None: nothing.
+
+    Of repeated ones the last counts, also if it has no value, as in Confluent's Java client.
+    """
     *_, last = (None, *(value for name, value in headers if name == HEADERS[side]))
     return None if last is None else bytes(last)
 

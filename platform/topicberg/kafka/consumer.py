@@ -157,8 +157,9 @@ def _first(consumer: Consumer, partitions: int, seconds: float) -> dict[int, Mes
     first: dict[int, Message] = {}
     deadline = time.monotonic() + seconds
     while len(first) < partitions and time.monotonic() < deadline:
-        message = consumer.poll(0.2)
-        if message and ((error := message.error()) is None or error.code() in _OF_FIRST):
+        if (message := consumer.poll(0.2)) is None:
+            continue
+        if (error := message.error()) is None or error.code() in _OF_FIRST:
             first.setdefault(message.partition() or 0, message)
     return first
 
@@ -301,7 +302,8 @@ def find_records(
 
 
 def _is_damaged(message: Message | None) -> bool:
-    return bool(message and (error := message.error()) and error.code() in DAMAGED)
+    error = message.error() if message is not None else None
+    return error is not None and error.code() in DAMAGED
 
 
 def sampled_messages(
@@ -323,4 +325,6 @@ def sampled_messages(
         ranges = {p: (start, min(end[p], start + size)) for p, start in starts.items()}
         for message in messages(endpoints, topic, ranges):
             sampled[message.partition() or 0, message.offset() or 0] = message
-    return sorted(sampled.values(), key=lambda read: (read.timestamp()[1], read.offset() or 0))
+    return sorted(
+        sampled.values(), key=lambda record: (record.timestamp()[1], record.offset() or 0)
+    )

@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.offsets import Offsets
-from topicberg.kafka.topics import LATEST, TIMEOUT_SECONDS, NoLeaderError, admin_client, results_of
+from topicberg.kafka.topics import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, results_of
 
 DESCRIBE_SECONDS = 5.0
 """How long the partitions and the id of a topic are not read again, unless a request fails."""
@@ -90,7 +90,7 @@ class EndReader:
                 self._described[topic] = described
             # A request for the ends waits for all leaders: without this, one topic delays all.
             elif any(p.leader is None or p.leader.id < 0 for p in described.partitions):
-                self._described[topic] = NoLeaderError(f"describe topic {topic}")
+                self._described[topic] = no_leader(f"describe topic {topic}")
             else:
                 numbers = sorted(partition.id for partition in described.partitions)
                 places = tuple(TopicPartition(topic, number) for number in numbers)

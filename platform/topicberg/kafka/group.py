@@ -156,7 +156,8 @@ class GroupMember(threading.Thread):
                 [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
             while not (self._stop_requested.is_set() or self._is_replaced or self._is_topicless):
-                if (message := consumer.poll(_POLL_SECONDS)) and (error := message.error()):
+                message = consumer.poll(_POLL_SECONDS)
+                if message is not None and (error := message.error()):
                     self._check(error)
             if self._stop_requested.is_set():  # closing a static member's consumer does not leave
                 consumer.unsubscribe()

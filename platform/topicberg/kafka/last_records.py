@@ -38,10 +38,10 @@ LastRecords = dict[int, LastRecord]
 
 def last_records(records: Records) -> LastRecords:
     """Return the last record of each partition."""
-    last = dict(
-        zip(records.partitions[: records.count].tolist(), range(records.count), strict=True)
-    )
-    return {partition: _record(records, row) for partition, row in sorted(last.items())}
+    partitions = records.partitions[: records.count]
+    rows = np.full(int(partitions.max(initial=-1)) + 1, -1)
+    rows[partitions] = np.arange(records.count)  # of a repeated partition, the last one is assigned
+    return {int(p): _record(records, int(rows[p])) for p in np.flatnonzero(rows >= 0)}
 
 
 def _record(records: Records, row: int) -> LastRecord:

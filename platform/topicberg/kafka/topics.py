@@ -418,7 +418,7 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
             failure = unanswered()
             raise failure from failure.__cause__ or error
         if reason.code() in _LEADERLESS:
-            raise NoLeaderError(action) from error
+            raise no_leader(action) from error
         hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None
         raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
 
@@ -583,9 +583,12 @@ def _describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
 class NoLeaderError(TopicbergError):
     """A partition has no leader: it is being created, or its broker has just restarted."""
 
-    def __init__(self, action: str) -> None:
-        message = f"Kafka has no leader for a partition ({action})"
-        super().__init__(message, hint="try again in a moment")
+
+def no_leader(action: str) -> NoLeaderError:
+    """Return the error of an action that needs the leader of a partition."""
+    return NoLeaderError(
+        f"Kafka has no leader for a partition ({action})", hint="try again in a moment"
+    )
 
 
 def _offsets(listed: Mapping[int, admin.ListOffsetsResultInfo]) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,6 +126,7 @@ def test_ends_of_one_topic_fail_beside_others(
     broker.topics["busy"] = [refused(code)]
     found = reader.read(HELD)
     assert isinstance(found["busy"], kind)
+    assert str(pickle.loads(pickle.dumps(found["busy"]))) == str(found["busy"])
     assert isinstance(found["idle"], Ends)
     broker.topics["busy"] = [8, 0]
     assert reader.read(HELD)["busy"] == Ends("id of busy", {0: 8, 1: 0}, {0: 8, 1: 0})

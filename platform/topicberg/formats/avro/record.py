@@ -400,6 +400,6 @@ _SCALARS: dict[resolution.Form, Callable[[resolution.AvroScalar], Read]] = {
     resolution.Form.DECIMAL: _decimal,
     resolution.Form.CONNECT_TEXT: _connect_text,
     resolution.Form.NANOS: _nanos,
-    resolution.Form.DECIMAL_TEXT: lambda node: lambda read: _unscaled(read.bytes(), node.scale),
+    resolution.Form.DECIMAL_TEXT: lambda node: lambda cursor: _unscaled(cursor.bytes(), node.scale),
     resolution.Form.VARIABLE_DECIMAL: _variable_decimal,
 }

@@ -489,7 +489,7 @@ class _Reader:
     def struct(
         self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str
     ) -> Node:
-        indexes = {name: _get(parts, "connect.index") for name, (parts, *_) in properties.items()}
+        indexes = {name: _get(schema, "connect.index") for name, (schema, *_) in properties.items()}
         position = {
             name: index if isinstance(index, int) else number
             for number, (name, index) in enumerate(indexes.items())

@@ -278,7 +278,7 @@ def _choice(
     required = [node.required if node.kind == "struct" else frozenset() for node in nodes]
     names = list(dict.fromkeys(chain.from_iterable(filter(None, declared))))
     names += sorted(set().union(*required) - set(names))
-    limited = [[child for child in (d or {}).values() if _is_limited(child)] for d in declared]
+    limited = [[*filter(_is_limited, (properties or {}).values())] for properties in declared]
     if len(plans) == 1 and not (required[0] or limited[0]):
         return sole[0]
     if max(len(plans), len(names)) > _MAX_BITS or not all(map(_has_only_texts, chain(*limited))):

@@ -80,7 +80,8 @@ def _message(
     for field in message.fields:
         number, oneof = _number(code), -1
         if field.oneof is not None:
-            oneof = oneofs[field.oneof] = oneofs.get(field.oneof) or _number(code)
+            oneof = oneofs[field.oneof] if field.oneof in oneofs else _number(code)
+            oneofs[field.oneof] = oneof
         target = _target(message, field, slots)
         final += _final(code, field, number, target)
         for wire, instruction in _field(code, field, target):

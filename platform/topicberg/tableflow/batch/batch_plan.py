@@ -126,7 +126,7 @@ def due(tables: Sequence[TablePlan], beginning: Offsets) -> tuple[tuple[TablePla
     tables are behind. They get the records that the others have before any table gets more.
     """
     offsets = [{**beginning, **table.offsets} for table in tables]
-    ends = {p: max(o.get(p, 0) for o in offsets) for of_table in offsets for p in of_table}
+    ends = {p: max(other.get(p, 0) for other in offsets) for of_table in offsets for p in of_table}
     behind = next((of_table for of_table in offsets if of_table != ends), None)
     if behind is None:
         return tuple(tables), {}
@@ -216,7 +216,7 @@ def first_offsets(
     known = table.properties.get(summaries.FIRST_OFFSETS)
     if known is not None and table.properties.get(summaries.FIRST_TOPIC_ID) == log.topic_id:
         oldest = log.beginning if summaries.FIRST_ADOPTED in table.properties else {}
-        return {p: max(o, oldest.get(p, o)) for p, o in parse_offsets(known).items()}
+        return {p: max(first, oldest.get(p, first)) for p, first in parse_offsets(known).items()}
     if position == "latest":
         # All records of a topic that was created again are later than the start.
         first = log.end if known is None else log.beginning

@@ -323,7 +323,7 @@ class _Part:
             raw = _chosen(sent.part(self.first, self.to), self.is_row)
             if (pc.max(pc.binary_length(raw)).as_py() or 0) <= HASHED_KEY_BYTES:
                 return raw
-            return pa.array([held_key(key) for key in raw.to_pylist()], pa.binary())
+            return pa.array([*map(held_key, raw.to_pylist())], pa.binary())
         framing, message = self.plan.decoded[KEY].framing, self.framed[KEY]
         if framing.framing == "glue":
             return _chosen(sent.part(self.first, self.to), self.is_row)

@@ -202,7 +202,7 @@ def _upsert(
 
 def joined(plans: Sequence[ReadPlan], outcomes: Sequence[Outcome]) -> list[WrittenBatch]:
     """Return what tasks, later ones of later records, did for each table, or raise their error."""
-    done = [done for done in outcomes if not isinstance(done, Exception)]
+    done = [of_task for of_task in outcomes if not isinstance(of_task, Exception)]
     of_tables = [[of_task[number] for of_task in done] for number in range(len(plans))]
     failed = next((error for error in outcomes if isinstance(error, Exception)), None)
     whole = [] if failed is not None else [*map(_joined, plans, of_tables)]

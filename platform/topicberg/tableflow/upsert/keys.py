@@ -258,9 +258,10 @@ def _in_ranges(
         for _, keys in rows_and_keys
     ]
     is_live = [
-        np.bincount(rows.positions, minlength=int(keys.position.max(initial=0)) + 1) > 0
-        for rows, keys in rows_and_keys
+        np.zeros(int(keys.position.max(initial=0)) + 1, np.bool_) for _, keys in rows_and_keys
     ]
+    for (rows, _), live in zip(rows_and_keys, is_live, strict=True):
+        live[rows.positions] = True
     for number in range(count):
         of_files = zip(rows_and_keys, bounds, strict=True)
         inside = [keys.chosen(slice(*bound[number : number + 2])) for (_, keys), bound in of_files]
