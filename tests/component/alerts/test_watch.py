@@ -418,6 +418,26 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     assert notices(config) == [(expected, "firing")], "it is the cause of all else"
 
 
+def test_what_a_full_disk_left_behind_is_sent_once_it_stays(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=10**6, f_favail=10**6)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    kafka, spark = Service(), Service()
+    kafka.why = "it ends"
+    services = (Watched("kafka", kafka, "fix", patience=0), Watched("spark", spark, "", patience=0))
+    starts = [time.time() - 9 + n for n in (0, 1, 2, *[STARTS] * 3)]
+    looks = watcher(config, *services, start_times=lambda: {"spark": starts.pop(0)})[0]
+    for _ in range(STARTS + 1):
+        looks.look()
+    disk.f_bavail = 10**6
+    looks.look()
+    assert notices(config) == [("service disk", "firing"), ("service disk", "resolved")]
+    looks._state = looks._state.model_copy(update={"outages": {}})  # as some minutes later
+    looks.look()
+    assert notices(config)[2:] == [("service kafka", "firing"), ("service spark", "firing")]
+
+
 def test_watch_names_what_does_not_answer_before_it_is_an_alert(config: Settings) -> None:
     """The sensor of the alerts may see its consequences first."""
     kafka = Service()

@@ -128,6 +128,26 @@ def test_old_runs_are_deleted_except_newest_materializations(
     settings.cache_clear()
 
 
+def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computed it last is kept, what computed it before is forgotten soon."""
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["one", "two"]))
+    def totals() -> None: ...
+
+    tags = {"topicberg/kind": "computation"}
+    with dg.instance_for_test() as instance, monkeypatch.context() as patch:
+        before, one, two = (
+            dg.materialize([totals], partition_key=key, instance=instance, tags=tags).run_id
+            for key in ("one", "one", "two")
+        )
+        patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
+        settings.cache_clear()
+        FORGET.execute_in_process(instance=instance)
+        assert {before, one, two} & {run.run_id for run in instance.get_runs()} == {one, two}
+        assert instance.get_materialized_partitions(dg.AssetKey("totals")) == {"one", "two"}
+    settings.cache_clear()
+
+
 def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

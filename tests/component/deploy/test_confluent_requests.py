@@ -24,6 +24,7 @@ from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
+from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
 from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
@@ -365,6 +366,31 @@ def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> 
     assert step.lines() == ["login: one that fails → that of the settings"]
     (integration,) = server.account.store.all(CATALOG)
     assert "quiet" not in str(integration.properties)
+
+
+def test_what_the_tableflow_api_refuses_is_refused(server: Stackless) -> None:
+    context, _ = with_tableflow(server, "unity")
+    api, path = context.confluent.tableflow, "/tableflow/v1/catalog-integrations"
+    place: dict[str, Any] = {"display_name": "stock_trades", **context.place}
+    login = {"catalog_name": "c", "client_id": "i", "client_secret": "s"}
+    unity = {"kind": "Unity", "workspace_endpoint": WORKSPACE, **login}
+    for config, why in (
+        ({"kind": "Unity", "catalog_name": "c", "client_id": "i"}, "workspace_endpoint"),
+        ({**unity, "warehouse": "w"}, "warehouse"),
+        ({"kind": "Horizon"}, "config"),
+    ):
+        with pytest.raises(ApiError, match=why):
+            api.post(path, {"spec": {**place, "config": config}})
+    created = api.post(path, {"spec": {**place, "config": unity}})
+    assert "client_secret" not in created["spec"]["config"]
+    with pytest.raises(ApiError, match="of kind Unity already"):
+        api.post(path, {"spec": {**place, "config": unity}})
+    change = {**context.place, "config": {"kind": "AwsGlue"}}
+    with pytest.raises(ApiError, match="of kind Unity, which cannot change"):
+        api.patch(f"{path}/{created['id']}", {"spec": change})
+    storage = {"storage": {"kind": "Managed"}, "table_formats": ["DELTA"]}
+    with pytest.raises(ApiError, match="Managed Storage"):
+        api.post("/tableflow/v1/tableflow-topics", {"spec": {**place, **storage}})
 
 
 CATALOG_INTEGRATION = "/tableflow/v1/catalog-integrations/{id}"

@@ -514,3 +514,20 @@ def test_the_emulator_refuses_as_aws_does(
     request = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "one"} | changes
     with pytest.raises(ClientError, match=reason):
         client.create_application(**request)
+
+
+def test_the_emulator_keeps_to_the_states(service: Any) -> None:
+    client = boto3.client("emr-serverless", region_name="us-east-1")
+    made = client.create_application(releaseLabel="emr-spark-8.0.0", type="SPARK", name="one")
+    here = {"applicationId": made["applicationId"]}
+    with pytest.raises(ClientError, match=r"Current status: CREATING"):
+        client.delete_application(**here)
+    time.sleep(0.35)
+    client.start_application(**here)
+    time.sleep(0.35)
+    with pytest.raises(ClientError, match=r"Current status: STARTED"):
+        client.update_application(**here)
+    job = {"sparkSubmit": {"entryPoint": "s3://b/job.py"}}
+    role = "arn:aws:iam::123456789012:role/job"
+    with pytest.raises(ClientError, match=r"(?s)UnsupportedOperation.*runs no jobs"):
+        client.start_job_run(**here, executionRoleArn=role, jobDriver=job)

@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from snapshot_daemon import execute_requested, serve_catalog
 from specs import Project, minimal
 
-from topicberg.errors import UnreachableError
+from topicberg.errors import TableFormatError, UnreachableError
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.jobs.registration import CHECK_SECONDS, Registrar
@@ -311,6 +311,17 @@ def test_broken_table_stops_no_other(fleet: Fleet) -> None:
     assert fleet.live(1) == [names(3)]
     fleet.catalog.broken = {}
     assert fleet.live(2) == [names(1)]
+
+
+@pytest.mark.parametrize("error", [NoSuchTableError(), TableFormatError("version 4")])
+def test_table_lost_in_a_run_stops_no_other(fleet: Fleet, error: Exception) -> None:
+    fleet.commit(1)
+    tick = fleet.tick()
+    assert tables(*tick.run_requests) == names(1)
+    fleet.catalog.broken = {"t01": error}
+    fleet.keep(tick)
+    fleet.commit(2)
+    assert fleet.live(1) == [names(2)]
 
 
 def test_dropped_table_is_not_registered(fleet: Fleet) -> None:

@@ -92,6 +92,10 @@ TOPICBERG = Path(sys.executable).parent / "topicberg"
         (["x", "--confluent-api-secret=hush"], ["x", "--confluent-api-secret=***"]),
         (["x", "--day-count", "3"], ["x", "--day-count", "3"]),
         (["x", "--confluent-api-secret"], ["x", "--confluent-api-secret"]),
+        (
+            ["x", "--confluent-api-secret", "--confluent-api-secret", "hush"],
+            ["x", "--confluent-api-secret", "***", "***"],
+        ),
     ],
 )
 def test_values_of_secret_flags_are_taken_out(given: list[str], shown: list[str]) -> None:

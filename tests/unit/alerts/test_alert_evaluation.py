@@ -18,6 +18,7 @@ from topicberg.alerts.observation import (
     EndedRun,
     FailedCheck,
     Observation,
+    StaleAsset,
     StepError,
 )
 from topicberg.alerts.outages import LEFTOVER, MARGIN
@@ -79,6 +80,29 @@ def test_alert_of_a_run_quotes_the_innermost_own_error() -> None:
     assert "re-execute it from failure" in (alert.remediation or "")
 
 
+def test_failed_run_is_a_fault_until_a_run_did_its_work() -> None:
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    assert list(now) == ["run shop"]
+    state = state.model_copy(update={"alerts": now})
+    assert len(faults(QUIET, state)) == 1
+    assert faults(replace(QUIET, runs=[run(kind="other")]), state) == []
+    assert faults(replace(QUIET, assets=frozenset()), state) == []
+
+
+def test_failed_run_is_resolved_by_a_materialization_without_a_run() -> None:
+    """The sensor of the snapshots registers tables in its ticks."""
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    earlier, later = NOW - timedelta(minutes=1), NOW + timedelta(minutes=1)
+    assert len(faults(replace(QUIET, materialized={"iceberg/orders": earlier}), state)) == 1
+    assert faults(replace(QUIET, materialized={"iceberg/orders": later}), state) == []
+    hour = replace(run("a.B: one"), partitions=(key := (("2026-01-01-00",) * 2,)), left=key)
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[hour]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    seen = replace(QUIET, materialized={"iceberg/orders": later})
+    assert len(faults(seen, state)) == 1, "it may be another partition"
+
+
 def test_many_failed_runs_keep_a_bounded_state() -> None:
     days = [f"2026-01-{day:02}" for day in range(1, 29)]
     runs = [
@@ -89,6 +113,16 @@ def test_many_failed_runs_keep_a_bounded_state() -> None:
     state, now = evaluate(AlertState(), replace(QUIET, runs=runs), "http://ui")
     assert len(state.pending) == MAX_PENDING
     assert list(now) == ["run shop"]
+
+
+@pytest.mark.parametrize(("minutes", "is_fault"), [((), True), ((-1,), True), ((1,), False)])
+def test_stale_asset_is_a_fault_unless_a_later_check_explains_it(
+    minutes: tuple[int, ...], is_fault: bool
+) -> None:
+    since = NOW - timedelta(hours=1)
+    checks = tuple(since + timedelta(minutes=each) for each in minutes)
+    stale = [StaleAsset("iceberg/orders", "error", since, checks)]
+    assert bool(faults(replace(QUIET, stale_assets=stale))) == is_fault
 
 
 def test_tick_that_hangs_is_not_called_a_server_that_does_not_answer() -> None:

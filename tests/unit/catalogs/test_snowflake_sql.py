@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import SecretStr
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath
+from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.statements import (
     RestLogin,
     bootstrap,
@@ -25,6 +27,15 @@ from topicberg.settings import Settings
 
 CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
 LOGIN = RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
+
+
+@given(st.text(min_size=1))
+def test_names_and_values_cannot_leave_their_quotes(given: str) -> None:
+    name, value = quote(given)[1:-1], text(given)[1:-1]
+    assert name.replace('""', "").count('"') == 0
+    assert name.replace('""', '"') == given
+    assert value.replace("\\\\", "").replace("''", "").count("'") == 0
+    assert value.replace("''", "'").replace("\\\\", "\\") == given
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,16 @@ from topicberg.checks.rules import (
     check_columns,
     check_rules,
     column_rules,
+    files_since,
     repeated,
 )
 from topicberg.checks.table import (
     check_readable_by,
+    check_volume,
     equality_deletes_check,
     judge_volume,
     readable_by_check,
+    usual_range,
 )
 from topicberg.checks.topic import (
     ACKNOWLEDGED,
@@ -255,6 +258,28 @@ def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
     assert repeated(None) is None
 
 
+def test_a_clean_table_is_judged_without_opening_a_data_file(
+    table: Table, shut: Callable[[], None]
+) -> None:
+    append(table, {"side": "BUY", "price": 3})
+    shut()
+    assert check(table, "not_null", NOT_NULL).passed
+    assert check(table, "ranges", Rules(ranges={"price": {"min": 1, "max": 5}})).passed
+
+
+def test_what_passed_once_is_not_read_again_unless_its_rule_or_snapshot_is_another(
+    table: Table,
+) -> None:
+    append(table, {"side": "BUY"})
+    before = passed(check(table, "not_null", NOT_NULL))
+    assert files_since(table, int(before.facts[CHECKED_SNAPSHOT])) == {}
+    append(table, {"price": 1})
+    assert len(files_since(table, int(before.facts[CHECKED_SNAPSHOT])) or ()) == 1
+    lost = replace(before, facts={**before.facts, CHECKED_SNAPSHOT: "1"})
+    for earlier in (before, of_rule(before, "other"), lost):
+        assert not check(table, "not_null", NOT_NULL, earlier).passed
+
+
 @pytest.mark.parametrize(
     ("name", "earlier", "later", "row"),
     [
@@ -439,6 +464,19 @@ def test_volume_needs_enough_history_before_it_fails(period: timedelta, periods:
     assert short.passed
     assert f"more than {periods} are needed" in short.what
     assert not judge_volume([1000] * periods + [0], period, NOW, 4).passed
+
+
+def test_volume_of_a_table_without_partitions(table: Table) -> None:
+    append(table, {"side": "BUY"})
+    assert check_volume(table, 4, datetime.now(UTC)).passed
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.floats(1.01, 100))
+def test_the_median_is_always_usual(history: list[int], factor: float) -> None:
+    import statistics
+
+    low, high = usual_range(history, factor)
+    assert low <= statistics.median(history) <= high
 
 
 @given(st.integers(1, 23), st.integers(1, 10**6), st.integers(0, 23), st.floats(1.01, 100))

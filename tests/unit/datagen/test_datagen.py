@@ -104,6 +104,14 @@ def test_the_pace_is_kept_without_bursts(rate: float, waits: list[float]) -> Non
     assert sent >= clock.now * rate - 1 - 1e-6 * rate
 
 
+def test_a_stall_is_not_followed_by_a_burst() -> None:
+    clock = Clock()
+    pace, unlimited = Pace(1000, clock), Pace(0)
+    clock.now = 60.0
+    assert (pace.allowed(), pace.allowed()) == (100, 0)
+    assert unlimited.allowed() > unlimited.pause() == 0
+
+
 # --- status ---
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -216,6 +217,12 @@ def _closure(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
     while more := {(a, d) for a, b in found for c, d in edges if b == c} - found:
         found |= more
     return found
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="no Graphviz")
+def test_graphviz_draws_the_graph(tmp_path: Path) -> None:
+    draw(resources(CONFIG, load_topics()), tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_picture_without_graphviz_names_the_package(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -551,6 +552,26 @@ def test_the_next_requests_fail_as_asked(cloud: Cloud) -> None:
     assert [fault["hits"] for fault in left] == [1, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"times": 1, "percent": 2}, {"times": 1, "path": "("}, {"times": 1, "host": "x"}]
+)
+def test_a_fault_that_cannot_be_is_refused(cloud: Cloud, more: dict[str, Any]) -> None:
+    fault = {"kind": "500"} | more
+    answer = cloud.call("POST", "/emulator/v1/faults", fault, auth=None, headers=ADMIN)
+    assert answer.status_code == 422
+
+
+def test_delays_can_be_changed_and_stay(cloud: Cloud, tmp_path: Path) -> None:
+    path = "/emulator/v1/delays"
+    changed = cloud.call("PATCH", path, {"cluster": 9}, auth=None, headers=ADMIN)
+    assert changed.json()["cluster"] == 9
+    for wrong in ({"cluster": -1}, {"lunch": 1}, {"cluster": "long"}):
+        assert cloud.call("PATCH", path, wrong, auth=None, headers=ADMIN).status_code == 422
+    again = Account(tmp_path, cloud.account.config, URL)
+    assert again.delays.cluster == 9
+    again.close()
+
+
 def test_answers_tell_the_limits_where_the_api_does(cloud: Cloud) -> None:
     rated = cloud.call("GET", "/org/v2/environments")
     again = cloud.call("GET", "/org/v2/environments")
@@ -559,3 +580,12 @@ def test_answers_tell_the_limits_where_the_api_does(cloud: Cloud) -> None:
     assert int(rated.headers["X-RateLimit-Reset"]) <= 60
     assert "X-RateLimit-Limit" not in cloud.call("GET", "/iam/v2/api-keys").headers
     assert len({answer.headers["X-Request-Id"] for answer in (rated, again)}) == 2
+
+
+def test_older_credentials_get_what_is_new(tmp_path: Path) -> None:
+    config = Settings(state_dir=tmp_path)
+    old = {"s3_secret_key": "a", "supervisor_password": "b", "snowflake_password": "c"}
+    (tmp_path / "credentials.json").write_text(json.dumps(old))
+    first = state.credentials(config)
+    assert first.s3_secret_key.get_secret_value() == "a"
+    assert first.confluent_api_secret == state.credentials(config).confluent_api_secret

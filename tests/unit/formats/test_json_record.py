@@ -123,7 +123,38 @@ def value(schema: Any, text: str) -> Any:
     return json_schema.record_decoder(pairing)(payload)["f"]
 
 
+SINGLE = {"type": "number", "connect.type": "float32"}
+
+
 BYTES = {"type": "string", "connect.type": "bytes"}
+
+
+MOMENT = {"type": "integer", "title": f"{CONNECT}Timestamp"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        (WHOLE, f"1{'0' * 5_000}e-5000", 1),
+        (WHOLE, f"0.{'0' * 5_000}1e5001", 1),
+        (NUMBER, "1e-99999999999999999999999", 0.0),
+        (NUMBER, f"0.{'1' * 5_000}", 1 / 9),
+        (SINGLE, "1.000000059604644775390625", 1.0),  # halfway between two floats
+        (SINGLE, "1.0000000596046447753906250000000001", 1 + 2**-23),
+        (SINGLE, "7.1e-46", 2.0**-149),
+        (decimal(4, 2), '"/////////////////////////wA="', -256),
+        (BYTES, '"aGlo\\r\\naGk="', b"hihhi"),
+        *(({}, text, text) for text in ("[1, -0 ,-0.0]", "[1e400]", f"[1{'0' * 5_000}]")),
+        *(
+            ({}, text, text)
+            for text in ('{"\\u0041": "\\/\\u001f\\\\u001f"}', "[" * 900 + "]" * 900)
+        ),
+    ],
+)
+def test_record_decoder_unusual_value_is_what_its_text_says(
+    schema: Any, text: str, expected: Any
+) -> None:
+    assert value(schema, f" {text}\t") == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, cast
 
 import hypothesis.strategies as st
 import numpy as np
@@ -303,6 +303,30 @@ def _expire_some(table: Table, random: Random) -> None:
     assert _only_of(removed, kept, table.io) == reached(removed) - reached(kept)
 
 
+@pytest.mark.parametrize("kind", ["tag", "branch"])
+def test_expiry_keeps_a_tagged_or_branched_file_that_was_added_again(
+    catalog: SqlCatalog, kind: str
+) -> None:
+    own = {END_OFFSETS: "[]"}
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [0]}), own)
+    (file,), base = files.live_files(table), table.metadata.snapshots[0].snapshot_id
+    manage = table.manage_snapshots()
+    (manage.create_tag if kind == "tag" else manage.create_branch)(base, "kept").commit()
+    _add_again(table, Random(0))
+    if kind == "tag":
+        table.refresh().delete("id == 0", own)
+        first, again, last = table.refresh().metadata.snapshots
+        assert file.file_path not in _only_of([again], [first, last], table.io)
+        return
+    table.refresh().append(pa.table({"id": [1]}), own)
+    table.delete("id == 0", own)
+    table.append(pa.table({"id": [2]}), own, branch="kept")
+    # Earlier, the first two expired: the one that wrote the file, and the one that added it again.
+    _, _, removed, last, of_branch = table.refresh().metadata.snapshots
+    assert file.file_path not in _only_of([removed], [last, of_branch], table.io)
+
+
 STAGED = {"wap.id": "audit-1"}
 
 
@@ -397,6 +421,26 @@ def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalo
     least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
     assert len(expirable(table, least, now_ms).snapshots) == 4
     assert not expirable(table, MaintenancePolicy(), now_ms)
+
+
+def test_expiry_changes_properties_by_one_update(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nessie refuses two of them: projectnessie/nessie#9999."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "at", TimestamptzType())))
+    for _ in range(2):
+        table.append(pa.table({"at": pa.array([0], pa.timestamp("us", "UTC"))}))
+    commits, commit_table = list[Any](), SqlCatalog.commit_table
+
+    def recorded(*given: Any) -> Any:
+        commits.append([type(update).__name__ for update in given[-1]])
+        return commit_table(*given)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
+    oldest = list(ancestry(table))[-1].snapshot_id
+    remove(table, Expirable(frozenset({oldest}), frozenset()), "at", {"note": "1"})
+    assert commits[0].count("SetPropertiesUpdate") == 1
+    assert {"note", LEDGER} <= table.properties.keys()
 
 
 @settings(max_examples=3)

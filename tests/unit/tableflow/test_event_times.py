@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
-from pyiceberg.types import DoubleType, IcebergType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, IcebergType, LongType, NestedField, StringType, StructType
 from specs import Project, minimal
 
 from topicberg.errors import TableflowError
@@ -143,6 +143,15 @@ def test_text_is_read_or_has_a_reason(more: Any, text: str | None, expected: str
     else:
         assert expected in at
         assert at.startswith("field at (string): ")
+
+
+def test_reading_of_a_struct(tmp_path: Path) -> None:
+    kind = StructType(NestedField(2, "ms", LongType(), required=False))
+    event_time = rule(kind, field="at.ms", format="milliseconds")
+    rows = [{"ms": 5}, None, {"ms": None}]
+    found = read(event_time, rows, pa.struct([("ms", pa.int64())]))
+    missing = "field at.ms (long): the event time is missing"
+    assert found == [5_000, missing, missing]
 
 
 def test_kafkas_time_replaces_and_is_counted() -> None:

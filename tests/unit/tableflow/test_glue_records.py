@@ -31,6 +31,7 @@ from topicberg.tableflow.layout.layout import foreign_schemas, read_layout, tabl
 from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table
 from topicberg.tableflow.layout.writers import MessageDecoder, named_schemas
+from topicberg.tableflow.upsert.key_hashing import times_of
 from topicberg.topics import TopicSpec
 
 names = itertools.count()
@@ -296,6 +297,18 @@ def test_keys_of_another_schema_are_read_again(registry: GlueRegistry, name: str
     read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
     held = pa.array([row["$$raw-key"] for row in rows], pa.binary())
     assert len({*read.texts(held).to_pylist()}) == 1
+
+
+def test_newer_version_of_a_key_is_newer_within_a_millisecond(
+    registry: GlueRegistry, name: str
+) -> None:
+    _, first = upserts(registry, name)
+    second = registry.register(f"{name}-key", "avro", json.dumps(avro("k", "more", name="K")))
+    again = upsert_topic(registry, name)
+    _, key = plan_of(again.spec, again.layout, again.table, again.foreign)
+    assert key is not None
+    raw = pa.array([glue_record(one, b"x") for one in (first, second, uuid4())], pa.binary())
+    assert times_of(pa.array([1000, 1000, 1000]), raw, key).tolist() == [1001, 1002, 1000]
 
 
 def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -> None:

@@ -201,6 +201,20 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     assert requested.resumed() == ["orders"]
 
 
+def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
+    control.enable(config, "views", discovered=FOUND)
+    requested = control.Requested(config)
+    first = requested.topics()
+    assert set(first[0]) == {"orders", "views"}
+    assert requested.topics()[0]["orders"] is first[0]["orders"]
+    control.resume(config, "views")
+    assert requested.topics() == first
+    assert [requested.resumed(), requested.resumed()] == [["views"], []]
+    (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
+    control.disable(config, "views")
+    assert requested.topics() == ({}, {})
+
+
 def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Settings) -> None:
     assert control.awaited(config, {"orders"}) == []
     for _ in range(2):

@@ -481,6 +481,15 @@ def test_missing_fields_and_unknown_topic(project: Project) -> None:
         load_topic("stock_trade")
 
 
+def test_fields_that_differ_only_in_case_are_refused(project: Project) -> None:
+    fields = '[{"name": "Side", "type": "int"}, {"name": "side", "type": "int"}]'
+    project.schema("case.avsc", f'{{"type": "record", "name": "T", "fields": {fields}}}')
+    project.topic(minimal(schema={"format": "avro", "file": "case.avsc"}))
+    assert problems(project) == [
+        "topics/trades.yaml: schema.file: fields Side and side would be one column in Glue"
+    ]
+
+
 def test_owner_rule_is_dagsters() -> None:
     from dagster._core.definitions.utils import is_valid_owner
 
