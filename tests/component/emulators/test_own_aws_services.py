@@ -15,10 +15,11 @@ import requests
 from botocore.exceptions import ClientError
 from waiting import wait_until
 
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+SECRET = "secret"
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET}
 
 
-def client(service: str, url: str, secret: str = "secret") -> Any:
+def client(service: str, url: str, secret: str = SECRET) -> Any:
     keys = {"aws_access_key_id": "key", "aws_secret_access_key": secret}
     make: Any = boto3.client
     return make(service, region_name="us-east-1", endpoint_url=url, **keys)

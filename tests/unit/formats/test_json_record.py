@@ -129,9 +129,6 @@ SINGLE = {"type": "number", "connect.type": "float32"}
 BYTES = {"type": "string", "connect.type": "bytes"}
 
 
-MOMENT = {"type": "integer", "title": f"{CONNECT}Timestamp"}
-
-
 @pytest.mark.parametrize(
     ("schema", "text", "expected"),
     [
