@@ -273,8 +273,7 @@ def try_table(stack: Endpoints, spark: SparkSession, seed: int) -> None:
     case = Case(spark, stack.catalog(settings()), random, shape(random))
     case.arrive(40)
     for _ in range(3):
-        step = random.choice([case.split, case.split, lambda: case.arrive(8), case.change])
-        step()
+        random.choice([case.split, case.split, lambda: case.arrive(8), case.change])()
     case.settle()
     case.verify()
 

@@ -107,8 +107,7 @@ class Load(threading.Thread):
         return sum(read_status(settings(), name).end_offsets.values())
 
     def rows(self, name: str) -> list[int]:
-        catalog = self.endpoints.catalog(settings())
-        table = catalog.load_table((settings().cluster_id, name))
+        table = self.endpoints.catalog(settings()).load_table((settings().cluster_id, name))
         return sorted(table.scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
 
     def letters(self) -> int:

@@ -66,8 +66,7 @@ def send(topic: Topic, rows: dict[str, int | None]) -> None:
         None if n is None else prefix + encode(parsed, {"id": n, "note": "n"})
         for n in rows.values()
     ]
-    keys = [key.encode() for key in rows]
-    topic.send_raw(values, key=keys.__getitem__)
+    topic.send_raw(values, key=[key.encode() for key in rows].__getitem__)
 
 
 @contextmanager
@@ -91,8 +90,7 @@ def read(topic: Topic) -> Rows:
         ("spark", f"`{topic.spec.name}`"),
     )
     for engine, name in engines:
-        sql = f"SELECT key, id FROM {name}"
-        found = run_query(sql, engine, topic.endpoints, topic.config).rows
+        found = run_query(f"SELECT key, id FROM {name}", engine, topic.endpoints, topic.config).rows
         assert sorted(map(tuple, found)) == sorted(rows), engine
     assert len(dict(rows)) == len(rows), "a key has two rows"
     return dict(rows)
@@ -222,8 +220,7 @@ def test_append_topic_of_version_3(make_topic: MakeTopic) -> None:
         topic.send(ORDER, [{"id": n, "note": "n"} for n in range(first, first + 5)])
         topic.ingest()
     assert sorted(in_snowflake(topic)) == [row["id"] for row in topic.rows("id")] == [*range(10)]
-    done = maintain(topic.spec, topic.endpoints, topic.config, EAGER)
-    assert done.files_compacted == 2
+    assert maintain(topic.spec, topic.endpoints, topic.config, EAGER).files_compacted == 2
     with spark(topic) as sql:
         ids = sorted(row[0] for row in sql("SELECT _row_id FROM {}"))
     assert ids == [*range(10)], "compaction keeps them"

@@ -106,8 +106,7 @@ def test_table_follows_the_versions_that_records_name(make: Make, engine: str) -
 
 def test_glue_that_does_not_answer_loses_nothing(make_topic: Make) -> None:
     topic = make_topic(schema=glue(), tableflow={"error_handling": {"mode": "SKIP"}})
-    producer = Producer(topic, topic.spec.name)
-    topic.send_raw([producer.record(FIRST, {"id": 1})])
+    topic.send_raw([Producer(topic, topic.spec.name).record(FIRST, {"id": 1})])
     there = topic.endpoints
     topic.endpoints = there.model_copy(update={"aws": "http://127.0.0.1:9"})
     with pytest.raises(UnreachableError, match=r"AWS Glue Schema Registry .* does not answer"):

@@ -153,8 +153,7 @@ def account(enforced: Account, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acco
 
 def test_role_that_trusts_the_user_gives_keys(account: Account) -> None:
     account.allow_assuming(ROLE, ENGINE)
-    login = CatalogLogin(auth="sigv4", role_arn=ROLE)
-    properties, renew_at = login.spark(REGION)
+    properties, renew_at = CatalogLogin(auth="sigv4", role_arn=ROLE).spark(REGION)
     assert properties["rest.access-key-id"].startswith("ASIA")
     assert renew_at is not None
 

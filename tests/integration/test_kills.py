@@ -91,8 +91,7 @@ class Copies:
 
     def compute(self, spark: SparkSession, table: str, first: int, last: int) -> None:
         window = Window(START + timedelta(hours=first), START + timedelta(hours=last + 1))
-        catalog = load_endpoints().catalog(settings())
-        write_window(spark, catalog, self.derivations[table], window)
+        write_window(spark, load_endpoints().catalog(settings()), self.derivations[table], window)
 
     def reached(self, source: str, hours: Iterable[int]) -> dict[str, set[int]]:
         """Hours of derived tables that have to be computed after a change in hours of a source."""

@@ -190,8 +190,7 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     plan = list(table.scan().plan_files())  # a reader, before all of it
     reading = table.scan()
     young = replace(EAGER, reader_age=timedelta(hours=1))
-    held_back = run(topic, replace(young, compact_after=timedelta(1)))
-    assert held_back.snapshots_expired == 0
+    assert run(topic, replace(young, compact_after=timedelta(1))).snapshots_expired == 0
     report = run(topic, young)
     assert report.files_compacted > 1
     assert report.snapshots_expired == 0
@@ -216,13 +215,11 @@ def test_orphans_go_only_when_they_are_old(topic: Topic) -> None:
     orphan = f"{table.location()}/data/left-behind.parquet"
     with table.io.new_output(orphan).create() as stream:
         stream.write(b"half a file")
-    report = run(topic, PATIENT)
-    assert report.orphans_removed == 0
+    assert run(topic, PATIENT).orphans_removed == 0
     assert orphan in files(table)
     again = run(topic, replace(PATIENT, orphan_age=NOW))
     assert again.orphans_removed == 0, "the folder is listed once a day"
-    hurried = replace(PATIENT, orphan_age=NOW, daily=NOW)
-    assert run(topic, hurried).orphans_removed == 1
+    assert run(topic, replace(PATIENT, orphan_age=NOW, daily=NOW)).orphans_removed == 1
     assert orphan not in files(table)
     assert counts(topic) == 5
 
@@ -290,8 +287,7 @@ def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillServi
     thread.join()
     assert all(isinstance(error, TopicbergError) for error in failures), failures
     assert counts(topic) == 200
-    report = run(topic, PATIENT)
-    assert report.after.data_files == 1
+    assert run(topic, PATIENT).after.data_files == 1
     assert counts(topic) == 200
     # Whatever the killed Spark wrote is known as an orphan later.
     run(topic, replace(EAGER, orphan_age=NOW, daily=NOW))
@@ -341,8 +337,7 @@ def test_the_job_reports_what_it_did(make_topic: MakeTopic) -> None:
     from topicberg.orchestration.resources import RESOURCES
 
     month = timedelta(days=30)
-    retention = {"data_retention_ms": int(month.total_seconds() * 1000)}
-    topic = make_topic(tableflow=retention)
+    topic = make_topic(tableflow={"data_retention_ms": int(month.total_seconds() * 1000)})
     topic.register(ORDER)
     table = Ingestor(topic.spec, topic.endpoints, topic.config).table()
     append(table, 0, when=datetime.now(UTC) - 2 * month)

@@ -138,8 +138,7 @@ class Published_:
             lambda _: None,
             now=datetime.now(UTC) + timedelta(minutes=minutes),
         )
-        check = published_check(self.name, {self.spec.name: self.name}, 30)
-        return evaluate(check, probe)
+        return evaluate(published_check(self.name, {self.spec.name: self.name}, 30), probe)
 
     def records(self) -> list[tuple[Any, Row | None, datetime]]:
         """What a read_committed consumer sees: key, value, timestamp."""
@@ -434,8 +433,7 @@ def test_an_append_topic_after_kills(
         before = sum(kafka.end_offsets(topic.stack, topic.spec.name).values())
         child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
         while child.poll() is None:
-            reached = sum(kafka.end_offsets(topic.stack, topic.spec.name).values())
-            if reached > before + 30:
+            if sum(kafka.end_offsets(topic.stack, topic.spec.name).values()) > before + 30:
                 child.kill()
                 child.wait()
                 kills += 1

@@ -152,8 +152,7 @@ def test_commands_name_a_changed_file(topic: Topic, run: Callable[..., tuple[int
     topic.say(compatibility="FORWARD")
     code, output = run("topics", "validate")
     assert (code, "newer than the registry" in output) == (0, True)
-    status = run("tableflow", "status", topic.name)[1]
-    assert "newer than the registry" in " ".join(status.split())
+    assert "newer than the registry" in " ".join(run("tableflow", "status", topic.name)[1].split())
     output = run("tableflow", "status", topic.name, "--json")[1]
     (row,) = json.loads(output)
     assert row["schemas"][0]["state"] == "not registered"

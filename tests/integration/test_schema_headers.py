@@ -216,8 +216,7 @@ def test_tombstones_of_a_forgotten_key_name_its_schema(make: Make) -> None:
     )
     version = registered(topic, ORDER)
     raw = encode(fastavro.parse_schema(ORDER), {"id": 1, "note": "a"})
-    keys = [(b"\x06", first), (b"\x06\x02", second), (b"\x08", first)]
-    for key, schema in keys:
+    for key, schema in [(b"\x06", first), (b"\x06\x02", second), (b"\x08", first)]:
         headers = [(NAMES["key"], schema.guid_to_bytes()), (VALUE, version.guid_to_bytes())]
         topic.send_raw([raw], key=always(key), headers=headers)
     topic.ingest()

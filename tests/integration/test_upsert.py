@@ -59,8 +59,7 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
     glue_table = config.cluster_id, spec.glue_name
     glue.register(endpoints.boto3("glue"), topic.table(), *glue_table)
     with Snowflake().connection() as connection:
-        location = topic.table().location()
-        sync(connection, config, spec.snowflake_name, glue_table, location)
+        sync(connection, config, spec.snowflake_name, glue_table, topic.table().location())
     names: dict[Engine, str] = {
         "duckdb": f'lake."{config.cluster_id}".{spec.name}',
         "spark": f"lake.`{config.cluster_id}`.{spec.name}",

@@ -313,8 +313,7 @@ def test_name_with_a_substitution_is_refused(schema: RegisteredSchema) -> None:
 
 def test_unreadable_key_schema_is_left_to_its_format() -> None:
     for text in ("[" * 100_000, "{", '{"no": "type"}'):
-        schema = registered("AVRO", text)
-        found = as_record(schema, "key")
+        found = as_record(registered("AVRO", text), "key")
         with pytest.raises(TableflowError):
             format_of(found).fields("s", found, itertools.count(1))
     with pytest.raises(TableflowError):
@@ -376,8 +375,7 @@ def test_remembered_error_does_not_keep_the_parsed_schema() -> None:
 
     @remembered
     def refuse(_: str) -> None:
-        schema = Parsed()
-        parsed.append(weakref.ref(schema))
+        parsed.append(weakref.ref(Parsed()))
         raise TableflowError("too large", hint="split it")
 
     for _ in range(2):

@@ -334,8 +334,7 @@ def versions(rng: random.Random) -> tuple[str, str]:
     new = {name: dict(fields) for name, fields in old.items()}
     for _ in range(rng.randint(1, 4)):
         name = rng.choice(list(new))
-        inside = {"Root": ["Leaf", "Inner"], "Inner": ["Leaf"], "Leaf": []}[name]
-        _change(rng, new[name], inside)
+        _change(rng, new[name], {"Root": ["Leaf", "Inner"], "Inner": ["Leaf"], "Leaf": []}[name])
     return _text(old), _text(new)
 
 

@@ -133,8 +133,7 @@ def test_payloads_of_any_notice_are_within_the_limits(notice: Notice) -> None:
 def test_payloads_of_the_widest_text_are_within_the_limits() -> None:
     wide = "\N{PILE OF POO}" * 20_000
     texts = dict.fromkeys(("title", "what", "remediation", "runbook", "key"), wide)
-    alert = FAULT.model_copy(update=texts)
-    notice = Notice(state="firing", alert=alert, at=NOW)
+    notice = Notice(state="firing", alert=FAULT.model_copy(update=texts), at=NOW)
     assert not pagerduty_problems(pagerduty_event(notice, KEY, "shop"))
     assert not slack_problems(slack_message(notice))
     assert not teams_problems(teams_message(notice))
@@ -225,8 +224,7 @@ class MailServer(socketserver.ThreadingTCPServer):
                             while (part := self.rfile.readline()) != b".\r\n":
                                 body += part.removeprefix(b".")
                             parser = email.parser.BytesParser(policy=email.policy.default)
-                            message = parser.parsebytes(body)
-                            server.got.append((sender, recipients, message))
+                            server.got.append((sender, recipients, parser.parsebytes(body)))
                             answer("250 OK")
                         case "QUIT":
                             answer("221 bye")
@@ -283,8 +281,7 @@ def test_every_channel_accepts_any_fault_and_its_end(
     assert not problems
     state, problems = deliver(state, {}, channels(config, chosen))
     assert not problems
-    paths = [path for path, _ in vendors.got]
-    assert sorted(paths) == sorted(2 * list(Vendors.CHECKS))
+    assert sorted([path for path, _ in vendors.got]) == sorted(2 * list(Vendors.CHECKS))
     events = [body for path, body in vendors.got if path == "/v2/enqueue"]
     assert [event["event_action"] for event in events] == ["trigger", "resolve"]
     assert [to for _, to, _ in mail_server.got] == 2 * [["team@example.org", "boss@example.org"]]

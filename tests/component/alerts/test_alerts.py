@@ -117,8 +117,7 @@ def invoices() -> None:
 )
 def checks() -> Iterator[dg.AssetCheckResult]:
     for name in ("tableflow", "kafka_lag", "blocks"):
-        finding = verdicts.get(name, Finding(passed=True, what="fine"))
-        yield result(ORDERS, name, finding, None)
+        yield result(ORDERS, name, verdicts.get(name, Finding(passed=True, what="fine")), None)
 
 
 JOB = dg.define_asset_job("shop", selection=dg.AssetSelection.all())
@@ -454,8 +453,7 @@ def test_run_whose_process_was_killed_says_so(desk: Desk) -> None:
     )
     desk.instance.report_run_failed(run, "The process was terminated by signal 9 (SIGKILL).")
     assert desk.tick() == [("firing", "run shop")]
-    what = desk.notices()[-1].alert.what
-    assert what == "The process was terminated by signal 9 (SIGKILL)."
+    assert desk.notices()[-1].alert.what == "The process was terminated by signal 9 (SIGKILL)."
 
 
 def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> None:
@@ -469,8 +467,7 @@ def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> N
 def faults(
     desk: Desk, defs: dg.Definitions, state: AlertState
 ) -> tuple[AlertState, dict[str, Alert]]:
-    seen = observe(desk.instance, defs.get_repository_def(), state)
-    return evaluate(state, seen, "http://ui")
+    return evaluate(state, observe(desk.instance, defs.get_repository_def(), state), "http://ui")
 
 
 def late(desk: Desk, key: dg.AssetKey, since: datetime) -> None:
@@ -497,8 +494,7 @@ def test_stale_table_is_reported_by_check_else_by_policy(desk: Desk) -> None:
     assert reported(now - timedelta(hours=1)) == [checked, unchecked]  # its check was not evaluated
     desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", True))
     assert reported(now - timedelta(hours=1)) == [unchecked]  # nothing came to compute it with
-    verdict = dg.AssetCheckEvaluation(CHECKED, "up_to_date", False)
-    desk.instance.report_runless_asset_event(verdict)
+    desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", False))
     assert reported(now - timedelta(hours=1)) == ["check iceberg/totals:up_to_date", unchecked]
 
 
@@ -625,8 +621,7 @@ def test_topic_that_suspends_before_the_code_location_is_reloaded_has_an_alert(
     engine()
     engine("a record is malformed\n  → `fix it`", topic="returns", suspended=True)
     assert desk.tick() == [("firing", "check iceberg/returns:tableflow")]
-    alert = desk.notices()[-1].alert
-    assert alert.what == "Tableflow is suspended: a record is malformed"
+    assert desk.notices()[-1].alert.what == "Tableflow is suspended: a record is malformed"
     engine(topic="returns")
     assert desk.tick() == [("resolved", "check iceberg/returns:tableflow")]
 

@@ -387,8 +387,7 @@ def test_daemon_whose_database_is_locked_says_so(
         assert "its last heartbeat was" in (dagster(config)[DAEMON](5) or "")
         other.execute("BEGIN EXCLUSIVE")
         (watched,) = (one for one in watched_dagster(config, AlertSettings()) if one.name == DAEMON)
-        looks = ServiceWatch([replace(watched, patience=0.0, causes=())])
-        (alert,) = looks.look().values()
+        (alert,) = ServiceWatch([replace(watched, patience=0.0, causes=())]).look().values()
     assert alert.what == (
         f"dagster_daemon does not answer: it cannot use its database {path}: database is locked"
     )
@@ -569,8 +568,7 @@ def test_dagster_that_has_just_started_may_have_an_old_tick(
     handler.workspace = sensors(alerts="RUNNING", snapshots="RUNNING")
     handler.ticks = tick("SKIPPED", 5000)
     for started, is_reported in ((time.time() - 10, False), (time.time() - 100, True)):
-        check = dagster_ui.dagster_checks(url, started=started)[CODE]
-        assert (check(5) is not None) == is_reported
+        assert (dagster_ui.dagster_checks(url, started=started)[CODE](5) is not None) == is_reported
 
 
 def test_loop_of_the_daemon_that_hangs_is_reported_with_what_it_does(
@@ -670,8 +668,7 @@ def test_address_of_the_settings_is_watched_from_its_first_answer_on(
 
 def test_engine_misses_what_it_needs() -> None:
     assert {*NEEDED, "spark"} < set(SERVICES)
-    looks = ServiceWatch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)])
-    faults = looks.look()
+    faults = ServiceWatch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)]).look()
     missing = unavailable(faults, *NEEDED)
     assert missing.message == "s3 does not answer: frozen\n  → `end it`"
     assert missing.since_ms == pytest.approx(time.time() * 1000, abs=60_000)

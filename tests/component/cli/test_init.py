@@ -263,11 +263,9 @@ def test_code_location_with_a_name_of_its_own_for_components(tmp_path: Path) -> 
     )
     files = ("__init__.py", "definitions.py", "parts/__init__.py")
     package(tmp_path, *(f"src/sales/{file}" for file in files))
-    written = existing_project(tmp_path, "topicberg")
-    assert "src/sales/parts/topicberg/defs.yaml" in written.files
+    assert "src/sales/parts/topicberg/defs.yaml" in existing_project(tmp_path, "topicberg").files
     assert read_project(tmp_path).defs == "src/sales/parts"
-    found = loaded(tmp_path, "sales.definitions")
-    assert {"kafka/orders", "iceberg/large_orders"} <= found
+    assert {"kafka/orders", "iceberg/large_orders"} <= loaded(tmp_path, "sales.definitions")
 
 
 def test_definitions_in_python_are_to_be_merged(

@@ -105,8 +105,7 @@ def test_old_runs_are_deleted_except_newest_materializations(
     with dg.instance_for_test() as instance, monkeypatch.context() as patch:
 
         def forget() -> int:
-            ran = FORGET.execute_in_process(instance=instance)
-            return int(ran.output_for_node("forget"))
+            return int(FORGET.execute_in_process(instance=instance).output_for_node("forget"))
 
         first = dg.materialize([orders], instance=instance).run_id
         last = dg.materialize([orders], instance=instance).run_id

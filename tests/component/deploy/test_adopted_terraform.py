@@ -132,8 +132,7 @@ def check_create(vendors: Vendors) -> None:
 
 def check_delete(vendors: Vendors) -> None:
     """It leaves what Terraform created, and what deploy does not know at all costs."""
-    left = vendors.delete(*TOPICS, prefix=USER)
-    assert left == {}
+    assert vendors.delete(*TOPICS, prefix=USER) == {}
     name = USER.upper()
     adopted = {
         f"secret {SECRET}",

@@ -189,8 +189,7 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     create(server)
     context, graph = opened(server)
     assert rotate(graph, context, quiet, force=True) == 8
-    left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
-    assert left == {}
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
     # Schemas go with the environment: no account has the right to delete them, or needs it.
@@ -328,8 +327,7 @@ def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
     document["tableflow"]["table_formats"] = ["ICEBERG", "DELTA"]
     specs = context.specs[:] = [TopicSpec.model_validate(document)]
     whole = resources(context.config, specs)
-    catalogs = [one for one in whole if one.key in (CATALOG_KEY, UNITY_KEY)]
-    graph = engine.with_needs(catalogs, whole)
+    graph = engine.with_needs([one for one in whole if one.key in (CATALOG_KEY, UNITY_KEY)], whole)
     engine.create(graph, context, quiet)
     assert {one["spec"]["config"]["kind"] for one in server.kept_catalogs.values()} == {
         "AwsGlue",

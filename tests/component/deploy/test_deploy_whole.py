@@ -298,8 +298,7 @@ def test_tables_are_found_as_tableflow_writes_them(deployed: DeployContext) -> N
     assert table["StorageDescriptor"]["Location"].startswith(f"{folder}/metadata/")
     path = SnowflakeNames.of(deployed.config).table("STOCK_TRADES")
     with logged_in(deployed) as connection:
-        asked = f'SELECT "$$offset", "$$timestamp" FROM {path}'
-        ((offset, time),) = ask(connection, asked)[1]
+        ((offset, time),) = ask(connection, f'SELECT "$$offset", "$$timestamp" FROM {path}')[1]
     assert (offset, time.isoformat()) == (7, "2026-01-01T00:00:00+00:00")
 
 
@@ -417,8 +416,7 @@ def older(deployment: Deployment) -> None:
         if one.key in NEW:
             engine.remove(one, context, context.need(one.key))
         elif isinstance(one, Policy):
-            document = one.grants(context)
-            text = json.dumps(document).replace(context.aws.derived_bucket, "x")
+            text = json.dumps(one.grants(context)).replace(context.aws.derived_bucket, "x")
             text = text.replace(":catalog", ":x")
             context.aws.client("iam").create_policy_version(
                 PolicyArn=context.need(one.key).id, PolicyDocument=text, SetAsDefault=True

@@ -136,8 +136,7 @@ def test_role_with_a_trust_that_suffices_is_kept(
     ],
 )
 def test_trust_of_something_else_does_not_suffice(context: DeployContext, statement: Any) -> None:
-    tagging = iam.confluent_trust(context)["Statement"][1]
-    _create_role(context, statement, tagging)
+    _create_role(context, statement, iam.confluent_trust(context)["Statement"][1])
     assert _step(ROLE, context).action == "wait"
 
 
@@ -371,8 +370,7 @@ def test_missing_environment_or_cluster_is_reported_before_anything_changes(
 
 
 def test_cluster_elsewhere_is_refused_with_its_place(server: Stackless) -> None:
-    given = theirs(server, "Dedicated", cloud="GCP", region="europe-west1")
-    context, _ = opened(server, **given)
+    context, _ = opened(server, **theirs(server, "Dedicated", cloud="GCP", region="europe-west1"))
     with pytest.raises(TopicbergError, match="is in GCP europe-west1, expected AWS us-east-1"):
         check_given(context)
 
@@ -450,6 +448,5 @@ def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     context, graph = other()
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     context, graph = other()
-    rotated = rotate(graph, context, lambda _: None, force=True)
-    assert rotated == len(theirs)
+    assert rotate(graph, context, lambda _: None, force=True) == len(theirs)
     assert theirs < key_ids(context)

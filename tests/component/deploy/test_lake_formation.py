@@ -79,8 +79,7 @@ def test_printed_grants_let_the_roles_work(account: Account) -> None:
     assert lake_formation.manual_steps(context) == []
     tableflow.create_table(**table)
     snowflake = account.session(context.names.snowflake_role)
-    reader = snowflake.client("glue", endpoint_url=account.url)
-    found = get_table(reader, "lkc-1", "stock_trades")
+    found = get_table(snowflake.client("glue", endpoint_url=account.url), "lkc-1", "stock_trades")
     assert found is not None
     assert found["Name"] == "stock_trades"
 
@@ -162,6 +161,5 @@ def test_grants_are_compared_as_lake_formation_lists_them() -> None:
             "Permissions": ["DESCRIBE"],
         },
     ]
-    lake = lake_formation.DataLake(is_governed=True, held=tuple(held))
-    assert lake.holds(grant)
+    assert lake_formation.DataLake(is_governed=True, held=tuple(held)).holds(grant)
     assert not lake_formation.DataLake(is_governed=True, held=tuple(held[:1])).holds(grant)

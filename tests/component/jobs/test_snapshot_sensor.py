@@ -121,8 +121,7 @@ class Fleet:
         for number in numbers:
             spec = self.lake.topics[number]
             table = self.catalog.inner.load_table(spec.table_identifier(self.config))
-            schema = table.schema().as_arrow()
-            table.append(pa.Table.from_pylist([{}] * rows, schema=schema))
+            table.append(pa.Table.from_pylist([{}] * rows, schema=table.schema().as_arrow()))
             head = table.current_snapshot()
             if reported:
                 status = TopicStatus(topic=spec.name, snapshot_id=head.snapshot_id)
@@ -196,8 +195,7 @@ def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
     fleet.commit(*changed)
     (registered,) = fleet.live(1)
     assert registered == names(*changed)
-    events = fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
-    assert events
+    assert fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
     assert fleet.live(3) == [], "nothing has changed since"
     fleet.commit(8, rows=0)
     fleet.live(1)
@@ -275,8 +273,7 @@ def test_idle_tick_loads_a_few_tables_and_stores_nothing(fleet: Fleet) -> None:
     fleet.commit(*range(TOPICS))
     fleet.live(4)
     before = fleet.cursor
-    tick = fleet.tick()
-    assert tick.skip_message == "no new snapshot"
+    assert fleet.tick().skip_message == "no new snapshot"
     assert fleet.catalog.loaded == SWEEP
     assert len(before or "") < 60 * TOPICS, "at most 60 bytes a table"
 

@@ -106,8 +106,7 @@ def test_changes_that_are_left_out_leave_no_older_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     folding_waits(monkeypatch)
-    rng = random.Random(seed)
-    source = Source(rng)
+    source = Source(random.Random(seed))
     for _ in range(CHANGES):
         source.change()
     source.damage(0.15)

@@ -87,8 +87,7 @@ def test_newer_change_of_cockroachdb_in_another_partition_is_the_row(
         source = {"ts_ns": nanos, "ts_hlc": f"{nanos}.0000000000"}
         payload = {"after": {"id": 1, "v": f"v{number}"}, "source": source, "op": "cu"[number]}
         key = json.dumps({"schema": KEY, "payload": {"id": 1}}).encode()
-        value = json.dumps({"schema": schema, "payload": payload}).encode()
-        topic.produce(partition, key, value)
+        topic.produce(partition, key, json.dumps({"schema": schema, "payload": payload}).encode())
         if is_cut:
             ingestor.step()
     ingestor.step()

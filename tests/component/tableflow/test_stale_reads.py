@@ -186,8 +186,7 @@ def test_read_ignored_before_the_log_began_again_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = changed_topic(tmp_path, monkeypatch)
-    first = [change("c", 9001), change("r", 1200, ms=9_500)]
-    ingest(topic, postgresql, [first])
+    ingest(topic, postgresql, [[change("c", 9001), change("r", 1200, ms=9_500)]])
     assert check_snapshot_reads(table_of(topic)).passed
     ingest(topic, postgresql, [[change("c", 1201, key=2, ms=9_600)]])
     finding = check_snapshot_reads(table_of(topic))
@@ -264,8 +263,7 @@ def test_stale_reads_in_any_batches_leave_the_rows_of_the_source(
                 for one, row in were.items()
                 if rng.random() < 0.7
             ]
-    starts = sorted(rng.sample(range(1, len(events)), 5))
-    bounds = itertools.pairwise([0, *starts, len(events)])
+    bounds = itertools.pairwise([0, *sorted(rng.sample(range(1, len(events)), 5)), len(events)])
     state = ingest(topic, oracle, [events[begin:end] for begin, end in bounds])
     found = {key: row["big"] for key, row in rows_of(topic).items()}
     assert found == {key: row["big"] for key, row in rows.items()}

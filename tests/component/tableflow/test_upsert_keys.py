@@ -277,8 +277,7 @@ def test_row_is_deleted_once_although_its_key_is_repeated(
     head = one.table.current_snapshot()
     assert head is not None
     assert head.summary is not None
-    totals = [head.summary[f"total-{what}"] for what in ("records", "position-deletes")]
-    assert totals == ["5", "4"]
+    assert [head.summary[f"total-{what}"] for what in ("records", "position-deletes")] == ["5", "4"]
     newest = report(head)
     assert (newest.added_records, newest.deleted_records, newest.total_records) == (1, 1, 1)
 
@@ -306,8 +305,7 @@ def test_rows_that_others_wrote_without_a_key_stay(catalog: SqlCatalog, tmp_path
     null_key = {"value": [8], "$$partition": [0], "$$raw-key": [None]}
     one.table.append(pa.table(null_key, schema=schema_to_pyarrow(SCHEMA)))
     one.batch({(b"nan", 0): 3, (b"", 0): None})
-    values = one.table.scan().to_arrow().column("value").to_pylist()
-    assert sorted(values) == [3, 7, 8]
+    assert sorted(one.table.scan().to_arrow().column("value").to_pylist()) == [3, 7, 8]
 
 
 def test_key_files_of_deleted_data_files_are_deleted(
@@ -484,8 +482,7 @@ def test_a_commit_in_between_is_a_conflict(catalog: Any, tmp_path: Path) -> None
     catalog.answer = commit_table
     head = one.table.current_snapshot()
     assert head is not None
-    keys = arrow({(b"k", 0): 1})
-    located = rows_of(one.index, one.table, head, keys)
+    located = rows_of(one.index, one.table, head, arrow({(b"k", 0): 1}))
     with pytest.raises(CommitConflictError, match="another commit came first"):
         delete_rows(one.table, located, {}, ())
 

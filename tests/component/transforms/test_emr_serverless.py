@@ -286,8 +286,7 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_report_of_a_version_that_does_not_say_the_window_is_refused() -> None:
     """Rows that were written would be taken for a window that is past a retention."""
-    report = JobReport(written=WRITTEN)
-    document = report.model_dump(mode="json")
+    document = JobReport(written=WRITTEN).model_dump(mode="json")
     del document["written"]["windows"]
     earlier = SimpleNamespace(model_dump=lambda mode: document)
     with (

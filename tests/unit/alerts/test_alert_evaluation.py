@@ -186,8 +186,7 @@ def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
 
 def test_schedule_of_the_checks_that_is_off_is_the_cause_of_no_checks() -> None:
     off = Automation("check_tables_schedule", "schedule", False, is_on_by_default=True)
-    never = replace(RUNNING, ended_at=None)
-    seen = replace(QUIET, check_runs=never, automations=(off,))
+    seen = replace(QUIET, check_runs=replace(RUNNING, ended_at=None), automations=(off,))
     causes = {alert.key: alert.cause for alert in faults(seen, AlertState(unchecked=1_000))}
     key = "silent check_tables_schedule"
     assert causes == {"checks": key, key: None}
@@ -236,8 +235,7 @@ def failed_run(text: str, at: datetime = NOW, kind: str = "check_tables") -> End
 
 
 def watched(key: str, since: datetime = NOW) -> dict[str, Alert]:
-    alert = Alert(key=key, title="", what="", severity="error", since=since, link="")
-    return {key: alert}
+    return {key: Alert(key=key, title="", what="", severity="error", since=since, link="")}
 
 
 @pytest.mark.parametrize("key", TEXTS)

@@ -441,8 +441,7 @@ def test_command_that_computes_a_published_table_publishes_it() -> None:
         "kafka/stock_total_trades",
     }
     # Otherwise `dagster asset materialize --partition-range` refuses an asset.
-    policies = {graph.get(key).backfill_policy for key in keys}
-    assert policies == {dg.BackfillPolicy.single_run()}
+    assert {graph.get(key).backfill_policy for key in keys} == {dg.BackfillPolicy.single_run()}
 
 
 def test_derivation_has_a_window_for_each_source() -> None:
@@ -541,7 +540,6 @@ def test_a_topic_of_no_table_is_refused() -> None:
 
 def test_wrong_parameters_are_refused() -> None:
     (table,) = (table for table in LAKE.derived if table.name == "flagged_stock_trades")
-    root = LAKE.root(table)
-    wrong = root.model_copy(update={"parameters": {table.name: {"z_score": -1}}})
+    wrong = LAKE.root(table).model_copy(update={"parameters": {table.name: {"z_score": -1}}})
     with pytest.raises(SpecError, match="z_score"):
         table.parameters_of(wrong)

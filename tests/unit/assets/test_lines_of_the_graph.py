@@ -48,8 +48,7 @@ def test_asset_that_a_project_leaves_out_is_not_in_the_graph(
     assert lost in complete - found
     for job in defs.get_repository_def().get_all_jobs():  # none is for assets that are gone
         assert job.name
-    checked = {key.asset_key.to_user_string() for key in _checks(defs)}
-    assert checked <= found
+    assert {key.asset_key.to_user_string() for key in _checks(defs)} <= found
 
 
 def build_without(lake: Lake) -> dg.Definitions:

@@ -48,8 +48,7 @@ class CommittedTable(TopicTable):
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
-        iceberg = lakehouse.catalog().load_table(self.identifier)
-        metadata = table_metadata(iceberg, sample=False)
+        metadata = table_metadata(lakehouse.catalog().load_table(self.identifier), sample=False)
         return dg.MaterializeResult(asset_key=self.key("iceberg"), metadata=metadata)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
@@ -205,8 +204,7 @@ def test_check_run_of_shared_steps_isolates_tables(shop: Shop) -> None:
 
 
 def test_blocking_topic_has_steps_of_its_own(shop: Shop) -> None:
-    rules = {"not_null": ["side"], "blocking": True}
-    shop.project.topic(minimal(name="orders", checks=rules))
+    shop.project.topic(minimal(name="orders", checks={"not_null": ["side"], "blocking": True}))
     nodes = {node.name for node in shop.definitions().resolve_job_def("everything").nodes}
     assert {"iceberg__orders", "glue__orders", "check_iceberg_orders"} <= nodes
     assert {"iceberg_of_shop", "glue_of_shop", "snowflake_of_shop"} <= nodes

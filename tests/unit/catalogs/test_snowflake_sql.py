@@ -85,8 +85,7 @@ def test_interval_that_snowflake_refuses_is_no_setting(seconds: int) -> None:
 def test_nothing_that_is_there_is_made_anew() -> None:
     """A new volume or integration has another external id, and the trust in it is gone."""
     names = SnowflakeNames.of(CONFIG)
-    made = [*bootstrap(CONFIG), create_table(names, "T", "db", "t", if_missing=True)]
-    for statement in made:
+    for statement in [*bootstrap(CONFIG), create_table(names, "T", "db", "t", if_missing=True)]:
         assert "OR REPLACE" not in statement
         if not statement.startswith("USE ROLE"):
             assert "IF NOT EXISTS" in statement

@@ -309,8 +309,7 @@ def test_check_rules_narrower_rule_reads_files_that_passed(
     append(table, row)
     before = passed(check(table, name, earlier))
     assert shown(table, name, later, before) is None
-    finding = check(table, name, later, before)
-    assert "1 row where" in finding.what
+    assert "1 row where" in check(table, name, later, before).what
 
 
 def test_rows_that_go_are_forgiven(table: Table) -> None:
@@ -391,8 +390,7 @@ def test_checks_of_an_unreadable_table_fail_once(name: str) -> None:
 def test_equality_deletes_block_unless_confluent_wrote_them(table: Table) -> None:
     """Only Confluent rewrites its tables, and nothing documents which deletes it writes."""
     append(table, {"side": "BUY"})
-    changed = with_equality_deletes(table, {"operation": "delete"})
-    deleted = StaticTable.from_metadata(changed)
+    deleted = StaticTable.from_metadata(with_equality_deletes(table, {"operation": "delete"}))
     probe = cast(
         "Probe", SimpleNamespace(iceberg=deleted, table=CheckedTable("orders", ("shop", "orders")))
     )
@@ -798,8 +796,7 @@ class Catalogs:
 @pytest.fixture
 def catalogs(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogs]:
     with mock_aws():
-        client = boto3.client("glue", region_name="us-east-1")
-        fixture = Catalogs(catalog, client)
+        fixture = Catalogs(catalog, boto3.client("glue", region_name="us-east-1"))
         monkeypatch.setattr("topicberg.checks.catalogs.find_table_path", lambda *_: PATH)
         monkeypatch.setattr("topicberg.checks.catalogs.read_back", fixture.read_back)
         yield fixture
@@ -845,8 +842,7 @@ def test_parity_of_upgraded_table_that_snowflake_does_not_refresh_names_the_upgr
 def test_pointer_and_parity_of_a_table_without_rows_pass(table: Table, catalogs: Catalogs) -> None:
     catalogs.now += timedelta(days=9)
     assert check_pointer(catalogs.probe()).what == "the table has no rows yet"
-    found = check_parity(catalogs.probe(), cast("Any", None))
-    assert found.what == "the table has no rows yet"
+    assert check_parity(catalogs.probe(), cast("Any", None)).what == "the table has no rows yet"
 
 
 def test_checks_are_tried_again_while_a_service_does_not_answer(

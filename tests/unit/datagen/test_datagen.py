@@ -140,23 +140,20 @@ def running(pid: int, started: float) -> DatagenStatus:
 def test_a_dead_generator_was_killed(config: Settings) -> None:
     assert read_status(config, "stock_trades") is None
     write_status(config, running(2**22 + 1, 0.0))
-    status = read_status(config, "stock_trades")
-    assert status.state == "killed"
+    assert read_status(config, "stock_trades").state == "killed"
 
 
 def test_reused_pid_of_another_process_is_not_ended(config: Settings) -> None:
     """After a reboot the pid of the file may be anybody's: here it is this test's."""
     write_status(config, running(os.getpid(), psutil.Process().create_time() - 1000))
-    status = read_status(config, "stock_trades")
-    assert status.state == "killed"
+    assert read_status(config, "stock_trades").state == "killed"
     with pytest.raises(TopicbergError, match="no generator of stock_trades is running"):
         stop(config, "stock_trades")
 
 
 def test_a_living_one_is_running(config: Settings) -> None:
     write_status(config, running(os.getpid(), psutil.Process().create_time()))
-    status = read_status(config, "stock_trades")
-    assert status.state == "running"
+    assert read_status(config, "stock_trades").state == "running"
 
 
 def test_a_damaged_file_is_named(config: Settings) -> None:

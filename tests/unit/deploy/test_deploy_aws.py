@@ -324,8 +324,7 @@ def test_role_has_the_path_the_boundary_and_the_tags_of_the_settings(
 def test_every_resource_that_can_have_tags_has_those_of_the_settings(
     context: DeployContext,
 ) -> None:
-    config = context.config.model_copy(update={"tags": {"team": "data"}})
-    tagged = replace(context, config=config)
+    tagged = replace(context, config=context.config.model_copy(update={"tags": {"team": "data"}}))
     database = GlueDatabase("aws/pipeline_database/p", "demo_p", database="demo_p")
     parameters = Parameters("aws/ssm/consumer", "/c/demo/consumer", values={"acks": "all"})
     make(tagged, BUCKET, database, parameters)

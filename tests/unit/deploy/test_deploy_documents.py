@@ -188,8 +188,7 @@ def test_graph_has_every_resource_in_its_vendors_group(tmp_path: Path) -> None:
 def test_graph_of_what_the_settings_ask_for_needs_no_more(tmp_path: Path) -> None:
     graph = [one for one in resources(CONFIG, load_topics()) if one.wanted]
     assert len(graph) < len(resources(CONFIG, load_topics()))
-    text = "\n".join(lines(graph))
-    ends = re.findall(r'^  "(.+)" -> "(.+)";$', text, re.MULTILINE)
+    ends = re.findall(r'^  "(.+)" -> "(.+)";$', "\n".join(lines(graph)), re.MULTILINE)
     assert {end for edge in ends for end in edge} <= {one.key for one in graph}
 
 
@@ -246,8 +245,7 @@ def test_without_generators_nothing_of_a_connector_is_wanted() -> None:
     assert connectors
     assert connectors <= changed
     assert all("connector" in key for key in changed)
-    needed = {need for one in without.values() if one.wanted for need in one.needs}
-    assert not needed & changed
+    assert not {need for one in without.values() if one.wanted for need in one.needs} & changed
 
 
 def test_json_beside_avro_is_a_topic_of_its_own() -> None:

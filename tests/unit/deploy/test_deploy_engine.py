@@ -290,8 +290,7 @@ def test_a_failure_stops_only_what_needs_it(context: DeployContext) -> None:
 
 def test_delete_goes_backwards(context: DeployContext) -> None:
     engine.create(GRAPH, context, quiet)
-    left = engine.delete(engine.existing(GRAPH, context, quiet), context, quiet)
-    assert left == {}
+    assert engine.delete(engine.existing(GRAPH, context, quiet), context, quiet) == {}
     assert _log(context)[-3:] == ["delete c", "delete b", "delete a"]
 
 

@@ -79,8 +79,7 @@ def test_secrets_are_not_shown() -> None:
     ],
 )
 def test_an_unknown_flag_or_command_is_an_error(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
+    assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
 def test_the_source_s_flags_are_known() -> None:

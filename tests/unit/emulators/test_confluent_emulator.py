@@ -371,8 +371,7 @@ def test_a_cluster_takes_its_time_and_brings_a_registry(cloud: Cloud) -> None:
     assert "http_endpoint" not in made["spec"]
     assert cloud.call("GET", registries).json()["data"] == []
     cloud.account.delays = NO_DELAYS.model_copy(update={"schema_registry": 60})
-    path = f"/cmk/v2/clusters/{made['id']}?environment={environment}"
-    ready = cloud.call("GET", path).json()
+    ready = cloud.call("GET", f"/cmk/v2/clusters/{made['id']}?environment={environment}").json()
     assert ready["status"]["phase"] == "PROVISIONED"
     assert ready["spec"]["http_endpoint"] == URL
     (registry,) = cloud.call("GET", registries).json()["data"]
@@ -398,8 +397,7 @@ def test_a_deleted_cluster_goes_slowly_and_then_is_forbidden(cloud: Cloud) -> No
     cloud.account.delays = NO_DELAYS
     assert cloud.call("DELETE", path).status_code == 204
     assert cloud.call("GET", path).status_code == 403
-    listed = cloud.call("GET", f"/cmk/v2/clusters?environment={environment}").json()
-    assert listed["data"] == []
+    assert cloud.call("GET", f"/cmk/v2/clusters?environment={environment}").json()["data"] == []
 
 
 def test_a_protected_cluster_stays(cloud: Cloud) -> None:
@@ -437,8 +435,7 @@ def test_a_binding_names_what_exists(cloud: Cloud) -> None:
         {"crn_pattern": f"{crn}/environment=env-none"},
         {"crn_pattern": f"{crn}/environment=*/cloud-cluster=lkc-none"},
     ):
-        answer = cloud.call("POST", "/iam/v2/role-bindings", right | wrong)
-        assert answer.status_code == 400, wrong
+        assert cloud.call("POST", "/iam/v2/role-bindings", right | wrong).status_code == 400, wrong
     made = cloud.call("POST", "/iam/v2/role-bindings", right)
     assert made.status_code == 201
     gone = cloud.call("DELETE", f"/iam/v2/role-bindings/{made.json()['id']}")

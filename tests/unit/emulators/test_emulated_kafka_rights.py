@@ -84,8 +84,7 @@ def test_new_binding_counts_after_its_delay(account: Account) -> None:
 
 
 def test_deleted_cluster_gives_no_rights(account: Account) -> None:
-    gone = {"environment": "env-1", GONE_AFTER: 0}
-    account.store.put(Stored(CLUSTER, ("lkc-1",), gone))
+    account.store.put(Stored(CLUSTER, ("lkc-1",), {"environment": "env-1", GONE_AFTER: 0}))
     _bind(account, "CloudClusterAdmin")
     assert rights(account) == set()
 

@@ -155,8 +155,7 @@ def test_the_bound_of_a_decimal_has_all_its_digits(precision: int) -> None:
 
 def test_identity_is_the_full_name_of_a_record() -> None:
     assert avro.identity(registered(record())) == "shop.Order"
-    nested = {**record(name="Order"), "namespace": "shop"}
-    assert avro.identity(registered(nested)) == "shop.Order"
+    assert avro.identity(registered({**record(name="Order"), "namespace": "shop"})) == "shop.Order"
     assert avro.identity(registered("string")) is None
     assert avro.identity(registered([record()])) is None
 
@@ -164,8 +163,7 @@ def test_identity_is_the_full_name_of_a_record() -> None:
 def test_written_counts_renamed_fields_under_the_latest_name() -> None:
     writer = record(field("a", "int"), field("b", "int"), field("dropped", "int"))
     latest = record(field("c", "int", aliases=["b"]), field("a", "int"), field("new", "int"))
-    found = avro.written(registered(writer), registered(latest))
-    assert found == {"a", "c", "dropped"}
+    assert avro.written(registered(writer), registered(latest)) == {"a", "c", "dropped"}
 
 
 def test_a_decimal_that_its_fixed_cannot_hold_is_refused() -> None:

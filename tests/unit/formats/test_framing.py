@@ -48,8 +48,7 @@ def test_framing_of_confluents_serializers_is_what_their_deserializer_reads(
     serialize = header_schema_id_serializer if by_header else prefix_schema_id_serializer
     raw = serialize(payload, context, schema)
     read = SchemaId(kind)
-    rest = dual_schema_id_deserializer(raw, context, read)
-    assert rest.read() == payload
+    assert dual_schema_id_deserializer(raw, context, read).read() == payload
 
     written = b"".join(_zigzag(one) for one in (len(indexes), *indexes))
     if kind != "PROTOBUF":
@@ -192,5 +191,4 @@ def test_many_different_headers_do_not_take_long() -> None:
 
 
 def test_framed_says_where_protobufs_indexes_are() -> None:
-    record = framing.framed("value", b"x", b"\x01" + GUID.bytes + b"\0")
-    assert record == Framed(GUID, b"x", b"\0")
+    assert framing.framed("value", b"x", b"\x01" + GUID.bytes + b"\0") == Framed(GUID, b"x", b"\0")

@@ -66,8 +66,7 @@ def test_new_version_that_a_record_names_is_read_at_once(registry: GlueRegistry)
     reader = registry.reader(now=Clock())
     reader.read("new")
     version = registry.register("new", "avro", record("id", "note"))
-    foreign = ForeignSchemas(reader, reader.context("new"))
-    assert foreign.look_up([version])
+    assert ForeignSchemas(reader, reader.context("new")).look_up([version])
     assert reader.read("new").latest.text == record("id", "note")
 
 
@@ -179,8 +178,7 @@ def test_schema_that_was_created_again_has_other_ids(registry: GlueRegistry) -> 
     first = registry.register("again", "avro", record("id"))
     reader = registry.reader(now=clock)
     reader.read("again")
-    schema = {"SchemaName": "again", "RegistryName": REGISTRY}
-    registry.client.delete_schema(SchemaId=schema)
+    registry.client.delete_schema(SchemaId={"SchemaName": "again", "RegistryName": REGISTRY})
     second = registry.register("again", "avro", record("other"))
     clock.now += FRESH_SECONDS
     subject = reader.read("again")

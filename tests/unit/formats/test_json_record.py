@@ -40,8 +40,7 @@ def array(items: Any) -> dict[str, Any]:
 
 def decimal(precision: int, scale: int) -> dict[str, Any]:
     parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
-    title = f"{CONNECT}Decimal"
-    return {"type": "number", "title": title, "connect.parameters": parameters}
+    return {"type": "number", "title": f"{CONNECT}Decimal", "connect.parameters": parameters}
 
 
 def plan(writer: Any, latest: Any) -> JsonPlan:
@@ -457,8 +456,7 @@ def test_record_is_explained_in_a_time_of_its_own_length(name: str) -> None:
         )
 
         def explained() -> None:
-            found = reason(json_schema, record.encode(), pairing)
-            assert str(found).startswith("field z (string)")
+            assert str(reason(json_schema, record.encode(), pairing)).startswith("field z (string)")
 
         return explained
 

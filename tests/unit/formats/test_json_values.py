@@ -421,8 +421,7 @@ def test_date_times_are_times_at_every_depth() -> None:
 
 
 def test_date_times_stay_text_by_default() -> None:
-    schema = {"type": "object", "properties": {"at": TIME}}
-    assert rows(schema, '{"at": "now"}') == [{"at": "now"}]
+    assert rows({"type": "object", "properties": {"at": TIME}}, '{"at": "now"}') == [{"at": "now"}]
 
 
 def test_date_times_of_versions_follow_the_column() -> None:

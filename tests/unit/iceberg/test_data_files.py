@@ -435,5 +435,4 @@ def test_partitions_of_zero_and_of_minus_zero_are_two_groups_of_files() -> None:
     ]
     for file in files:
         file.spec_id = 0
-    groups = {partition_of(file) for file in files}
-    assert len(groups) == 3
+    assert len({partition_of(file) for file in files}) == 3

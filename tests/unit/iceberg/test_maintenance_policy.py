@@ -105,8 +105,7 @@ def test_merging_ends(sizes: list[int]) -> None:
         if not found:
             break
         for tier in found:
-            small = [size for size in sizes if size < tier.max_bytes]
-            whole, rest = divmod(sum(small), TARGET)
+            whole, rest = divmod(sum([size for size in sizes if size < tier.max_bytes]), TARGET)
             merged = [TARGET] * whole + ([rest] if rest else [])
             sizes = [size for size in sizes if size >= tier.max_bytes] + merged
     else:

@@ -72,8 +72,7 @@ def test_long_value_in_a_rewritten_file_leaves_no_bounds(
     change = SnapshotChange(table, Operation.APPEND)
     change.add([written(table, ["a", "b", "x", LONG])])
     change.commit()
-    head = table.refresh().current_snapshot()
-    (entry,) = entries(table.io, head.manifests(table.io))
+    (entry,) = entries(table.io, table.refresh().current_snapshot().manifests(table.io))
     copy = rewritten(table, entry, np.array([1]))
     assert copy is not None
     assert bounds_of(copy, TEXTS) == (None, None)

@@ -59,10 +59,8 @@ def test_written_vectors_are_read_again(tmp_path: Path, vectors: list[Any]) -> N
     assert len({identity(vector) for vector in written}) == len(written)
     assert {(vector.spec_id, vector.partition[0]) for vector in written} == {(3, 7)}
     expected = {file.file_path: positions.tolist() for file, positions in of}
-    found = {path: each.tolist() for path, each in read_vectors(target.io, written)}
-    assert found == expected
-    last = dict(read_vectors(target.io, written[-1:]))
-    assert last.keys() == {of[-1][0].file_path}
+    assert {path: each.tolist() for path, each in read_vectors(target.io, written)} == expected
+    assert dict(read_vectors(target.io, written[-1:])).keys() == {of[-1][0].file_path}
     content = Path(written[0].file_path.removeprefix("file://")).read_bytes()
     assert len(content) == written[0].file_size_in_bytes
     puffin = PuffinFile(content)

@@ -52,8 +52,7 @@ class Services:
         if isinstance(config := self.configs[name], int):
             future.set_exception(KafkaException(KafkaError(config)))
         else:
-            entries = {key: SimpleNamespace(value=value) for key, value in config.items()}
-            future.set_result(entries)
+            future.set_result({key: SimpleNamespace(value=value) for key, value in config.items()})
         return future
 
     def schema_registry_client(self) -> Services:

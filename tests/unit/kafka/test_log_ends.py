@@ -91,8 +91,7 @@ def test_ends_cost_one_request_while_nothing_waits(broker: Broker) -> None:
     reader = EndReader(ENDPOINTS, lambda: clock[0])
     held = {"idle": HELD["idle"]}
     for _ in range(3):
-        found = reader.read(held)
-        assert found == {"idle": Ends("id of idle", {0: 3, 1: 4}, {0: 3, 1: 4})}
+        assert reader.read(held) == {"idle": Ends("id of idle", {0: 3, 1: 4}, {0: 3, 1: 4})}
     assert (broker.described, broker.listed) == ([["idle"]], [["idle"]] * 3)
     reader.read(HELD)  # a new topic is described at once
     assert broker.described[1:] == [["busy", "idle"]]

@@ -71,8 +71,7 @@ def test_guard_two_hosts_are_refused() -> None:
 
 @given(st.text(max_size=30))
 def test_guard_any_other_host_is_refused(host: str) -> None:
-    name = host.strip().lower().partition(":")[0].rstrip(".")
-    if name not in {"127.0.0.1", "localhost", "["}:
+    if host.strip().lower().partition(":")[0].rstrip(".") not in {"127.0.0.1", "localhost", "["}:
         assert refusal(host=host or "x")
 
 
@@ -100,8 +99,7 @@ def test_guard_other_origin_is_refused(origin: str, method: str) -> None:
 
 
 def test_guard_own_origin_is_accepted() -> None:
-    own = f"http://{OWN}"
-    assert refusal("POST", origin=own, content_type="application/json") is None
+    assert refusal("POST", origin=f"http://{OWN}", content_type="application/json") is None
     behind_tls = Guard(hosts=frozenset({"ui.example.org"}))
     assert (
         refusal("GET", behind_tls, host="ui.example.org", origin="https://ui.example.org") is None
@@ -155,8 +153,7 @@ def owner_of_client(family: int, user: int, *, closed: bool = False) -> int | No
     """What a server finds out about a client that is a process of ``user``."""
     with ThreadPoolExecutor() as pool, socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
-        port = listener.getsockname()[1]
-        code = CLIENT.format(family=family, port=port, closed=closed)
+        code = CLIENT.format(family=family, port=listener.getsockname()[1], closed=closed)
         running = pool.submit(as_other_user, code, "socket", user=user)
         connection, client = listener.accept()
         signal, _ = listener.accept()  # the first connection is open, or closed, by now

@@ -314,8 +314,7 @@ def test_description_that_is_a_unit_is_no_meaning(
     make_topic: Any, kind: SchemaType, text: str
 ) -> None:
     topic = make_topic(kind).register(_FIELDS[kind]["long"], text)
-    table = topic.ensure()
-    assert noted_meanings(table) == {}
+    assert noted_meanings(topic.ensure()) == {}
     topic.register(_FIELDS[kind]["long"], MILLIS)
     assert noted_meanings(topic.ensure()) == {}
 

@@ -52,8 +52,7 @@ def test_text_of_earlier_versions_is_the_same() -> None:
 
 
 def test_zeros_of_either_sign_are_equal_and_so_is_not_a_number() -> None:
-    values = [0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf]
-    found = key_text([pa.array(values)]).to_pylist()
+    found = key_text([pa.array([0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf])]).to_pylist()
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert len(set(found)) == 4
@@ -132,8 +131,7 @@ def test_nested_keys_are_equal_if_values_are(data: st.DataObject) -> None:
 
 def test_fields_that_the_newest_schema_lacks_do_not_count() -> None:
     held = pa.array([{"old": 7, "a": 1}, {"old": None, "a": 1}, None])
-    shape = KeyShape((("a", KeyShape()), ("new", KeyShape())))
-    found = key_text([held], [shape]).to_pylist()
+    found = key_text([held], [KeyShape((("a", KeyShape()), ("new", KeyShape())))]).to_pylist()
     assert found[0] == found[1] == b"5:1:1,-"
     assert found[2] == b"-"
 

@@ -135,8 +135,7 @@ def test_search_counts_as_a_scan_does(
     arrow = pa.Table.from_pylist(rows, schema=schema_to_pyarrow(schema, include_field_ids=False))
     for path, each in values.items():
         held = Rows(schema, ({path: each},)).among(arrow)
-        expected = [str(row[path[0]]) == str(wanted) for row in rows]
-        assert [*held] == expected
+        assert [*held] == [str(row[path[0]]) == str(wanted) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +258,7 @@ def test_chosen_columns_are_erased_and_proved_and_no_other(
         table_and_rows = key_rows.of_table(target)
         assert table_and_rows is not None
         Erasure(*table_and_rows).erase()
-        proof = job.prove(target)
-        assert proof.holders == 0
+        assert job.prove(target).holders == 0
     table.refresh()
     assert [row["quantity"] for row in table.scan().to_arrow().to_pylist()] == [13, 3]
     # In the table below, the lineage carries on from what was chosen.

@@ -58,8 +58,7 @@ class Topic:
     """A topic whose schemas are in AWS Glue; the registry is read as an engine does it."""
 
     def __init__(self, name: str, reader: GlueReader, **fields: Any) -> None:
-        given = {"name": name, "pipeline": "shop", **fields}
-        self.spec = TopicSpec.model_validate(given)
+        self.spec = TopicSpec.model_validate({"name": name, "pipeline": "shop", **fields})
         self.readers = readers_of(glue=reader)
         self.foreign = foreign_schemas(self.spec, self.readers)
         self.layout: Layout = read_layout(self.spec, self.readers)
@@ -147,10 +146,8 @@ def test_random_json_equals_that_of_confluents_registry(registry: GlueRegistry, 
         spec = TopicSpec.model_validate(
             {"name": f"{name}{seed}", "pipeline": "shop", "schema": {"format": "json"}}
         )
-        layout = read_layout(spec, readers_of(Confluent()))
-        plan, _ = plan_of(spec, layout, topic.table)
-        framed = [(None, wire_prefix(1) + one) for one in payloads]
-        assert (rows, reasons) == rows_of(plan, framed)
+        plan, _ = plan_of(spec, read_layout(spec, readers_of(Confluent())), topic.table)
+        assert (rows, reasons) == rows_of(plan, [(None, wire_prefix(1) + one) for one in payloads])
 
 
 def test_version_of_another_schema_needs_the_same_name(registry: GlueRegistry, name: str) -> None:
@@ -275,12 +272,10 @@ def test_keys_are_held_as_they_were_sent_and_read_again(registry: GlueRegistry, 
     _, key = plan_of(topic.spec, topic.layout, topic.table, topic.foreign)
     assert key is not None
     # Another process knows none of the ids by which this one decoded the keys.
-    other = registry.reader()
-    readers = readers_of(glue=other)
+    readers = readers_of(glue=registry.reader())
     layout = read_layout(topic.spec, readers)
     read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
-    held = pa.array([*sent, None, b"other", sent[1]], pa.binary())
-    texts = read.texts(held).to_pylist()
+    texts = read.texts(pa.array([*sent, None, b"other", sent[1]], pa.binary())).to_pylist()
     assert texts == [row["__topicberg_identity"] for row in rows] + [None, None, texts[1]]
 
 

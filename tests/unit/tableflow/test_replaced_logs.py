@@ -212,8 +212,7 @@ def test_topic_goes_on_when_its_former_log_is_back() -> None:
         one.produce(0, 5)
         assert one.turn() == "RUNNING"
         one.verify()
-        table = one.topic.ingestor().table()
-        assert OTHER_LOG not in table.properties
+        assert OTHER_LOG not in one.topic.ingestor().table().properties
 
 
 def test_record_that_was_sent_again_is_another_one() -> None:

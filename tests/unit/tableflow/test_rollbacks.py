@@ -140,8 +140,7 @@ def test_committed_of_a_replaced_table_is_nothing(table: Table) -> None:
     metadata = table.metadata
     refs = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
     table.metadata = metadata.model_copy(update={"refs": refs, "current_snapshot_id": None})
-    change = SnapshotChange(table, Operation.APPEND)
-    snapshot = change._snapshot()
+    snapshot = SnapshotChange(table, Operation.APPEND)._snapshot()
     assert (snapshot.sequence_number, snapshot.parent_snapshot_id) == (2, None)
     table.metadata = table.metadata.model_copy(
         update={

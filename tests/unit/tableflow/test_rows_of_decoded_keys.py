@@ -126,12 +126,10 @@ class Upserted:
             located, stale = self.index.older_rows(self.table, head, keys, times)
         kept = sorted(keys.position[~stale].tolist())
         live = [at for at in kept if records[at].value is not None]
-        added = rows.take(pa.array(live, pa.int64()))
-        self.commit(located, added)
+        self.commit(located, rows.take(pa.array(live, pa.int64())))
 
     def commit(self, located: Sequence[FileRows], added: pa.Table) -> None:
-        head = self.table.current_snapshot()
-        if head is None:
+        if self.table.current_snapshot() is None:
             append(self.table, added)
         else:
             replace(self.table, located, added)

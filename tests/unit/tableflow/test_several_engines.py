@@ -291,8 +291,7 @@ def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec)
     old.report.update(rows_committed=7, commits=2)
     share.converge({spec.name: spec})
     assert share.pool.queue.topics[spec.name] is old
-    changed = spec.model_copy(update={"owners": ()})
-    share.converge({spec.name: changed})
+    share.converge({spec.name: spec.model_copy(update={"owners": ()})})
     status = share.pool.queue.topics[spec.name].report.status
     assert (status.rows_committed, status.commits) == (7, 2)
     assert status.error_handling == spec.tableflow.error_handling.mode

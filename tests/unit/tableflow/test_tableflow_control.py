@@ -267,8 +267,7 @@ def test_status_metrics_and_check_have_the_same_numbers(
     (document,) = json.loads(capsys.readouterr().out)
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: [status]))
-    spec = control.find_topic(config, "orders")
-    facts = check_engine(spec, status, datetime.now(UTC)).facts
+    facts = check_engine(control.find_topic(config, "orders"), status, datetime.now(UTC)).facts
     for name, number in numbers.items():
         metric = registry.get_sample_value(f"topicberg_tableflow_{name}_total", {"topic": "orders"})
         assert document[name] == metric == facts[name] == number
@@ -414,8 +413,7 @@ def queries() -> list[str]:
 @pytest.mark.parametrize("query", queries())
 def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
     known = samples()
-    text = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
-    names = re.findall(r"[a-z_]{2,}", text)
+    names = re.findall(r"[a-z_]{2,}", re.sub(r'"[^"]*"|\[[^]]*\]', "", query))
     metrics = {name for name in names if name.startswith("topicberg_")}
     assert metrics
     assert metrics <= known.keys()

@@ -68,8 +68,7 @@ def test_changelog_upsert_has_the_columns_of_the_row(project: Project) -> None:
 
 def test_changelog_append_has_both_rows(project: Project) -> None:
     changes(project, write_mode="append", key={"format": "none"})
-    spec = load_topic("trades", project.config)
-    columns = spec.columns(project.config)
+    columns = load_topic("trades", project.config).columns(project.config)
     assert {columns["before"], columns["after"]} == {"struct"}
     assert columns["$$op"] == "string"
 
@@ -163,8 +162,7 @@ def test_changelog_in_json_has_the_columns_of_the_row(project: Project) -> None:
         schema={"format": "json", "file": "changes.json"},
         key={"format": "json", "file": "key.json"},
     )
-    spec = load_topic("trades", project.config)
-    columns = spec.columns(project.config)
+    columns = load_topic("trades", project.config).columns(project.config)
     assert {name: columns[name] for name in ("region", "no", "qty", "note")} == {
         "region": "string",
         "no": "int",
@@ -236,8 +234,7 @@ def test_new_topic_of_json_without_schemas_is_valid(project: Project, sparse: An
     ]
     has = FoundTopic(partitions=3, is_compacted=False)
     new_topic_from_kafka("shop.m", read, "shop", project.config, has, no_glue, is_enabled=True)
-    spec = load_topic("shop.m", project.config)
-    assert spec.columns(project.config)["m"] in ("string", "list")
+    assert load_topic("shop.m", project.config).columns(project.config)["m"] in ("string", "list")
     written = json.loads((project.config.schemas_dir / "shop.m.json").read_text())
     assert written["properties"]["transaction"]["type"] == ["null", "object"]
 

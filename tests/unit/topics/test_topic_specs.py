@@ -107,8 +107,7 @@ def test_spec_of_the_own_engine_only_is_refused_for_confluents_tableflow(
 
 @pytest.mark.parametrize("kind", ["map", "list"])
 def test_columns_have_headers_of_the_kind_that_the_spec_says(project: Project, kind: str) -> None:
-    checks = {"unique": ["$$headers"]}
-    project.topic(minimal(table={"headers": kind}, checks=checks))
+    project.topic(minimal(table={"headers": kind}, checks={"unique": ["$$headers"]}))
     assert (
         f"$$headers is a {kind}, which cannot be a key" in check_topics(project.config)[1][0].reason
     )
