@@ -233,8 +233,7 @@ def test_snowflake(stack: Endpoints) -> None:
 @pytest.fixture
 def viewers(tmp_path: Path) -> Iterator[str]:
     """Address of a web server that only shows."""
-    port = choose({}, {})["confluent"]
-    home = tmp_path / "home"
+    port, home = choose({}, {})["confluent"], tmp_path / "home"
     home.mkdir()
     command = ["-m", "dagster_webserver", "--read-only", "-h", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(

@@ -234,8 +234,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         },
         "environment": {"id": cloud.environment},
     }
-    integration = cloud.made("/pim/v1/integrations", body)
-    path = "/tableflow/v1/tableflow-topics"
+    integration, path = cloud.made("/pim/v1/integrations", body), "/tableflow/v1/tableflow-topics"
     spec = {
         "display_name": TOPIC,
         "environment": {"id": cloud.environment},

@@ -107,8 +107,7 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
     """What the service does with a request: spark-submit, in the image's environment."""
     assert stack.s3_access_key
     assert stack.s3_secret_key
-    job = request["jobDriver"]["sparkSubmit"]
-    home = Path(pyspark.__file__).parent
+    job, home = request["jobDriver"]["sparkSubmit"], Path(pyspark.__file__).parent
     log = folder / "driver.log"
     (folder / "log4j2.properties").write_text(_LOG4J)
     (folder / "sitecustomize.py").write_text(_LOG_OF_PYTHON)
@@ -254,8 +253,7 @@ def test_both_ways_write_the_same(
     with spark_session() as session:
         frame = topic_frame(session, "stock_trades", trades(3000))
         frame.writeTo(spark_name(source)).append()  # the stack's engine made the table
-    direct = materialized(lake)
-    expected = contents(target)
+    direct, expected = materialized(lake), contents(target)
     before = catalog.load_table(target).current_snapshot()
     assert before is not None
     assert expected

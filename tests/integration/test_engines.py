@@ -84,8 +84,7 @@ class Load(threading.Thread):
             control.enable(settings(), name, settings_, mode, discovered=AVRO_TOPIC)  # type: ignore[arg-type]
 
     def run(self) -> None:
-        parsed = fastavro.parse_schema(ORDER)
-        began = time.monotonic()
+        parsed, began = fastavro.parse_schema(ORDER), time.monotonic()
         while not self._over.is_set():
             if self.sent > (time.monotonic() - began) * self._rate:
                 time.sleep(0.01)

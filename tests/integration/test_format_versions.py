@@ -362,8 +362,7 @@ def test_query_finds_all_rows_of_each_transform(
     """Other readers are in ``tests/unit/iceberg/test_partition_matrix.py``."""
     catalog = stack.catalog()
     conf = {"spark.sql.session.timeZone": "UTC"} | stack.spark_session(settings())[0]
-    session = new_session(stack.spark_connect, conf)
-    wrong = dict[str, Any]()
+    session, wrong = new_session(stack.spark_connect, conf), dict[str, Any]()
 
     def ask(case: Case, questions: list[Question], dialect: Dialect) -> None:
         name = ".".join(["lake", namespace, case.name])
@@ -371,8 +370,7 @@ def test_query_finds_all_rows_of_each_transform(
             f"SELECT {number} AS number, id FROM {name} WHERE {q.sql(case.kind, dialect)}"
             for number, q in enumerate(questions)
         )
-        sql = " UNION ALL ".join(selects)
-        found = defaultdict[int, set[int]](set)
+        sql, found = " UNION ALL ".join(selects), defaultdict[int, set[int]](set)
         in_spark = dialect == "spark"
         rows = session.sql(sql).collect() if in_spark else run_query(sql, "duckdb", stack).rows
         for number, id_ in rows:

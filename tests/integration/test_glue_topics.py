@@ -112,8 +112,7 @@ def test_glue_that_does_not_answer_loses_nothing(make_topic: Make) -> None:
     with pytest.raises(UnreachableError, match=r"AWS Glue Schema Registry .* does not answer"):
         topic.ingest()
     topic.endpoints = there
-    assert topic.ingest() == 1
-    assert topic.rows("id") == [{"id": 1}]
+    assert (topic.ingest(), topic.rows("id")) == (1, [{"id": 1}])
 
 
 def test_keys_of_glue_are_upserted_reread_and_forgotten(make_topic: Make) -> None:

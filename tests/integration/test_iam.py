@@ -51,8 +51,7 @@ class Account:
 
     def allow_assuming(self, resource: str, principal: str) -> None:
         """Let the engine's user assume roles, and the role trust someone."""
-        iam = self.client("iam")
-        document = policy("sts:AssumeRole", resource)
+        iam, document = self.client("iam"), policy("sts:AssumeRole", resource)
         iam.put_user_policy(UserName="engine", PolicyName="assume", PolicyDocument=document)
         iam.update_assume_role_policy(RoleName="lake", PolicyDocument=trust(principal))
 

@@ -124,8 +124,7 @@ def _send(endpoints: Endpoints, topic: str) -> None:
 
 
 def _read_arrays(endpoints: Endpoints, *, is_compiled: bool = True) -> None:
-    config = {**endpoints.kafka_config(), **READER}
-    ranges = {0: (0, 1)}
+    config, ranges = {**endpoints.kafka_config(), **READER}, {0: (0, 1)}
     reader = (
         fetcher(config, TOPIC, ranges) if is_compiled else _ClientFetcher(config, TOPIC, ranges)
     )

@@ -115,8 +115,7 @@ def ingesting(topic: Topic) -> Iterator[None]:
 def test_small_files_become_one_and_old_snapshots_go(make_topic: MakeTopic) -> None:
     topic = make_topic()
     commits(topic, 8)
-    before = topic.table()
-    report = run(topic, EAGER)
+    before, report = topic.table(), run(topic, EAGER)
     assert (report.before.data_files, report.after.data_files) == (8, 1)
     assert report.files_compacted == 8
     assert report.after.rows == counts(topic) == 40
@@ -178,8 +177,7 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     table = topic.table()
     for number in range(6):
         append(table, number * 5)
-    offsets = commit.committed(table)
-    checkpoint = table.refresh().current_snapshot()
+    offsets, checkpoint = commit.committed(table), table.refresh().current_snapshot()
     table.manage_snapshots().create_tag(checkpoint.snapshot_id, summaries.CHECKPOINT_TAG).commit()
     for number in range(4):  # commits without offsets, as of maintenance
         table.delete(f"id = {number}")
@@ -188,8 +186,7 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     ).commit()
     tagged = table.metadata.snapshots[0].snapshot_id
     plan = list(table.scan().plan_files())  # a reader, before all of it
-    reading = table.scan()
-    young = replace(EAGER, reader_age=timedelta(hours=1))
+    reading, young = table.scan(), replace(EAGER, reader_age=timedelta(hours=1))
     assert run(topic, replace(young, compact_after=timedelta(1))).snapshots_expired == 0
     report = run(topic, young)
     assert report.files_compacted > 1
@@ -225,8 +222,7 @@ def test_orphans_go_only_when_they_are_old(topic: Topic) -> None:
 
 
 def test_old_rows_go_and_stay_away(topic: Topic) -> None:
-    table = topic.table()
-    now = datetime.now(UTC)
+    table, now = topic.table(), datetime.now(UTC)
     old, recent = now - timedelta(days=40), now - timedelta(days=30, hours=2)
     append(table, 0, when=old)  # goes as a file
     append(table, 10, when=[recent, now, now, now, now])  # is left for a day

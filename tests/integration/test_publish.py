@@ -353,8 +353,7 @@ def test_what_the_topic_holds_never_expires(topic: Published_, spark: SparkSessi
     topic.write([stats(3), stats(3, duration=5)])
     with pytest.raises(PublishError, match="several rows"):
         topic.publish(spark)
-    now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    none = timedelta(0)
+    now_ms, none = int(datetime.now(UTC).timestamp() * 1000), timedelta(0)
     eager = MaintenancePolicy(retention=none, min_snapshots=1, max_snapshots=1, reader_age=none)
     expire(topic.table(), eager, now_ms)
     topic.write([stats(1), stats(2), stats(3)], f"window_start >= '{START.isoformat()}'")

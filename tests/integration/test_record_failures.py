@@ -308,8 +308,7 @@ def test_foreign_type_suspend_names_schema(foreign: Topic) -> None:
 def test_unknown_schema_registered_later_resumes(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = make_topic()
-    schema = {**ORDER, "namespace": f"later{uuid.uuid4().hex[:6]}"}
+    topic, schema = make_topic(), {**ORDER, "namespace": f"later{uuid.uuid4().hex[:6]}"}
     topic.send(schema, [{"id": 1, "note": "a"}])
     wider = {**schema, "fields": [*ORDER["fields"], {"name": "more", "type": "int"}]}
     number = int.from_bytes(register(topic, "int")[1:], "big") + 1  # the next id, most likely

@@ -89,8 +89,7 @@ def topic(stack: Endpoints, tmp_path: Path) -> Iterator[Topic]:
 
 
 def test_a_file_is_compared_registered_and_pulled(topic: Topic) -> None:
-    assert topic.state() == "not registered"
-    assert topic.register() == "equal"
+    assert (topic.state(), topic.register()) == ("not registered", "equal")
     topic.say(compatibility="FORWARD")
     before = topic.file.read_text()
     topic.write(ORDER, note={"type": "string"})

@@ -133,8 +133,7 @@ def test_header_that_cannot_be_resolved_is_the_reason_of_a_dead_letter(
     )
     key = registered(topic, avro({"name": "k", "type": "long"}), side="key")
     version = registered(topic, ORDER)
-    raw = encode(fastavro.parse_schema(ORDER), {"id": 1, "note": "a"})
-    guid = UUID(int=5)
+    raw, guid = encode(fastavro.parse_schema(ORDER), {"id": 1, "note": "a"}), UUID(int=5)
     bad = [b"", b"\x07", wire_prefix(9_999), b"\x01" + guid.bytes, version.id_to_bytes() + b"\0"]
     good_key = (NAMES["key"], key.guid_to_bytes())
     for header in bad:

@@ -177,8 +177,7 @@ def test_supervisor_killed(stack: Endpoints) -> None:
 def test_down_and_up_keep_everything(stack: Endpoints) -> None:
     put_all(stack)
     log = settings().state_dir / "logs" / "supervisor.log"
-    earlier = len(log.read_text())
-    done = run("down")
+    earlier, done = len(log.read_text()), run("down")
     assert (done.returncode, done.stdout) == (0, "the stack is down\n")
     assert "with SIGKILL" not in log.read_text()[earlier:], "a service did not end by itself"
     assert supervisor.stack_processes(settings().state_dir) == []

@@ -284,8 +284,7 @@ def test_new_table_starts_at_the_offset_of_the_spec(make_topic: Callable[..., To
     topic.send(ORDER, [{"id": 1, "note": "before"}])
     assert topic.ingest() == 0
     topic.send(ORDER, [{"id": 2, "note": "after"}])
-    assert topic.ingest() == 1
-    assert topic.rows("id") == [{"id": 2}]
+    assert (topic.ingest(), topic.rows("id")) == (1, [{"id": 2}])
 
 
 def test_illegal_change_suspends_and_its_fix_loses_nothing(

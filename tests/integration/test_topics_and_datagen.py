@@ -177,8 +177,7 @@ def test_a_schema_that_is_not_compatible_is_refused(
 
 
 def test_key_schemas_are_registered(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
-    path = config.schemas_dir / "key.avsc"
-    fields = [{"name": "symbol", "type": "string"}]
+    path, fields = config.schemas_dir / "key.avsc", [{"name": "symbol", "type": "string"}]
     path.write_text(json.dumps({"type": "record", "name": "Key", "fields": fields}))
     keyed = changed(spec, key={"format": "avro", "file": "key.avsc"}, generator=None)
     assert kafka.ensure_topic(keyed, stack, config).key_schema_id is not None
@@ -207,8 +206,7 @@ def test_exactly_the_count_in_datagens_form(
     messages = read_all(stack, spec.name)
     assert len(messages) == RECORDS
     assert sum(kafka.end_offsets(stack, spec.name).values()) == RECORDS
-    deserialize = AvroDeserializer(stack.schema_registry_client())
-    iterations = set()
+    deserialize, iterations = AvroDeserializer(stack.schema_registry_client()), set()
     partition_of: dict[bytes, set[int]] = {}
     for message in messages:
         trade = deserialize(message.value(), None)
@@ -260,8 +258,7 @@ def test_background_generator(stack: Endpoints, spec: TopicSpec, config: Setting
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
-    third = runner.start(config, spec.name, rate=0, count=2000)
-    deadline = time.monotonic() + 30
+    third, deadline = runner.start(config, spec.name, rate=0, count=2000), time.monotonic() + 30
     while (status := read_status(config, spec.name)) and status.state == "running":
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -244,8 +244,7 @@ def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> Non
 def test_new_topic_of_plain_json_becomes_a_table_and_infer_finds_what_changed(
     make_topic: Make, own_project: Settings
 ) -> None:
-    topic = make_topic(schema={"format": "bytes"})
-    rng = random.Random(1)
+    topic, rng = make_topic(schema={"format": "bytes"}), random.Random(1)
     values = [reading(rng, number) | {"ts": 1_767_225_600 + number} for number in range(5_000)]
     topic.send_raw([text(one) for one in values], key=lambda number: f"k{number}".encode())
     shown = run("new", topic.spec.name, "--from-kafka", "--pipeline", "shop", "--enable")

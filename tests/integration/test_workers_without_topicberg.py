@@ -114,8 +114,7 @@ def test_rows_are_the_same_by_workers_that_were_sent_topicberg(
         return new_session(remote, {**conf, "spark.sql.execution.pyspark.python": python})
 
     monkeypatch.setattr(sessions, "new_session", new)
-    pool = spark_sessions(stack, settings())
-    upserted = _avro(make_topic, write_mode="upsert")
+    pool, upserted = spark_sessions(stack, settings()), _avro(make_topic, write_mode="upsert")
     for topic in [_avro(make_topic), _other(make_topic, "json"), _other(make_topic, "protobuf")]:
         found = _rows(topic, "spark", pool)
         assert len(found) == COUNT

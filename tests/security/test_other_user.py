@@ -143,8 +143,7 @@ def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:
 
 
 def test_tokens_are_only_in_private_files(stack: Endpoints) -> None:
-    folder = settings().state_dir
-    token = stack.iceberg_rest_token
+    folder, token = settings().state_dir, stack.iceberg_rest_token
     secrets = [
         token.get_secret_value(),
         *(

@@ -196,8 +196,7 @@ def _drive(  # type: ignore[no-untyped-def]
     work,
 ):
     np.random.seed(seed)
-    offsets = np.full(2, len(region), np.int64)
-    accepted = 0
+    offsets, accepted = np.full(2, len(region), np.int64), 0
     for _ in range(count):
         one = np.random.randint(0, len(pool_offsets) - 1)
         size = pool_offsets[one + 1] - pool_offsets[one]

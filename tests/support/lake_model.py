@@ -798,10 +798,8 @@ EXACT_STEPS = Counter(
 def step(lake: Lake, random: Random) -> str:
     """Do something; says what."""
     (what,) = random.choices([*lake.steps], [*lake.steps.values()])
-    source = random.choice("aaabl")
-    name = random.choice([*lake.derived])
-    runs = lake.runs
-    detail = ""
+    source, name = random.choice("aaabl"), random.choice([*lake.derived])
+    runs, detail = lake.runs, ""
     match what:
         case "append" | "ingest":
             hours = [random.randrange(HOURS + 1) for _ in range(random.randrange(1, 3))]

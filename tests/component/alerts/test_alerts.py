@@ -237,8 +237,7 @@ def test_fault_is_sent_once_and_once_when_resolved(desk: Desk) -> None:
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
     reported = desk.notices()[-1]
     assert reported.alert.what == "it is suspended"
-    assert reported.alert.remediation == "`fix it`"
-    assert reported.alert.since == since
+    assert (reported.alert.remediation, reported.alert.since) == ("`fix it`", since)
     assert reported.alert.link.endswith("/assets/iceberg/orders?view=checks&checkDetail=tableflow")
     assert "`fix it`" in reported.text
     assert "2026-01-02 03:04:05 UTC" in reported.text
@@ -269,8 +268,7 @@ def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
     reported = desk.notices()[-1].alert
-    assert reported.what == "the disk is full"
-    assert reported.remediation == "`free it`"
+    assert (reported.what, reported.remediation) == ("the disk is full", "`free it`")
     assert "/runs/" in reported.link
     desk.run()
     assert desk.tick() == []

@@ -30,8 +30,7 @@ def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
 
 def terraform(vendors: Vendors) -> None:
     """Create what its configuration creates and `deploy` has too."""
-    cloud = vendors.open(prefix=USER)[0].confluent.cloud
-    governance = {"package": "ESSENTIALS"}
+    cloud, governance = vendors.open(prefix=USER)[0].confluent.cloud, {"package": "ESSENTIALS"}
     environment = cloud.post(
         "/org/v2/environments", {"display_name": USER, "stream_governance_config": governance}
     )["id"]

@@ -67,8 +67,7 @@ def served(folder: Path) -> Iterator[Stackless]:
         patch.setenv("AWS_ACCESS_KEY_ID", "a")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         patch.setenv("NO_PROXY", "127.0.0.1")
-        listener = socket.create_server(("127.0.0.1", 0))
-        config = Settings(state_dir=folder)
+        listener, config = socket.create_server(("127.0.0.1", 0)), Settings(state_dir=folder)
         state.save_endpoints(config, {}, NOWHERE)
         account = Account(folder, config, f"http://127.0.0.1:{listener.getsockname()[1]}")
         account.delays = NO_DELAYS

@@ -438,8 +438,7 @@ def test_host_without_the_choice_uses_created_tables(deployed: DeployContext) ->
 def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> None:
     """The plan shows it; no data moves, and what was there can be read at any moment."""
     vendors = complete.vendors
-    before = vendors.objects()
-    plan = complete.plan(**LINKED)
+    before, plan = vendors.objects(), complete.plan(**LINKED)
     assert plan.pop("aws/role/snowflake") == "change"
     assert set(plan.values()) == {"create"}
     assert plan.keys() >= {

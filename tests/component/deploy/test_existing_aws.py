@@ -162,8 +162,7 @@ def test_existing_bucket_is_neither_changed_nor_deleted(context: DeployContext) 
 
 
 def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> None:
-    client = context.aws.client("s3")
-    where = {"LocationConstraint": "eu-west-1"}
+    client, where = context.aws.client("s3"), {"LocationConstraint": "eu-west-1"}
     client.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
     requests: list[str] = []
     client.meta.events.register("before-call.s3", lambda model, **_: requests.append(model.name))
@@ -172,8 +171,7 @@ def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> 
 
 
 def test_bucket_with_objects_of_others_is_refused(context: DeployContext) -> None:
-    client = context.aws.client("s3")
-    where = cast(Any, {"LocationConstraint": "eu-west-1"})
+    client, where = context.aws.client("s3"), cast(Any, {"LocationConstraint": "eu-west-1"})
     client.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
     client.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
     with pytest.raises(engine.DeployError, match="has objects, and Tableflow does not write"):

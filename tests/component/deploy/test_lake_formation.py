@@ -106,8 +106,7 @@ def test_part_in_aws_is_created_planned_and_deleted_with_the_grants_alone(
 def test_table_that_may_not_be_dropped_is_reported(account: Account) -> None:
     """It is listed for who may see it, and Glue answers 200 with an error in it."""
     account.govern()
-    context = account.context("deployer")
-    root = account.client("glue")
+    context, root = account.context("deployer"), account.client("glue")
     account.run(
         lake_formation.LakeGrant(
             account.roles["deployer"], ("CREATE_DATABASE",), {"Catalog": {}}

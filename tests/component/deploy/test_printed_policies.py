@@ -197,8 +197,7 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
                 asked = JobRequest.model_validate(pipes.extras)
                 assert asked.windows
                 folder = f"s3://{asked.settings['derived_bucket']}/{'/'.join(LABELS)}"
-                glue = vendors.glue_as(request["executionRoleArn"])
-                rows = pa.table({"id": [1]})
+                glue, rows = vendors.glue_as(request["executionRoleArn"]), pa.table({"id": [1]})
                 if not glue.table_exists(LABELS):
                     glue.create_table(LABELS, rows.schema, folder).append(rows)
                 head = glue.load_table(LABELS).current_snapshot()

@@ -135,8 +135,7 @@ PROGRAM = f"from topicberg_local import python_daemon; python_daemon.main({LOOK}
 
 @pytest.fixture
 def daemon() -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", PROGRAM, "pyspark.worker"]
-    pipe = subprocess.PIPE
+    command, pipe = [sys.executable, "-c", PROGRAM, "pyspark.worker"], subprocess.PIPE
     secret = {"PYTHON_WORKER_FACTORY_SECRET": "secret"}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | secret) as process:
         yield process

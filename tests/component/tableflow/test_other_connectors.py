@@ -80,8 +80,7 @@ def test_newer_change_of_cockroachdb_in_another_partition_is_the_row(
     """Its only time is in nanoseconds: https://github.com/cockroachdb/cockroach/pull/140112."""
     topic = memory_topic(tmp_path, monkeypatch, **SPEC)
     topic.partitions = {0: [], 1: []}
-    ingestor = topic.ingestor()
-    schema = struct(after=ROW, source=COCKROACH, op="string")
+    ingestor, schema = topic.ingestor(), struct(after=ROW, source=COCKROACH, op="string")
     for number, partition in enumerate(partitions):
         nanos = NANOS + number * 10**9
         source = {"ts_ns": nanos, "ts_hlc": f"{nanos}.0000000000"}

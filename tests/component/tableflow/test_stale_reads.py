@@ -223,8 +223,7 @@ def test_read_without_comparable_position_wins_and_is_counted(
 def test_read_of_key_whose_deletion_is_forgotten_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = changed_topic(tmp_path, monkeypatch)
-    keys = range(MAX_DELETES + 3)
+    topic, keys = changed_topic(tmp_path, monkeypatch), range(MAX_DELETES + 3)
     rows = [change("c", 800, key=key) for key in keys]
     deletes = [change("d", 900 + key, key=key) for key in keys]
     reads = [change("r", 850, key=key) for key in keys]
@@ -238,8 +237,7 @@ def test_stale_reads_in_any_batches_leave_the_rows_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Rows are read at random positions of the past, among changes; later reads are of now."""
-    rng = random.Random(seed)
-    topic = changed_topic(tmp_path, monkeypatch)
+    rng, topic = random.Random(seed), changed_topic(tmp_path, monkeypatch)
     rows: dict[int, dict[str, Any]] = {}
     history = [(1_000, dict(rows))]
     events: list[Event] = []

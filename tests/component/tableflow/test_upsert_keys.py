@@ -192,8 +192,7 @@ class Upserted:
 
     def deleted(self) -> list[tuple[str, int]]:
         """Data file and position, of every row of every delete file and vector."""
-        deletes = Deletes.of(live_files(self.table))
-        io = self.table.io
+        deletes, io = Deletes.of(live_files(self.table)), self.table.io
         named = [*read_vectors(io, deletes.vectors.values())]
         named += [each for file in deletes.files for each in read_deletes(io, file.file_path)]
         return [(path, int(position)) for path, positions in named for position in positions]
@@ -212,8 +211,7 @@ numbers = count()
 
 
 def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED) -> Upserted:
-    number = next(numbers)
-    properties = {"format-version": "2"}
+    number, properties = next(numbers), {"format-version": "2"}
     table = catalog.create_table(f"shop.t{number}", SCHEMA, None, spec, properties=properties)
     return Upserted(catalog, table, folder / f"keys{number}")
 
@@ -414,8 +412,7 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
         "b": [b for _, b in partitions],
     }
     table.append(pa.table(rows, schema=schema_to_pyarrow(schema)))
-    index = KeyIndex(tmp_path / "keys", KeyHasher(table, COLUMNS))
-    head = table.current_snapshot()
+    index, head = KeyIndex(tmp_path / "keys", KeyHasher(table, COLUMNS)), table.current_snapshot()
     assert head is not None
     keys = arrow({(b"%d" % n, 0): 0 for n in range(4)})
     delete_rows(table, rows_of(index, table, head, keys), {}, ())

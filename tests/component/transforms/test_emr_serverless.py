@@ -163,8 +163,7 @@ def test_tables_of_glue_are_in_the_derived_bucket() -> None:
 def test_the_users_parameters_win() -> None:
     more = "--conf spark.jars=/opt/iceberg.jar --conf spark.executor.cores=2"
     found = properties(start_job_run("t", emr(SPARK_SUBMIT_PARAMETERS=more), CONFIG, GLUE))
-    assert found["spark.jars"] == "/opt/iceberg.jar"
-    assert found["spark.executor.cores"] == "2"
+    assert (found["spark.jars"], found["spark.executor.cores"]) == ("/opt/iceberg.jar", "2")
 
 
 def test_request_of_a_deployed_application_names_no_jar() -> None:
@@ -197,8 +196,7 @@ def test_job_request_contains_no_secret() -> None:
     request = JobRequest.of("t", [WINDOW], CONFIG, lake).model_dump(mode="json")
     assert "not-shown" not in f"{request}{start_job_run('t', emr(), CONFIG, lake)}"
     back = JobRequest.model_validate(request)
-    assert back.windows == [WINDOW]
-    assert back.lake.s3 == "http://s3"
+    assert (back.windows, back.lake.s3) == ([WINDOW], "http://s3")
     assert back.config().aws_account_id == CONFIG.aws_account_id
 
 

@@ -240,8 +240,7 @@ def watched(key: str, since: datetime = NOW) -> dict[str, Alert]:
 
 @pytest.mark.parametrize("key", TEXTS)
 def test_outage_without_a_watch_is_one_alert_until_all_are_back(key: str) -> None:
-    operator = Operator()
-    run = failed_run(TEXTS[key])
+    operator, run = Operator(), failed_run(TEXTS[key])
     first = failing(TEXTS[key])[:1]
     assert operator.tick(replace(QUIET, failed_checks=first)) == [("firing", key)]
     seen = replace(QUIET, failed_checks=failing(TEXTS[key]), runs=[run])
@@ -317,23 +316,20 @@ def test_service_that_fails_for_one_table_is_no_outage() -> None:
     ],
 )
 def test_service_that_refuses_or_is_not_found_is_one_alert(text: str, key: str, title: str) -> None:
-    operator = Operator()
-    seen = replace(QUIET, failed_checks=failing(text)[:1])
+    operator, seen = Operator(), replace(QUIET, failed_checks=failing(text)[:1])
     assert operator.tick(seen) == [("firing", f"service {key}")]
     assert operator.state.alerts[f"service {key}"].title.startswith(title)
 
 
 def test_run_that_failed_long_ago_does_not_say_that_its_cause_lasts() -> None:
-    text = TEXTS["service spark"]
-    operator = Operator()
+    text, operator = TEXTS["service spark"], Operator()
     assert operator.tick(replace(QUIET, runs=[failed_run(text)])) == [("firing", "service spark")]
     sent = operator.tick(replace(QUIET, at=NOW + LEFTOVER))
     assert sent == [("resolved", "service spark"), ("firing", "run check_tables")]
 
 
 def test_any_fault_that_begins_while_the_disk_is_full_follows_from_it() -> None:
-    operator = Operator()
-    runs = [failed_run("sqlite3.OperationalError: disk I/O error")]
+    operator, runs = Operator(), [failed_run("sqlite3.OperationalError: disk I/O error")]
     seen = replace(QUIET, elsewhere=watched("service disk"), runs=runs)
     seen = replace(seen, failed_checks=failing("OSError: whatever"))
     assert operator.tick(seen) == []
@@ -354,8 +350,7 @@ def test_hanging_tick_follows_from_the_service_that_is_away() -> None:
     failed = replace(tick, in_progress=False, failed_at=ended, error=rpc)
     assert operator.tick(replace(QUIET, at=ended, automations=[failed])) == [], "Dagster ended it"
     assert Operator().tick(replace(QUIET, automations=[failed])) == [("firing", "tick snapshots")]
-    alone = replace(seen, elsewhere={})
-    operator = Operator()
+    alone, operator = replace(seen, elsewhere={}), Operator()
     assert [operator.tick(alone) for _ in range(2)][-1] == [("firing", "tick snapshots")]
 
 

@@ -37,8 +37,7 @@ def keys(defs: dg.Definitions) -> set[str]:
 def test_asset_that_a_project_leaves_out_is_not_in_the_graph(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, left_out: str, lost: str, kept: str
 ) -> None:
-    key = dg.AssetKey.from_user_string(left_out)
-    complete = keys(build_without(lake))
+    key, complete = dg.AssetKey.from_user_string(left_out), keys(build_without(lake))
     some = [one for one in lake_assets(lake) if key not in getattr(one, "keys", ())]
     monkeypatch.setattr(definitions, "assets", lambda _: some)
     defs = build_without(lake)

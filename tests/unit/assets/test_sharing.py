@@ -215,8 +215,7 @@ def test_operations_of_a_fleet_are_few(shop: Shop) -> None:
     more = 2 * SHARED_BY
     for number in range(more):
         shop.project.topic(minimal(name=f"more_{number}", schema={"format": "none"}))
-    repository = shop.definitions().get_repository_def()
-    topics = more + len(TOPICS)
+    repository, topics = shop.definitions().get_repository_def(), more + len(TOPICS)
     assert len(repository.asset_graph.get_all_asset_keys()) == 4 * topics + 1  # and the alerts
     operations = max(len(job.nodes) for job in repository.get_all_jobs())
     assert operations <= 3 * 2 * (topics / SHARED_BY + 1)

@@ -32,8 +32,7 @@ LOGIN = RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
 @given(st.text(min_size=1))
 def test_names_and_values_cannot_leave_their_quotes(given: str) -> None:
     name, value = quote(given)[1:-1], text(given)[1:-1]
-    assert name.replace('""', "").count('"') == 0
-    assert name.replace('""', '"') == given
+    assert (name.replace('""', "").count('"'), name.replace('""', '"')) == (0, given)
     assert value.replace("\\\\", "").replace("''", "").count("'") == 0
     assert value.replace("''", "'").replace("\\\\", "\\") == given
 

@@ -236,8 +236,7 @@ def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
 
 def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
     append(table, {"price": 1})
-    key = dg.AssetKey(["iceberg", "orders"])
-    finding = check(table, "not_null", NOT_NULL)
+    key, finding = dg.AssetKey(["iceberg", "orders"]), check(table, "not_null", NOT_NULL)
     for _ in range(2):  # a repeated one does not grow
         made = result(key, "not_null", finding, None)
         evaluation = dg.AssetCheckEvaluation(
@@ -696,8 +695,7 @@ def test_history_of_other_records_than_the_topics_table_is_reported(
 
 
 def test_the_engine() -> None:
-    spec = load_topic("stock_trades")
-    ago = int(NOW.timestamp() * 1000) - 600_000
+    spec, ago = load_topic("stock_trades"), int(NOW.timestamp() * 1000) - 600_000
     fine = TopicStatus(topic=spec.name, phase="RUNNING")
     assert check_engine(spec, fine, NOW).passed
     suspended = fine.model_copy(
@@ -720,8 +718,7 @@ def test_the_engine() -> None:
 
 
 def test_a_hanging_transaction_is_a_fault_of_its_producer() -> None:
-    spec = load_topic("stock_trades")
-    ago = int(NOW.timestamp() * 1000) - 20 * 60_000
+    spec, ago = load_topic("stock_trades"), int(NOW.timestamp() * 1000) - 20 * 60_000
     open_one = OpenTransaction(offset=7, since_ms=ago)
     status = TopicStatus(topic=spec.name, phase="RUNNING", open_transactions={2: open_one})
     finding = check_engine(spec, status, NOW)

@@ -93,8 +93,7 @@ class Clock:
 @given(st.floats(0.01, 200_000), st.lists(st.floats(0.0, 0.09), max_size=200))
 def test_the_pace_is_kept_without_bursts(rate: float, waits: list[float]) -> None:
     clock = Clock()
-    pace = Pace(rate, clock)
-    sent = 0
+    pace, sent = Pace(rate, clock), 0
     for wait in waits:
         clock.now += wait
         due = pace.allowed()

@@ -61,8 +61,7 @@ def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> 
     with pytest.raises(engine.DeployError), noting(context):
         raise engine.DeployError("one resource could not be created")
     noted, _, _ = read_deployment(context.config)
-    assert noted["cluster_id"] == "lkc-1"
-    assert noted["bucket"] == "demo-123456789012"
+    assert (noted["cluster_id"], noted["bucket"]) == ("lkc-1", "demo-123456789012")
     assert noted["snowflake_linked_database"] is True
 
 

@@ -663,8 +663,7 @@ class Twin(Thing):
     unique = False
 
     def find(self, context: DeployContext) -> Live | None:
-        looks = cast(Any, context).looks
-        made = _log(context).count(f"create {self.key}")
+        looks, made = cast(Any, context).looks, _log(context).count(f"create {self.key}")
         looks[self.key] = looks.get(self.key, 0) + bool(made)
         return super().find(context) if looks[self.key] > 4 else None
 
@@ -770,8 +769,7 @@ def test_a_table_waits_for_all_that_it_is_made_from() -> None:
 
 
 def test_the_user_may_read_what_it_is_made_for() -> None:
-    graph = resources(CONFIG, load_topics())
-    role = CONFIG.snowflake_name("system_admin_role")
+    graph, role = resources(CONFIG, load_topics()), CONFIG.snowflake_name("system_admin_role")
     may = {(one.privilege, one.on) for one in graph if isinstance(one, Grant) and one.role == role}
     assert may >= {("USAGE", on) for on in ("WAREHOUSE", "DATABASE", "SCHEMA")}
     read = {one.target for one in graph if isinstance(one, Grant) and one.privilege == "SELECT"}

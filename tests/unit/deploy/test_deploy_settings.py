@@ -235,8 +235,7 @@ def test_release_of_emr_with_an_earlier_spark_is_refused(
 
 
 def test_plan_says_what_is_not_computed() -> None:
-    specs = load_topics()
-    on_emr = Settings(deployment="cloud")
+    specs, on_emr = load_topics(), Settings(deployment="cloud")
     listed = uncomputed(on_emr, specs)
     assert "published topics: airline.flight" in listed[0]
     assert listed[1] == "histories: sample_data_users_history"

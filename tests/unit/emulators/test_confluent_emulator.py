@@ -265,8 +265,7 @@ def test_a_wrong_tableflow_topic_is_refused_by_its_field(
     cloud: Cloud, changes: dict[str, Any], pointer: str
 ) -> None:
     reference = {"id": "tableflow", "kind": "Tableflow", "api_version": "tableflow/v1"}
-    key = cloud.key(cloud.service_account(), reference)
-    body = {"spec": TABLE | changes}
+    key, body = cloud.key(cloud.service_account(), reference), {"spec": TABLE | changes}
     answer = cloud.call("POST", "/tableflow/v1/tableflow-topics", body, auth=key)
     assert answer.status_code == 422
     assert error(answer)["source"] == {"pointer": pointer}
@@ -413,8 +412,7 @@ def test_a_protected_cluster_stays(cloud: Cloud) -> None:
 def test_a_service_account_takes_its_keys_and_bindings_with_it(cloud: Cloud) -> None:
     owner = cloud.service_account()
     assert cloud.call("POST", "/iam/v2/service-accounts", {"display_name": "s"}).status_code == 409
-    key = cloud.key(owner)
-    crn = cloud.account.crn()
+    key, crn = cloud.key(owner), cloud.account.crn()
     role = {"principal": f"User:{owner}", "role_name": "MetricsViewer", "crn_pattern": crn}
     binding = cloud.made("/iam/v2/role-bindings", role)["id"]
     assert cloud.call("POST", "/iam/v2/role-bindings", role).status_code == 409
@@ -457,8 +455,7 @@ def test_a_binding_covers_what_is_below_it(pattern: str, crn: str, is_covered: b
 
 
 def test_an_integration_has_a_role_of_its_own(cloud: Cloud) -> None:
-    environment = cloud.environment()
-    role = "arn:aws:iam::000000000000:role/customer"
+    environment, role = cloud.environment(), "arn:aws:iam::000000000000:role/customer"
     body = {
         "display_name": "i",
         "provider": "AWS",

@@ -133,8 +133,7 @@ def test_reason_of_a_changed_unit_is_that_it_does_not_fit() -> None:
 def test_reason_skips_fields_without_a_column() -> None:
     """They may even be recursive, which no program can be."""
     node = {"type": "record", "name": "N", "fields": [field("next", ["null", "N"])]}
-    writer = record(field("old", node), field("id", "int"))
-    newest = record(field("id", "int"))
+    writer, newest = record(field("old", node), field("id", "int")), record(field("id", "int"))
     payload = encoded(writer, {"old": {"next": {"next": None}}, "id": 1})
     pair = pairing(writer, newest)
     assert avro.record_decoder(pair)(payload) == {"id": 1}

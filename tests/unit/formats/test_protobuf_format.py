@@ -694,8 +694,7 @@ def test_message_that_gets_fields_keeps_the_rows_without_them() -> None:
 
 
 def test_messages_without_fields_are_told_apart() -> None:
-    decoders = Decoders(protobuf, pairing_of(registered(EMPTY)))
-    there = {"is_present": True}
+    decoders, there = Decoders(protobuf, pairing_of(registered(EMPTY))), {"is_present": True}
     nothing: dict[str, Any] = {"created": None, "deleted": None, "many": [], "by_name": {}}
     payloads = [b"\0", b"\0\x0a\0", b"\0\x12\0\x1a\0\x1a\0", b"\0\x22\x03\x0a\x01k"]
     assert decoders.decoded(payloads) == [

@@ -77,8 +77,7 @@ def test_tiers() -> None:
     assert due(1, 1) == [1]
     # A file that was merged already waits until there are more of its size.
     assert due(1, 5 * MB) == due(5 * MB, 6 * MB, 7 * MB, 8 * MB) == []
-    assert due(*[5 * MB] * 5) == [96, 12]
-    assert due(*[20 * MB] * 4) == []
+    assert (due(*[5 * MB] * 5), due(*[20 * MB] * 4)) == ([96, 12], [])
     # Full already.
     assert due(90 * MB, 90 * MB) == [96]
 
@@ -179,8 +178,7 @@ def test_known_manifests_are_not_read_again(
 
     monkeypatch.setattr(file_facts, "read_entries", read_entries)
     table.append(pa.table({"id": [3]}))
-    assert len(live(table, column)) == 4
-    assert len(read) == 1
+    assert (len(live(table, column)), len(read)) == (4, 1)
     few: LRUCache[tuple[str, int | None], file_facts.Files] = LRUCache(2, getsizeof=len)
     read_one = cached(few, key=file_facts._files.cache_key)(file_facts._files.__wrapped__)
     monkeypatch.setattr(file_facts, "_files", read_one)
@@ -275,8 +273,7 @@ def _add_again(table: Table, random: Random) -> None:
 def _drop(table: Table, random: Random) -> None:
     """Remove a branch or a tag, if there is one."""
     if names := sorted(table.metadata.refs.keys() - {"main"}):
-        name = random.choice(names)
-        manage = table.manage_snapshots()
+        name, manage = random.choice(names), table.manage_snapshots()
         (manage.remove_branch if name.startswith("b") else manage.remove_tag)(name).commit()
 
 
@@ -335,8 +332,7 @@ def stage(table: Table, number: int, **properties: str) -> Snapshot:
     with DataFileWriter(WriteTarget.of(table), table.io) as writer:
         writer.write({"id": pa.array([number], pa.int64())})
     change.add(writer.files)
-    snapshot = change._snapshot()
-    uuid_is_same = AssertTableUUID(uuid=table.metadata.table_uuid)
+    snapshot, uuid_is_same = change._snapshot(), AssertTableUUID(uuid=table.metadata.table_uuid)
     table.catalog.commit_table(table, (uuid_is_same,), (AddSnapshotUpdate(snapshot=snapshot),))
     table.refresh()
     return snapshot
@@ -358,8 +354,7 @@ def test_expirable_keeps_what_users_retain_of_a_branch(catalog: SqlCatalog) -> N
     for number in range(6):
         table.append(pa.table({"id": [number]}))
     head, year = table.metadata.current_snapshot_id or 0, 365 * 86_400_000
-    move = move_main(table, head)
-    audit = {"ref_name": "audit", "min_snapshots_to_keep": 3}
+    move, audit = move_main(table, head), {"ref_name": "audit", "min_snapshots_to_keep": 3}
     for retention in (audit, {"max_snapshot_age_ms": year}):
         commit_update(table, move.model_copy(update=retention))
     SnapshotChange(table.refresh(), Operation.APPEND).commit()

@@ -57,8 +57,7 @@ def written(table: Table, *groups: list[Any]) -> DataFile:
 
 @pytest.mark.parametrize("groups", [[["a", "b"], ["x", LONG]], [["x", LONG], ["a", "b"]]])
 def test_long_value_in_one_row_group_leaves_no_bounds(table: Table, groups: list[Any]) -> None:
-    file = written(table, *groups)
-    change = SnapshotChange(table, Operation.APPEND)
+    file, change = written(table, *groups), SnapshotChange(table, Operation.APPEND)
     change.add([file])
     change.commit()
     assert bounds_of(file, TEXTS) == (None, None)

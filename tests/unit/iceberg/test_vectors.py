@@ -85,8 +85,7 @@ def test_contiguous_rows_take_few_bytes() -> None:
 
 @pytest.mark.parametrize("place", [0, 5, 20, -1])
 def test_damaged_vector_is_reported(tmp_path: Path, place: int) -> None:
-    target = table(tmp_path)
-    positions = np.array([1, 2, 70_000], np.uint32)
+    target, positions = table(tmp_path), np.array([1, 2, 70_000], np.uint32)
     (vector,) = write_vectors(target, [(data_file("file:///data/0.parquet"), positions)])
     path = Path(vector.file_path.removeprefix("file://"))
     content = bytearray(path.read_bytes())

@@ -56,8 +56,7 @@ def test_schedule_rests_after_a_run_as_long_as_it_says() -> None:
 
 
 def test_checks_that_took_long_are_overdue_later() -> None:
-    now = datetime.now(UTC)
-    took = timedelta(minutes=2)
+    now, took = datetime.now(UTC), timedelta(minutes=2)
     for age, is_overdue in ((timedelta(), False), (CHECKS_REST * took, False)):
         runs = CheckRuns("job", "schedule", True, False, now - CHECKED_WITHIN - age, took)
         assert runs.overdue(now) is is_overdue

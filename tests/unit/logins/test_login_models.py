@@ -107,8 +107,7 @@ def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPa
         s3_secret_key="own-secret",
     )
     found: Any = lake.catalog(CONFIG)
-    assert found["warehouse"] == "main"
-    assert found["header.Polaris-Realm"] == "R"
+    assert (found["warehouse"], found["header.Polaris-Realm"]) == ("main", "R")
     assert found["header.X-Iceberg-Access-Delegation"] == "vended-credentials"
     session, renew_at = lake.spark_session(CONFIG)
     assert renew_at is None

@@ -201,8 +201,7 @@ def test_peers_server_is_of_this_user(host: str) -> None:
 @pytest.mark.skipif(not peers.is_supported(), reason="needs /proc/net/tcp")
 @pytest.mark.usefixtures("_sockets")
 def test_guard_unknown_client_is_refused() -> None:
-    guard = Guard(is_own=peers.is_own)
-    headers = {"host": [OWN]}
+    guard, headers = Guard(is_own=peers.is_own), {"host": [OWN]}
     for client in (None, ("127.0.0.1", 0), ("10.1.2.3", 5), ("unix", 1), ("::1", 70000)):
         assert guard.refusal(Request("GET", headers, client, ("127.0.0.1", 3000)))
 
@@ -235,8 +234,7 @@ def test_middleware_own_request_is_accepted() -> None:
 
 
 def test_middleware_websocket_of_another_page_is_refused() -> None:
-    client = application()
-    own = {"Host": OWN}
+    client, own = application(), {"Host": OWN}
     with client.websocket_connect("/ws", headers=own) as websocket:
         assert websocket.receive_text() == "secret"
     foreign = {**own, "Origin": "http://evil.example"}

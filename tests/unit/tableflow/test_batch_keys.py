@@ -50,8 +50,7 @@ def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random
     for number, chunks in enumerate(parts):
         collected, sizes = WrittenKeys(), Counter[str]()
         for chunk in chunks:
-            keys = keys_of(chunk)
-            offsets = np.arange(offset, offset + len(chunk))
+            keys, offsets = keys_of(chunk), np.arange(offset, offset + len(chunk))
             offset += len(chunk)
             kept = np.sort(newest(keys.high, keys.low))
             has_value = np.array([one[2] for one in chunk], np.bool_)
@@ -126,8 +125,7 @@ def test_keys_of_many_headers_are_held_with_their_schemas(monkeypatch: pytest.Mo
             "write_mode": "upsert",
         }
     )
-    layout = read_layout(spec, readers_of(Registry()))
-    catalog = InMemoryCatalog("test")
+    layout, catalog = read_layout(spec, readers_of(Registry())), InMemoryCatalog("test")
     catalog.create_namespace("n")
     plan, _ = plan_of(spec, layout, catalog.create_table("n.t", table_schema(spec, layout)))
     keys = [encoded(number, number) for number in VERSIONS]

@@ -128,8 +128,7 @@ class Topic:
 
     def ensure(self) -> Table:
         layout = self.layout
-        schema = table_schema(self.spec, layout)
-        older = layout.older_columns()
+        schema, older = table_schema(self.spec, layout), layout.older_columns()
         return ensure_table(self.catalog, self.spec, self.config, schema, older=older)
 
     def columns(self) -> StructType:

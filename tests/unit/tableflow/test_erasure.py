@@ -74,8 +74,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def row(email: str | None, n: int) -> dict[str, Any]:
-    time = 1_700_000_000_000_000 + n
-    inside = {"raw": f"r{n}".encode()}
+    time, inside = 1_700_000_000_000_000 + n, {"raw": f"r{n}".encode()}
     return {
         **{"email": email, "n": n, "inside": inside, "$$at": time, "price": n, "tags": [str(n)]}
     }
@@ -298,13 +297,11 @@ def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
     make: Make, tmp_path: Path
 ) -> None:
     """The folder may be that of other tables too: nothing in it is deleted."""
-    table = make()
-    elsewhere = tmp_path / "elsewhere"
+    table, elsewhere = make(), tmp_path / "elsewhere"
     with table.transaction() as transaction:
         transaction.set_properties({"write.data.path": f"file://{elsewhere}/"})
     append(table, SECRET, "bob")
-    rows = secret(table.refresh())
-    left = elsewhere / "a" / "left.parquet"
+    rows, left = secret(table.refresh()), elsewhere / "a" / "left.parquet"
     left.parent.mkdir()
     pq.write_table(pa.Table.from_pylist([row(SECRET, 1)], schema=table.schema().as_arrow()), left)
     other_type = pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "1"})

@@ -173,8 +173,7 @@ def test_version_of_another_schema_needs_the_same_name(registry: GlueRegistry, n
 def test_malformed_records_group_by_their_reasons(registry: GlueRegistry, name: str) -> None:
     version = registry.register(name, "avro", json.dumps(avro("id")))
     topic = Topic(name, registry.reader(), schema=glue("avro"))
-    good = glue_record(version, encoded(avro("id"), {"id": 1}))
-    packed = b"\3\5" + version.bytes
+    good, packed = glue_record(version, encoded(avro("id"), {"id": 1})), b"\3\5" + version.bytes
     bad = [
         b"",
         b"x",

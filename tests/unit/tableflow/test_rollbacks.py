@@ -86,8 +86,7 @@ def test_committed_behind_an_expired_snapshot_is_what_the_tag_has(
 def test_committed_after_a_rollback_behind_the_tag_is_an_error(
     table: Table, expire: Expire
 ) -> None:
-    earlier = commit_batch(table, 2)
-    good = compact(table)
+    earlier, good = commit_batch(table, 2), compact(table)
     table.manage_snapshots().create_tag(good, "good").commit()
     commit_batch(table, 5)
     roll_back(table.refresh(), good)

@@ -63,8 +63,7 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     assert control.enabled_topics(config) == {}
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
     spec = control.enabled_topics(config)["orders"]
-    assert spec.tableflow.error_handling.mode == "SKIP"
-    assert spec.pipeline == "shop"
+    assert (spec.tableflow.error_handling.mode, spec.pipeline) == ("SKIP", "shop")
     assert control.as_requested(config, load_topic("orders", config)) == spec
 
 
@@ -412,8 +411,7 @@ def queries() -> list[str]:
 
 @pytest.mark.parametrize("query", queries())
 def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
-    known = samples()
-    names = re.findall(r"[a-z_]{2,}", re.sub(r'"[^"]*"|\[[^]]*\]', "", query))
+    known, names = samples(), re.findall(r"[a-z_]{2,}", re.sub(r'"[^"]*"|\[[^]]*\]', "", query))
     metrics = {name for name in names if name.startswith("topicberg_")}
     assert metrics
     assert metrics <= known.keys()

@@ -376,8 +376,7 @@ def test_new_spec_names_the_schema_of_the_newest_record(
     version = registry.register("orders-of-shop", "avro", ORDER)
     key = registry.register("orders-key", "json", '{"type": "object"}')
     record = glue_record(key, b"{}"), glue_record(version, b"\2")
-    has = FoundTopic(partitions=3, is_compacted=True)
-    find = registry.reader().version
+    has, find = FoundTopic(partitions=3, is_compacted=True), registry.reader().version
     (path,), notes = new_topic_from_kafka(
         "orders", [record], "shop", project.config, has, find, is_enabled=True
     )
@@ -410,8 +409,7 @@ def test_new_spec_of_the_topics_own_schema_has_text_as_keys(
 def test_new_spec_of_an_unknown_version_is_refused(
     project: Project, registry: GlueRegistry
 ) -> None:
-    record = [(None, glue_record(UUID(int=5), b"\2"))]
-    has = FoundTopic(partitions=3)
+    record, has = [(None, glue_record(UUID(int=5), b"\2"))], FoundTopic(partitions=3)
     given = record, "shop", project.config, has
     with pytest.raises(SpecError, match="which AWS Glue Schema Registry does not have in us-east"):
         new_topic_from_kafka("orders", *given, registry.reader().version, is_enabled=False)

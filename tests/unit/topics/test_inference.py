@@ -250,8 +250,7 @@ def test_new_topic_reads_keys(
     tmp_path: Path, key: bytes | None, has: Any, expected_key: Any, mode: str
 ) -> None:
     document, _ = new(Project(tmp_path), [{"n": 1, "ts": 1_767_225_600_000}], key, **has)
-    assert document["key"] == expected_key
-    assert document["write_mode"] == mode
+    assert (document["key"], document["write_mode"]) == (expected_key, mode)
     assert document["event_time"] == {"field": "ts", "format": "milliseconds"}
 
 

@@ -199,8 +199,7 @@ def test_unreadable_schema_of_one_topic_stops_no_other(config: Settings, text: s
     found(config, "orders.eu", "orders.us")
     schema_file(config, "orders.us", "value", "avro").write_text(text)
     specs, wrong = control.usable_topics(config)
-    assert list(specs) == ["orders.eu"]
-    assert list(wrong) == ["orders.us"]
+    assert (list(specs), list(wrong)) == (["orders.eu"], ["orders.us"])
 
 
 def test_topics_that_would_be_one_table_concern_only_themselves(config: Settings) -> None:

@@ -191,8 +191,7 @@ def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: T
             killed, "at", sources, 30, now, memory, lambda _: ["k"], lambda _: "mend"
         )
 
-    later = datetime.now(UTC) + timedelta(minutes=31)
-    first = up_to_date(NOW, None)
+    later, first = datetime.now(UTC) + timedelta(minutes=31), up_to_date(NOW, None)
     assert first.passed
     assert not up_to_date(later, first).passed
     assert check_merged(VIEW, killed, source, 30, NOW, "mend").passed
