@@ -36,8 +36,7 @@ def data_file_deleted(site: Site) -> End:
 def producer_stopped(site: Site) -> End:
     """The spec allows a minute without a record."""
     file = site.project / f"platform/topics/{TOPIC}.yaml"
-    text = file.read_text()
-    file.write_text(text.replace("warn_minutes: 30", "warn_minutes: 1"))
+    file.write_text(file.read_text().replace("warn_minutes: 30", "warn_minutes: 1"))
     datagen.stop(site.config, TOPIC)
     time.sleep(ALLOWED_SECONDS)
 

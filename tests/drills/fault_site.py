@@ -108,8 +108,7 @@ class Site:
             kept = runtime_file(self.config).read_text()
             document = json.loads(kept)
             for name, proxy in self.proxies.items():
-                path = urlsplit(document["endpoints"][name]).path
-                document["endpoints"][name] = proxy.url + path
+                document["endpoints"][name] = proxy.url + urlsplit(document["endpoints"][name]).path
             self.addresses = Addresses(runtime_file(self.config), json.dumps(document))
             self.addresses.start()
             kill("tableflow")
@@ -194,8 +193,7 @@ class Site:
         return dict(self.ask(query, it=selector)["sensorOrError"]) | {"selector": selector}
 
     def ticks(self, name: str) -> bool:
-        sensor = self.sensor(name)
-        return bool(sensor.get("sensorState", {}).get("ticks"))
+        return bool(self.sensor(name).get("sensorState", {}).get("ticks"))
 
     def turn_off(self, name: str) -> None:
         query = """mutation($id:String!){stopSensor(id:$id){__typename}}"""

@@ -327,6 +327,5 @@ def stays_down(night: Night) -> None:
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
         time.sleep(8)
-        started = [one.name for one in local_stack.status(night.config) if one.state != "stopped"]
-        assert not started
+        assert not [one.name for one in local_stack.status(night.config) if one.state != "stopped"]
     assert "STOPPED" in night.command("tableflow", "status")

@@ -92,8 +92,7 @@ def ask(component: str, load: Load) -> None:
         endpoints = load.endpoints
         assert endpoints.confluent_api_key
         assert endpoints.confluent_api_secret
-        secret = endpoints.confluent_api_secret
-        api = Api(endpoints.confluent, endpoints.confluent_api_key, secret)
+        api = Api(endpoints.confluent, endpoints.confluent_api_key, endpoints.confluent_api_secret)
         for environment in api.pages("/org/v2/environments"):
             assert environment["id"]
 

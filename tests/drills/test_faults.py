@@ -181,8 +181,7 @@ def test_malformed_record(operator: Operator, stack: Endpoints) -> None:
 def test_glue_pointer_moved_by_hand(operator: Operator, stack: Endpoints) -> None:
     config, client = settings(), stack.boto3("glue", settings())
     table = stack.catalog(config).load_table(SPEC.table_identifier(config))
-    name = SPEC.glue_name
-    body = glue.table_input(table, name, None)
+    body = glue.table_input(table, SPEC.glue_name, None)
     body["Parameters"] = {
         **body["Parameters"],
         glue.METADATA_LOCATION: table.metadata_location + ".elsewhere",
@@ -221,8 +220,7 @@ def test_snowflake_counts_too_few_rows(operator: Operator, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(catalogs, "read_back", short)
         says = r"the table has [\d,]+ rows, Snowflake counts [\d,]+: a data file is not"
-        command = operator.diagnose(f"{SNOWFLAKE}:parity", says)
-        assert command == f"topicberg sync {NAME}"
+        assert operator.diagnose(f"{SNOWFLAKE}:parity", says) == f"topicberg sync {NAME}"
     operator.await_green()
 
 
@@ -231,8 +229,7 @@ def test_snowflake_table_stale(
 ) -> None:
     """Glue follows a commit and Snowflake does not; the patience is over at once."""
     config, client = settings(), stack.boto3("glue", settings())
-    table = committed(stack)
-    glue.register(client, table, config.cluster_id, SPEC.glue_name)
+    glue.register(client, committed(stack), config.cluster_id, SPEC.glue_name)
     with monkeypatch.context() as patch:
         patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
         settings.cache_clear()
@@ -306,7 +303,6 @@ def test_snowflake_table_dropped(operator: Operator, monkeypatch: pytest.MonkeyP
     name = table_path(settings(), SPEC.snowflake_name, (settings().cluster_id, SPEC.glue_name)).sql
     with Snowflake().connection() as connection:
         connection.cursor().execute(f"DROP ICEBERG TABLE {name}")
-    command = operator.diagnose(f"{SNOWFLAKE}:parity", "Snowflake has no Iceberg table")
-    run(command)
+    run(operator.diagnose(f"{SNOWFLAKE}:parity", "Snowflake has no Iceberg table"))
     operator.await_green()
     settings.cache_clear()

@@ -314,15 +314,13 @@ class Drill:
             with connect(
                 account=account.account, user=account.user, **login, **address
             ) as connection:
-                location = self.table(spec).location()
-                sync(connection, self.config, spec.snowflake_name, at, location)
+                sync(connection, self.config, spec.snowflake_name, at, self.table(spec).location())
         for engine in engines:
             quote = "`" if engine == "spark" else '"'
             columns = ", ".join(f"{quote}{name}{quote}" for name in names)
             path = spec.snowflake_name if engine == "snowflake" else f"{quote}{spec.name}{quote}"
             sql = f"SELECT {columns} FROM {path}"
-            rows = run_query(sql, engine, self.stack, self.config).rows
-            read = same_rows(table, names, rows)
+            read = same_rows(table, names, run_query(sql, engine, self.stack, self.config).rows)
             for key in sorted(read.keys() | expected.keys()):
                 if read.get(key) != expected.get(key):
                     found.append(_difference(engine, table.name, key, read, expected))

@@ -91,8 +91,7 @@ class SlowLink:
             way.cancel()
         for end in (writer, there[1]):
             if lost:
-                sock = end.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 end.transport.abort()
             end.close()
         await asyncio.gather(*ways, return_exceptions=True)

@@ -55,8 +55,7 @@ def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) ->
     assert int(in_kafka.replace(",", "")) >= produced
     assert "sample_data_users: an upsert table has one row for each key" in done.stdout
     assert "agree" in done.stdout
-    password = stack.snowflake.password.get_secret_value()
-    assert password not in done.stdout + done.stderr
+    assert stack.snowflake.password.get_secret_value() not in done.stdout + done.stderr
 
 
 @pytest.mark.slow  # test_graph has the daemon's ticks

@@ -77,8 +77,7 @@ def test_update_table_is_optimistic(glue: Any) -> None:
         return str(glue.get_table(DatabaseName=DATABASE, Name="t")["Table"]["VersionId"])
 
     def archived() -> int:
-        answer = glue.get_table_versions(DatabaseName=DATABASE, TableName="t")
-        return len(answer["TableVersions"])
+        return len(glue.get_table_versions(DatabaseName=DATABASE, TableName="t")["TableVersions"])
 
     first = version()
     update = {"DatabaseName": DATABASE, "TableInput": entry("s3://b/1"), "VersionId": first}
@@ -98,8 +97,7 @@ def test_requests_are_signed_by_a_known_key(stack: Endpoints) -> None:
         ("glue", "get_databases", "UnrecognizedClientException", "InvalidSignatureException"),
         ("iam", "list_users", "InvalidClientTokenId", "SignatureDoesNotMatch"),
     ):
-        stranger = client(stack, service, "AKIAIOSFODNN7EXAMPLE", "x")
-        assert code(getattr(stranger, action)) == unknown
+        assert code(getattr(client(stack, service, "AKIAIOSFODNN7EXAMPLE", "x"), action)) == unknown
         assert code(getattr(client(stack, service, key, "x"), action)) == wrong
     assert requests.post(f"{stack.aws}/", timeout=5).status_code == 403
     assert requests.post(f"{stack.aws}/moto-api/reset", timeout=5).status_code == 403
@@ -235,8 +233,7 @@ def test_snowflake(stack: Endpoints) -> None:
 @pytest.fixture
 def viewers(tmp_path: Path) -> Iterator[str]:
     """Address of a web server that only shows."""
-    port = choose({}, {})["confluent"]
-    home = tmp_path / "home"
+    port, home = choose({}, {})["confluent"], tmp_path / "home"
     home.mkdir()
     command = ["-m", "dagster_webserver", "--read-only", "-h", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(

@@ -64,10 +64,8 @@ def test_changelog_orders_partition_by_partition_give_rows(
     make_topic: Callable[..., Topic], order: tuple[int, ...]
 ) -> None:
     """Columns are added, dropped and retyped; a truncate deletes rows of other partitions."""
-    topic = change_topic(make_topic)
-    records = captured("davro.shop.orders")
-    replay = Replay(topic, records)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    topic, records = change_topic(make_topic), captured("davro.shop.orders")
+    replay, ingestor = Replay(topic, records), Ingestor(topic.spec, topic.endpoints, topic.config)
     for partition in order:
         replay.send(one for one in records if one.partition == partition)
         while ingestor.step().records:
@@ -83,8 +81,7 @@ def test_changelog_orders_in_batches_of_any_size_give_rows(
 ) -> None:
     topic = change_topic(make_topic)
     records = sorted(captured("davro.shop.orders"), key=lambda one: (one.timestamp, one.offset))
-    replay = Replay(topic, records)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    replay, ingestor = Replay(topic, records), Ingestor(topic.spec, topic.endpoints, topic.config)
     for first in range(0, len(records), size):
         replay.send(records[first : first + size])
         ingestor.step()
@@ -128,10 +125,8 @@ def test_changelog_customers_in_batches_give_typed_rows(
     make_topic: Callable[..., Topic], size: int
 ) -> None:
     """Two changes of the primary key, of a row with unchanged TOAST; two rows out of range."""
-    topic = change_topic(make_topic, tableflow=SKIP)
-    records = captured("davro.shop.customers")
-    replay = Replay(topic, records)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    topic, records = change_topic(make_topic, tableflow=SKIP), captured("davro.shop.customers")
+    replay, ingestor = Replay(topic, records), Ingestor(topic.spec, topic.endpoints, topic.config)
     ordered = sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset))
     for first in range(0, len(ordered), size):
         replay.send(ordered[first : first + size])
@@ -145,8 +140,7 @@ def test_changelog_customers_in_batches_give_typed_rows(
 
 def test_changelog_key_beyond_the_limit_is_malformed(make_topic: Callable[..., Topic]) -> None:
     """The engine's process holds the decoded keys of a batch."""
-    topic = change_topic(make_topic, tableflow=SKIP)
-    records = captured("davro.shop.orders")
+    topic, records = change_topic(make_topic, tableflow=SKIP), captured("davro.shop.orders")
     replay = Replay(topic, records)
     one = next(record for record in records if record.key and record.value)
     key = one.key or b""
@@ -154,14 +148,12 @@ def test_changelog_key_beyond_the_limit_is_malformed(make_topic: Callable[..., T
     size = 70_000
     begin = key[:5] + zigzag(size) + b"x" * size
     replay.send([one, replace(one, key=begin + key[8:])])
-    last = run_once(topic.spec, topic.endpoints, topic.config)
-    assert last.rows_skipped == 1
+    assert run_once(topic.spec, topic.endpoints, topic.config).rows_skipped == 1
     assert len(rows_of(topic)) == 1
 
 
 def test_changelog_iso_times_give_the_same_columns(make_topic: Callable[..., Topic]) -> None:
-    topic = change_topic(make_topic, tableflow=SKIP)
-    records = captured("diso.shop.customers")
+    topic, records = change_topic(make_topic, tableflow=SKIP), captured("diso.shop.customers")
     Replay(topic, records).send(records)
     topic.ingest()
     row = {row["id"]: row for row in rows_of(topic)}[11]
@@ -191,10 +183,8 @@ def test_changelog_mysql_order_is_file_position_and_row(
     make_topic: Callable[..., Topic], order: tuple[int, ...]
 ) -> None:
     """All changes have the same second; a truncate deletes rows of other partitions."""
-    topic = change_topic(make_topic)
-    records = captured("dmysql.shop.orders")
-    replay = Replay(topic, records)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    topic, records = change_topic(make_topic), captured("dmysql.shop.orders")
+    replay, ingestor = Replay(topic, records), Ingestor(topic.spec, topic.endpoints, topic.config)
     for partition in order:
         replay.send(one for one in records if one.partition == partition)
         while ingestor.step().records:
@@ -205,8 +195,7 @@ def test_changelog_mysql_order_is_file_position_and_row(
 
 
 def test_changelog_mysql_types_become_columns(make_topic: Callable[..., Topic]) -> None:
-    topic = change_topic(make_topic)
-    records = captured("dmysql.shop.kinds")
+    topic, records = change_topic(make_topic), captured("dmysql.shop.kinds")
     Replay(topic, records).send(records)
     topic.ingest()
     first, last = rows_of(topic)
@@ -257,8 +246,7 @@ def test_changelog_unknown_old_value_goes_to_dead_letters(make_topic: Callable[.
     target = f"errors_{uuid.uuid4().hex[:8]}"
     handling = {"error_handling": {"mode": "LOG", "target": target}}
     topic = change_topic(make_topic, tableflow=handling)
-    writer = SourceTopic(topic)
-    lost = {"id": 1, "v": 1, "big": UNAVAILABLE}
+    writer, lost = SourceTopic(topic), {"id": 1, "v": 1, "big": UNAVAILABLE}
     good = {"id": 2, "v": 2, "big": "b"}
     writer.send([Event(0, 1, "u", 10, lost), Event(0, 2, "c", 11, good)])
     last = run_once(topic.spec, topic.endpoints, topic.config)
@@ -304,8 +292,7 @@ def test_json_orders_with_schemas_in_any_batches_give_rows(
     make_topic: Callable[..., Topic], size: int
 ) -> None:
     """Columns are added, dropped and retyped; a truncate deletes rows of other partitions."""
-    topic = json_topic(make_topic)
-    records = in_order(captured_json("djsons.shop.orders"))
+    topic, records = json_topic(make_topic), in_order(captured_json("djsons.shop.orders"))
     ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
     for first in range(0, len(records), size):
         send_captured(topic, records[first : first + size])

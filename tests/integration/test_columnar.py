@@ -89,8 +89,7 @@ def by_spark(topic: Topic) -> list[Row]:
     """Return the rows of another table of the topic, of which Spark read each batch."""
     topic.endpoints.catalog(topic.config).purge_table(topic.spec.table_identifier(topic.config))
     tableflow = topic.spec.tableflow.model_copy(update={"engine": "spark"})
-    spec = topic.spec.model_copy(update={"tableflow": tableflow})
-    run_once(spec, topic.endpoints, topic.config)
+    run_once(topic.spec.model_copy(update={"tableflow": tableflow}), topic.endpoints, topic.config)
     assert reader(topic) == "spark"
     return in_order(topic)
 

@@ -41,8 +41,7 @@ class Cloud:
         self.cloud = (stack.confluent_api_key, stack.confluent_api_secret.get_secret_value())
         self.admin = {"Authorization": f"Bearer {stack.confluent_admin_token.get_secret_value()}"}
         name = uuid.uuid4().hex[:8]
-        made = self.made("/org/v2/environments", {"display_name": name})
-        self.environment = made["id"]
+        self.environment = self.made("/org/v2/environments", {"display_name": name})["id"]
         spec = {
             "display_name": name,
             "availability": "SINGLE_ZONE",
@@ -114,8 +113,7 @@ class Cloud:
             "operation": "DESCRIBE",
             "permission": "ALLOW",
         }
-        acls = f"/kafka/v3/clusters/{self.cluster}/acls"
-        assert self.call("POST", acls, acl, self.kafka).ok
+        assert self.call("POST", f"/kafka/v3/clusters/{self.cluster}/acls", acl, self.kafka).ok
         self.bind("DeveloperWrite", f"{self.subjects}={topic}-value")
 
     def connector_state(self, name: str) -> str:
@@ -165,10 +163,8 @@ def datagen(cloud: Cloud, name: str, **changes: str) -> dict[str, Any]:
 def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
     name = f"t-{uuid.uuid4().hex[:8]}"
     body = {"topic_name": name, "configs": [{"name": "retention.ms", "value": "3600000"}]}
-    made = cloud.made(cloud.topics, body, cloud.kafka)
-    assert made["partitions_count"] == 6
-    found = cloud.stack.kafka_admin().list_topics(timeout=10).topics[name]
-    assert len(found.partitions) == 6
+    assert cloud.made(cloud.topics, body, cloud.kafka)["partitions_count"] == 6
+    assert len(cloud.stack.kafka_admin().list_topics(timeout=10).topics[name].partitions) == 6
     again = cloud.call("POST", cloud.topics, body, cloud.kafka)
     assert (again.status_code, again.json()["error_code"]) == (400, 40002)
     assert name in [one["topic_name"] for one in cloud.get(cloud.topics, cloud.kafka)["data"]]
@@ -213,19 +209,16 @@ def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillServic
     assert generator.rate == 100
     kill_service("confluent")  # the generator goes on, and is found again
     assert cloud.connector_state("trades") == "RUNNING"
-    found = read_generator(settings(), TOPIC)
-    assert found.pid == generator.pid
+    assert read_generator(settings(), TOPIC).pid == generator.pid
 
     assert cloud.call("PUT", f"{cloud.connectors}/trades/pause").status_code == 202
     assert cloud.connector_state("trades") == "PAUSED"
-    paused = read_generator(settings(), TOPIC)
-    assert paused.state not in ALIVE
+    assert read_generator(settings(), TOPIC).state not in ALIVE
     assert cloud.call("PUT", f"{cloud.connectors}/trades/resume").status_code == 202
     wait_until(lambda: cloud.connector_state("trades") == "RUNNING")
     gone = cloud.call("DELETE", f"{cloud.connectors}/trades")
     assert (gone.status_code, gone.json()) == (200, {"error": None})
-    ended = read_generator(settings(), TOPIC)
-    assert ended.state not in ALIVE
+    assert read_generator(settings(), TOPIC).state not in ALIVE
 
 
 def test_tableflow_runs_once_its_storage_can_be_entered(
@@ -241,8 +234,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         },
         "environment": {"id": cloud.environment},
     }
-    integration = cloud.made("/pim/v1/integrations", body)
-    path = "/tableflow/v1/tableflow-topics"
+    integration, path = cloud.made("/pim/v1/integrations", body), "/tableflow/v1/tableflow-topics"
     spec = {
         "display_name": TOPIC,
         "environment": {"id": cloud.environment},

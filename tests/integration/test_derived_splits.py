@@ -246,8 +246,7 @@ class Case:
             hours = self.late_hours()
             if not hours:
                 return
-            start = hours[0].start - FIRST
-            stop = hours[0].stop - FIRST
+            start, stop = hours[0].start - FIRST, hours[0].stop - FIRST
             self.write(start, self.random.choice([stop, self.random.randrange(start, stop) + 1]))
         raise AssertionError("there is always something to compute")
 
@@ -255,8 +254,7 @@ class Case:
         """The table is what the function returns for everything."""
         source = self.spark.table(spark_name(self.source))
         expected = rows(self.shape.function(source, self.version))
-        found = rows(self.spark.table(spark_name(self.plan.target)))
-        key = str
+        found, key = rows(self.spark.table(spark_name(self.plan.target))), str
         assert sorted(found, key=key) == sorted(expected, key=key)
         assert {row["ts"] for row in found} <= {row["ts"] for row in expected}
 
@@ -273,8 +271,7 @@ def try_table(stack: Endpoints, spark: SparkSession, seed: int) -> None:
     case = Case(spark, stack.catalog(settings()), random, shape(random))
     case.arrive(40)
     for _ in range(3):
-        step = random.choice([case.split, case.split, lambda: case.arrive(8), case.change])
-        step()
+        random.choice([case.split, case.split, lambda: case.arrive(8), case.change])()
     case.settle()
     case.verify()
 

@@ -226,8 +226,7 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
     name = f"users{uuid.uuid4().hex[:8]}"
     spec = load_topic("sample_data_users").model_copy(update={"name": name, "partitions": 1})
     ensured = kafka.ensure_topic(spec, stack)
-    path = spec.schema_path("value")
-    encode = avro_encoder(path.read_text(), ensured.value_schema_id or 0)
+    encode = avro_encoder(spec.schema_path("value").read_text(), ensured.value_schema_id or 0)
 
     def send(*regions: str | None) -> None:
         producer = Producer(stack.kafka_config())
@@ -237,8 +236,7 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
         assert producer.flush(30) == 0
 
     def history() -> list[tuple[int, str | None, str]]:
-        table = ingest_history(spec, stack, settings())
-        found = table.scan().to_arrow().to_pylist()
+        found = ingest_history(spec, stack, settings()).scan().to_arrow().to_pylist()
         return sorted((row["$$offset"], row["regionid"], row["key"]) for row in found)
 
     send("a", "b")
@@ -365,8 +363,7 @@ def test_every_airline_table(
         topic_frame(spark, "airline.skyone", skyone),
         parameters=Consolidation(as_of=as_of),
     )
-    stats = flyer_stats.transform(flights)
-    expected = reference_flights(sunset, "Sunset", as_of)
+    stats, expected = flyer_stats.transform(flights), reference_flights(sunset, "Sunset", as_of)
     expected += reference_flights(skyone, "SkyOne", as_of)
     assert ordered(rows(flights)) == ordered(expected)
     assert ordered(rows(stats)) == ordered(reference_stats(expected))

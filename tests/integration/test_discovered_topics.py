@@ -61,8 +61,7 @@ def test_discovered_topic_has_a_spec_and_a_table(
     assert (orders.write_mode, orders.partitions) == ("append", 2)
     assert orders.columns(own_project)["note"] == "string"
     topic = Topic(stack, orders, own_project)
-    assert topic.ingest() == 1
-    assert topic.rows("id", "note") == [{"id": 1, "note": "a"}]
+    assert (topic.ingest(), topic.rows("id", "note")) == (1, [{"id": 1, "note": "a"}])
     # A broker that does not answer changes nothing.
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 1.0)
     silent = stack.model_copy(update={"kafka_bootstrap": "127.0.0.1:1"})
@@ -70,8 +69,7 @@ def test_discovered_topic_has_a_spec_and_a_table(
         discover(silent, own_project)
     assert read_discovery(own_project).topics.keys() == set(names)
     monkeypatch.undo()
-    admin = stack.kafka_admin()
-    admin.delete_topics([orders.name])[orders.name].result(30)
+    stack.kafka_admin().delete_topics([orders.name])[orders.name].result(30)
     wait_until(lambda: orders.name not in list_topics(stack))  # the broker lists it for a moment
     assert discover(stack, own_project) == ([], [orders.name])
     assert [spec.name for spec in check_topics(own_project)[0]] == [accounts.name]

@@ -36,8 +36,7 @@ def test_drop_of_a_computed_table_removes_it_from_every_catalog(stack: Endpoints
     catalog.create_namespace_if_not_exists(namespace)
     schema, identifier = Schema(NestedField(1, "id", LongType())), (namespace, name)
     catalog.create_table(identifier, schema)
-    refused = drop(name, "--yes")
-    assert "no derived table" in str(refused.exception)
+    assert "no derived table" in str(drop(name, "--yes").exception)
     assert find_table(catalog, identifier), "someone else's"
     catalog.drop_table(identifier)
 
@@ -61,7 +60,6 @@ def test_drop_of_a_computed_table_removes_it_from_every_catalog(stack: Endpoints
 
 def test_topic_is_deleted_once(stack: Endpoints) -> None:
     topic = f"t{uuid.uuid4().hex[:8]}"
-    admin = kafka.admin_client(stack, writes=True)
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    kafka.admin_client(stack, writes=True).create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
     assert kafka.delete_topic(stack, topic)
     assert not kafka.delete_topic(stack, topic)

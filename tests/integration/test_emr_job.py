@@ -107,8 +107,7 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
     """What the service does with a request: spark-submit, in the image's environment."""
     assert stack.s3_access_key
     assert stack.s3_secret_key
-    job = request["jobDriver"]["sparkSubmit"]
-    home = Path(pyspark.__file__).parent
+    job, home = request["jobDriver"]["sparkSubmit"], Path(pyspark.__file__).parent
     log = folder / "driver.log"
     (folder / "log4j2.properties").write_text(_LOG4J)
     (folder / "sitecustomize.py").write_text(_LOG_OF_PYTHON)
@@ -179,8 +178,7 @@ def service(stack: Endpoints, tmp_path: Path) -> Iterator[EmrServerless]:
         buckets = {f"{bucket}/{JOBS}": "compute", f"{bucket}/": "topics", derived: "derived"}
         log = "\n".join(job.log.read_text() for job in submitted)
         needed = recorded(log, buckets, settings().topics_namespace)
-        listed = {(need.action, need.resource) for need in NEEDS}
-        assert needed - LOCAL_ONLY <= listed, log
+        assert needed - LOCAL_ONLY <= {(need.action, need.resource) for need in NEEDS}, log
         assert ("glue:UpdateTable", "derived_table") in needed
 
 
@@ -228,8 +226,7 @@ def trades(number: int, start: datetime = START) -> list[dict[str, Any]]:
 
 def materialized(lake: Lake) -> dict[str, dict[str, Any]]:
     """Metadata of the partitions after a run over two of them."""
-    key = lake.table(lake.derived_by_name[TABLE]).key("iceberg")
-    asset = defs.resolve_assets_def(key)
+    asset = defs.resolve_assets_def(lake.table(lake.derived_by_name[TABLE]).key("iceberg"))
     with dg.instance_for_test() as instance:
         result = dg.materialize(
             [asset], instance=instance, tags={RANGE_START: HOURS[0], RANGE_END: HOURS[1]}
@@ -256,8 +253,7 @@ def test_both_ways_write_the_same(
     with spark_session() as session:
         frame = topic_frame(session, "stock_trades", trades(3000))
         frame.writeTo(spark_name(source)).append()  # the stack's engine made the table
-    direct = materialized(lake)
-    expected = contents(target)
+    direct, expected = materialized(lake), contents(target)
     before = catalog.load_table(target).current_snapshot()
     assert before is not None
     assert expected
@@ -305,8 +301,7 @@ def test_job_run_merges_an_upsert_view(
             for number, airport in enumerate(airports)
         ]
         with spark_session() as session:
-            frame = topic_frame(session, "airline.skyone", bookings)
-            frame.writeTo(spark_name(source)).append()
+            topic_frame(session, "airline.skyone", bookings).writeTo(spark_name(source)).append()
         with dg.instance_for_test() as instance:
             assert dg.materialize([asset], instance=instance).success
         routes = {
@@ -381,8 +376,7 @@ def computed_rows(root: Path) -> list[dict[str, Any]]:
     table = lake.table(lake.derived_by_name["labels"])
     asset = defs.resolve_assets_def(table.key("iceberg"))
     with dg.instance_for_test() as instance:
-        tags = {RANGE_START: HOUR, RANGE_END: HOUR}
-        dg.materialize([asset], instance=instance, tags=tags)
+        dg.materialize([asset], instance=instance, tags={RANGE_START: HOUR, RANGE_END: HOUR})
     held = lakehouse.connect().catalog(settings()).load_table(table.identifier).scan()
     return sorted(held.to_arrow().to_pylist(), key=lambda row: int(row["number"]))
 

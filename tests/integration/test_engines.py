@@ -84,8 +84,7 @@ class Load(threading.Thread):
             control.enable(settings(), name, settings_, mode, discovered=AVRO_TOPIC)  # type: ignore[arg-type]
 
     def run(self) -> None:
-        parsed = fastavro.parse_schema(ORDER)
-        began = time.monotonic()
+        parsed, began = fastavro.parse_schema(ORDER), time.monotonic()
         while not self._over.is_set():
             if self.sent > (time.monotonic() - began) * self._rate:
                 time.sleep(0.01)
@@ -107,8 +106,7 @@ class Load(threading.Thread):
         return sum(read_status(settings(), name).end_offsets.values())
 
     def rows(self, name: str) -> list[int]:
-        catalog = self.endpoints.catalog(settings())
-        table = catalog.load_table((settings().cluster_id, name))
+        table = self.endpoints.catalog(settings()).load_table((settings().cluster_id, name))
         return sorted(table.scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
 
     def letters(self) -> int:

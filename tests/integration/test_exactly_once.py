@@ -113,8 +113,7 @@ def test_kills_lose_nothing_and_double_nothing(
     end = kafka.end_offsets(stack, "stock_trades")
 
     def caught_up() -> bool:
-        table = stack.catalog(config).load_table(spec.table_identifier(config))
-        held = committed(table).offsets
+        held = committed(stack.catalog(config).load_table(spec.table_identifier(config))).offsets
         return all(held.get(p, 0) >= offset for p, offset in end.items())
 
     wait(caught_up, 180)

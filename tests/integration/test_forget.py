@@ -185,8 +185,7 @@ def test_forget_composite_avro_key_of_append_topic(make_topic: Make) -> None:
         return wire_prefix(number) + encode(parsed, {"tenant": tenant, "no": no, "day": 20_000})
 
     keys = [key(SECRET, 7), key(SECRET, 8), key("acme", 7)]
-    rows = [{"id": n, "note": f"text of {n}"} for n in range(3)]
-    topic.send(ORDER, rows, key=lambda n: keys[n])
+    topic.send(ORDER, [{"id": n, "note": f"text of {n}"} for n in range(3)], key=lambda n: keys[n])
     topic.ingest()
     topic.send(ORDER, [{"id": 3, "note": "text of 0, again"}], key=lambda _: keys[0])
     # A malformed record of each of two keys.
@@ -197,8 +196,7 @@ def test_forget_composite_avro_key_of_append_topic(make_topic: Make) -> None:
     dead.ingest()
     assert files_with(topic.table(), "text of 0", topic.endpoints)
     assert files_with(dead.table(), "text of 0", topic.endpoints)
-    text = json.dumps({"tenant": SECRET, "no": 7, "day": "2024-10-04"})
-    forget(topic, text)
+    forget(topic, json.dumps({"tenant": SECRET, "no": 7, "day": "2024-10-04"}))
     assert files_with(topic.table(), "text of 0", topic.endpoints) == []
     assert files_with(dead.table(), "text of 0", topic.endpoints) == []
     assert [row["id"] for row in topic.rows("id")] == [1, 2]
@@ -207,8 +205,7 @@ def test_forget_composite_avro_key_of_append_topic(make_topic: Make) -> None:
     options = delta.storage_options(dict(topic.table().io.properties))
     held = DeltaTable(location, storage_options=options).to_pyarrow_table()
     assert sorted(held["id"].to_pylist()) == [1, 2]
-    other = json.dumps({"tenant": SECRET, "no": 8, "day": "2024-10-04"})
-    forget(topic, other)
+    forget(topic, json.dumps({"tenant": SECRET, "no": 8, "day": "2024-10-04"}))
     assert files_with(topic.table(), SECRET, topic.endpoints) == []
     assert files_with(topic.table(), SECRET[:16], topic.endpoints) == []
     assert [row["id"] for row in topic.rows("id")] == [2]
@@ -289,8 +286,7 @@ def compute(stack: Endpoints, config: Settings, topic: Topic) -> dict[str, Table
             found[name] = refresh(spark, catalog, asked)
         for derived in sorted(lake.derived, key=lambda each: each.sources[0] != spec.name):
             write_window(spark, catalog, derivation(derived, lake), window)
-            identifier = lake.table(derived).identifier
-            found[derived.name] = catalog.load_table(identifier)
+            found[derived.name] = catalog.load_table(lake.table(derived).identifier)
     return found
 
 
@@ -319,11 +315,9 @@ def test_forget_command_erases_views_and_derived_tables(
     (config.schemas_dir / "person.avsc").write_text(json.dumps(PERSON))
     (config.schemas_dir / "person_key.avsc").write_text(json.dumps(PERSON_KEY))
     (tmp_path / f"pipeline_{mark}.py").write_text(PIPELINE.format(topic=name, mark=mark))
-    project = f'[tool.topicberg]\npipelines = ["pipeline_{mark}"]\n'
-    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "pyproject.toml").write_text(f'[tool.topicberg]\npipelines = ["pipeline_{mark}"]\n')
     admin = stack.kafka_admin()
-    new = NewTopic(log, 2, config={"cleanup.policy": "compact"})
-    admin.create_topics([new])[log].result(30)
+    admin.create_topics([NewTopic(log, 2, config={"cleanup.policy": "compact"})])[log].result(30)
     registry = stack.schema_registry_client()
     number = registry.register_schema(
         topic.spec.key_subject, Schema(json.dumps(PERSON_KEY), "AVRO")
@@ -364,8 +358,7 @@ def test_forget_command_erases_views_and_derived_tables(
     assert "holds the value" not in output
     assert files_with(tables[refunds].refresh(), SECRET, stack) == []
     view, large = tables[f"newest_{mark}"], tables[f"large_payments_{mark}"]
-    held = sorted(view.scan().to_arrow()["person"].to_pylist())
-    assert held == ["bob", "carol"]
+    assert sorted(view.scan().to_arrow()["person"].to_pylist()) == ["bob", "carol"]
     assert large.scan().to_arrow()["name"].to_pylist() == ["carol"] * 2
     letters = dead.table().scan().to_arrow()["source_record"].to_pylist()
     assert [SECRET.encode() in one["key"] for one in letters if one] == [False] * 2

@@ -66,8 +66,7 @@ def send(topic: Topic, rows: dict[str, int | None]) -> None:
         None if n is None else prefix + encode(parsed, {"id": n, "note": "n"})
         for n in rows.values()
     ]
-    keys = [key.encode() for key in rows]
-    topic.send_raw(values, key=keys.__getitem__)
+    topic.send_raw(values, key=[key.encode() for key in rows].__getitem__)
 
 
 @contextmanager
@@ -91,8 +90,7 @@ def read(topic: Topic) -> Rows:
         ("spark", f"`{topic.spec.name}`"),
     )
     for engine, name in engines:
-        sql = f"SELECT key, id FROM {name}"
-        found = run_query(sql, engine, topic.endpoints, topic.config).rows
+        found = run_query(f"SELECT key, id FROM {name}", engine, topic.endpoints, topic.config).rows
         assert sorted(map(tuple, found)) == sorted(rows), engine
     assert len(dict(rows)) == len(rows), "a key has two rows"
     return dict(rows)
@@ -222,8 +220,7 @@ def test_append_topic_of_version_3(make_topic: MakeTopic) -> None:
         topic.send(ORDER, [{"id": n, "note": "n"} for n in range(first, first + 5)])
         topic.ingest()
     assert sorted(in_snowflake(topic)) == [row["id"] for row in topic.rows("id")] == [*range(10)]
-    done = maintain(topic.spec, topic.endpoints, topic.config, EAGER)
-    assert done.files_compacted == 2
+    assert maintain(topic.spec, topic.endpoints, topic.config, EAGER).files_compacted == 2
     with spark(topic) as sql:
         ids = sorted(row[0] for row in sql("SELECT _row_id FROM {}"))
     assert ids == [*range(10)], "compaction keeps them"
@@ -365,8 +362,7 @@ def test_query_finds_all_rows_of_each_transform(
     """Other readers are in ``tests/unit/iceberg/test_partition_matrix.py``."""
     catalog = stack.catalog()
     conf = {"spark.sql.session.timeZone": "UTC"} | stack.spark_session(settings())[0]
-    session = new_session(stack.spark_connect, conf)
-    wrong = dict[str, Any]()
+    session, wrong = new_session(stack.spark_connect, conf), dict[str, Any]()
 
     def ask(case: Case, questions: list[Question], dialect: Dialect) -> None:
         name = ".".join(["lake", namespace, case.name])
@@ -374,8 +370,7 @@ def test_query_finds_all_rows_of_each_transform(
             f"SELECT {number} AS number, id FROM {name} WHERE {q.sql(case.kind, dialect)}"
             for number, q in enumerate(questions)
         )
-        sql = " UNION ALL ".join(selects)
-        found = defaultdict[int, set[int]](set)
+        sql, found = " UNION ALL ".join(selects), defaultdict[int, set[int]](set)
         in_spark = dialect == "spark"
         rows = session.sql(sql).collect() if in_spark else run_query(sql, "duckdb", stack).rows
         for number, id_ in rows:

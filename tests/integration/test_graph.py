@@ -72,8 +72,7 @@ def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
     run_here(config, TOPIC, rate=0, count=2000)
     while daemon.tick().run_requests:  # what other tests left, and ours as far as it is committed
         pass
-    partitions = time_partitions(spec)
-    key = partition_key(partitions, datetime.now(UTC))
+    key = partition_key(time_partitions(spec), datetime.now(UTC))
     result = defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
         instance=daemon.instance, partition_key=key
     )

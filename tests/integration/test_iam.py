@@ -51,8 +51,7 @@ class Account:
 
     def allow_assuming(self, resource: str, principal: str) -> None:
         """Let the engine's user assume roles, and the role trust someone."""
-        iam = self.client("iam")
-        document = policy("sts:AssumeRole", resource)
+        iam, document = self.client("iam"), policy("sts:AssumeRole", resource)
         iam.put_user_policy(UserName="engine", PolicyName="assume", PolicyDocument=document)
         iam.update_assume_role_policy(RoleName="lake", PolicyDocument=trust(principal))
 
@@ -153,8 +152,7 @@ def account(enforced: Account, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acco
 
 def test_role_that_trusts_the_user_gives_keys(account: Account) -> None:
     account.allow_assuming(ROLE, ENGINE)
-    login = CatalogLogin(auth="sigv4", role_arn=ROLE)
-    properties, renew_at = login.spark(REGION)
+    properties, renew_at = CatalogLogin(auth="sigv4", role_arn=ROLE).spark(REGION)
     assert properties["rest.access-key-id"].startswith("ASIA")
     assert renew_at is not None
 

@@ -124,8 +124,7 @@ def _send(endpoints: Endpoints, topic: str) -> None:
 
 
 def _read_arrays(endpoints: Endpoints, *, is_compiled: bool = True) -> None:
-    config = {**endpoints.kafka_config(), **READER}
-    ranges = {0: (0, 1)}
+    config, ranges = {**endpoints.kafka_config(), **READER}, {0: (0, 1)}
     reader = (
         fetcher(config, TOPIC, ranges) if is_compiled else _ClientFetcher(config, TOPIC, ranges)
     )
@@ -238,8 +237,7 @@ def test_cluster_admin_of_the_engine_may_do_everything(deployment: Deployment) -
     kafka.await_topic(deployment.engine, topic)
     _send(deployment.engine, topic)
     assert kafka.end_offsets(deployment.engine, topic) == {0: 1}
-    admin = AdminClient(deployment.engine.kafka_config())
-    admin.delete_topics([topic])[topic].result(20)
+    AdminClient(deployment.engine.kafka_config()).delete_topics([topic])[topic].result(20)
 
 
 def test_keys_open_kafka_after_the_emulator_was_killed(

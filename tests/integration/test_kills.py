@@ -91,8 +91,7 @@ class Copies:
 
     def compute(self, spark: SparkSession, table: str, first: int, last: int) -> None:
         window = Window(START + timedelta(hours=first), START + timedelta(hours=last + 1))
-        catalog = load_endpoints().catalog(settings())
-        write_window(spark, catalog, self.derivations[table], window)
+        write_window(spark, load_endpoints().catalog(settings()), self.derivations[table], window)
 
     def reached(self, source: str, hours: Iterable[int]) -> dict[str, set[int]]:
         """Hours of derived tables that have to be computed after a change in hours of a source."""
@@ -160,8 +159,7 @@ def _record(random: Random, source: str) -> Row:
 
 
 def references(lake: Lake, records: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    trades = records["stock_trades"]
-    flagged = lake.derived_by_name["flagged_stock_trades"]
+    trades, flagged = records["stock_trades"], lake.derived_by_name["flagged_stock_trades"]
     rules = flagged.parameters_of(lake.root(flagged))
     assert isinstance(rules, AnomalyRules)
     consolidation = lake.derived_by_name["flight"].parameters_of(
@@ -198,8 +196,7 @@ def compute_for_ever(name: str, seed: str) -> None:
     random, copies = Random(seed), Copies(name)
     with spark_session() as spark:
         while True:
-            table = random.choice(list(copies.derivations))
-            first = random.randrange(HOURS)
+            table, first = random.choice(list(copies.derivations)), random.randrange(HOURS)
             last = random.randrange(first, HOURS)
             copies.compute(spark, table, first, last)
             sys.stdout.write(f"{table} {first} {last}\n")

@@ -206,8 +206,7 @@ def test_vended_credentials_need_lake_formation(
 ) -> None:
     """Without an external volume; Glue vends for locations that Lake Formation knows."""
     register(stack, fresh(catalog, "vended"), "vended")
-    update = {"snowflake_vended_credentials": True, "prefix": "vends"}
-    vended = config.model_copy(update=update)
+    vended = config.model_copy(update={"snowflake_vended_credentials": True, "prefix": "vends"})
     names = SnowflakeNames.of(vended)
     lake, arn = stack.boto3("lakeformation"), f"arn:aws:s3:::{config.bucket}"
     for statement in bootstrap_linked(vended):
@@ -265,5 +264,4 @@ def test_asset_and_parity_check_use_the_linked_table(
         register(stack, table, "synced")
         assert sync(connection, config, table, "synced").rows == 4
         assert parity().passed
-    found = qualify("SELECT max(tradeId) FROM synced", {"SYNCED": path}.get)
-    assert query(found) == [("x",)]
+    assert query(qualify("SELECT max(tradeId) FROM synced", {"SYNCED": path}.get)) == [("x",)]

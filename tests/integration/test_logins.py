@@ -175,8 +175,7 @@ def topic(site: Site, connect: Callable[..., Endpoints]) -> Iterator[Callable[..
 
     def make(kind: str) -> Topic:
         endpoints, name = connect(kind), f"orders_{uuid.uuid4().hex[:8]}"
-        admin = endpoints.kafka_admin()
-        admin.create_topics([NewTopic(name, 2)])[name].result(30)
+        endpoints.kafka_admin().create_topics([NewTopic(name, 2)])[name].result(30)
         control.enable(settings(), name, {"commit_interval_seconds": 1}, discovered=AVRO_TOPIC)
         made.append(Topic(endpoints, control.find_topic(settings(), name), settings()))
         return made[-1]
@@ -264,8 +263,7 @@ def test_path_through_expiring_tokens_is_complete(site: Site, topic: Callable[..
         engine.close()
     derived = f"{one.spec.name}_derived"
     with dg.build_resources({"spark": Spark()}) as resources:
-        session = resources.spark.spark_session
-        orders = session.table(quote("lake", "company", one.spec.name))
+        orders = resources.spark.spark_session.table(quote("lake", "company", one.spec.name))
         orders.writeTo(quote("lake", "company", derived)).create()
     catalog = one.endpoints.catalog(one.config)
     assert catalog.load_table(("company", derived)).scan().to_arrow().num_rows == 10 * sent

@@ -115,8 +115,7 @@ def ingesting(topic: Topic) -> Iterator[None]:
 def test_small_files_become_one_and_old_snapshots_go(make_topic: MakeTopic) -> None:
     topic = make_topic()
     commits(topic, 8)
-    before = topic.table()
-    report = run(topic, EAGER)
+    before, report = topic.table(), run(topic, EAGER)
     assert (report.before.data_files, report.after.data_files) == (8, 1)
     assert report.files_compacted == 8
     assert report.after.rows == counts(topic) == 40
@@ -178,8 +177,7 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     table = topic.table()
     for number in range(6):
         append(table, number * 5)
-    offsets = commit.committed(table)
-    checkpoint = table.refresh().current_snapshot()
+    offsets, checkpoint = commit.committed(table), table.refresh().current_snapshot()
     table.manage_snapshots().create_tag(checkpoint.snapshot_id, summaries.CHECKPOINT_TAG).commit()
     for number in range(4):  # commits without offsets, as of maintenance
         table.delete(f"id = {number}")
@@ -188,10 +186,8 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     ).commit()
     tagged = table.metadata.snapshots[0].snapshot_id
     plan = list(table.scan().plan_files())  # a reader, before all of it
-    reading = table.scan()
-    young = replace(EAGER, reader_age=timedelta(hours=1))
-    held_back = run(topic, replace(young, compact_after=timedelta(1)))
-    assert held_back.snapshots_expired == 0
+    reading, young = table.scan(), replace(EAGER, reader_age=timedelta(hours=1))
+    assert run(topic, replace(young, compact_after=timedelta(1))).snapshots_expired == 0
     report = run(topic, young)
     assert report.files_compacted > 1
     assert report.snapshots_expired == 0
@@ -216,20 +212,17 @@ def test_orphans_go_only_when_they_are_old(topic: Topic) -> None:
     orphan = f"{table.location()}/data/left-behind.parquet"
     with table.io.new_output(orphan).create() as stream:
         stream.write(b"half a file")
-    report = run(topic, PATIENT)
-    assert report.orphans_removed == 0
+    assert run(topic, PATIENT).orphans_removed == 0
     assert orphan in files(table)
     again = run(topic, replace(PATIENT, orphan_age=NOW))
     assert again.orphans_removed == 0, "the folder is listed once a day"
-    hurried = replace(PATIENT, orphan_age=NOW, daily=NOW)
-    assert run(topic, hurried).orphans_removed == 1
+    assert run(topic, replace(PATIENT, orphan_age=NOW, daily=NOW)).orphans_removed == 1
     assert orphan not in files(table)
     assert counts(topic) == 5
 
 
 def test_old_rows_go_and_stay_away(topic: Topic) -> None:
-    table = topic.table()
-    now = datetime.now(UTC)
+    table, now = topic.table(), datetime.now(UTC)
     old, recent = now - timedelta(days=40), now - timedelta(days=30, hours=2)
     append(table, 0, when=old)  # goes as a file
     append(table, 10, when=[recent, now, now, now, now])  # is left for a day
@@ -290,8 +283,7 @@ def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillServi
     thread.join()
     assert all(isinstance(error, TopicbergError) for error in failures), failures
     assert counts(topic) == 200
-    report = run(topic, PATIENT)
-    assert report.after.data_files == 1
+    assert run(topic, PATIENT).after.data_files == 1
     assert counts(topic) == 200
     # Whatever the killed Spark wrote is known as an orphan later.
     run(topic, replace(EAGER, orphan_age=NOW, daily=NOW))
@@ -341,8 +333,7 @@ def test_the_job_reports_what_it_did(make_topic: MakeTopic) -> None:
     from topicberg.orchestration.resources import RESOURCES
 
     month = timedelta(days=30)
-    retention = {"data_retention_ms": int(month.total_seconds() * 1000)}
-    topic = make_topic(tableflow=retention)
+    topic = make_topic(tableflow={"data_retention_ms": int(month.total_seconds() * 1000)})
     topic.register(ORDER)
     table = Ingestor(topic.spec, topic.endpoints, topic.config).table()
     append(table, 0, when=datetime.now(UTC) - 2 * month)

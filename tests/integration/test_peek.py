@@ -75,8 +75,7 @@ def test_peek_json_shows_values_of_columns_and_wrapped_keys(topic: Topic) -> Non
 
 def test_peek_protobuf_shows_nested_messages(topic: Topic) -> None:
     prefix = registered(topic, PROTO, "PROTOBUF")
-    order = b"\x02\x02" + b"\x08\x07" + b"\x12\x05\x0a\x01a\x10\x02"
-    line = b"\x00" + b"\x0a\x01a"
+    order, line = b"\x02\x02" + b"\x08\x07" + b"\x12\x05\x0a\x01a\x10\x02", b"\x00" + b"\x0a\x01a"
     topic.send_raw(
         [prefix + line, prefix + order], partition=0, timestamp=lambda number: 1_000 + number
     )

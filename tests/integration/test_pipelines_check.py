@@ -141,8 +141,7 @@ def test_check_of_a_mistake_names_it(
     problem: str,
     hint: str | None,
 ) -> None:
-    wrong = replace(heavy, transform=function)
-    first, second = compiled(config, spark, wrong, heaviest)
+    first, second = compiled(config, spark, replace(heavy, transform=function), heaviest)
     assert first.problem is not None
     assert re.search(problem, first.problem), first.problem
     assert "JVM" not in first.problem

@@ -159,8 +159,7 @@ def test_compose_publishes_only_on_loopback() -> None:
         if "command" in service and service.get("profiles") != ["generators"]:
             parse(service["command"])
     assert "--read-only" in services["viewer"]["command"]
-    mounted = [volume.split(":")[0] for volume in services["code"]["volumes"]]
-    for path in mounted:
+    for path in [volume.split(":")[0] for volume in services["code"]["volumes"]]:
         assert not path.startswith(".") or (FOLDER / path).is_file(), path
     build = services["code"]["build"]
     assert (FOLDER / build["context"]).resolve() == PROJECT_ROOT
@@ -360,8 +359,7 @@ def test_the_instance_on_postgres(
         assert instance.run_retries_enabled
         assert instance.get_concurrency_config().run_queue_config is not None
         assert dg.materialize([one], instance=instance).success
-        event = instance.get_latest_materialization_event(dg.AssetKey("one"))
-        assert event is not None
+        assert instance.get_latest_materialization_event(dg.AssetKey("one")) is not None
         for number in range(3):
             reported = dg.AssetMaterialization("snapshots", metadata={"number": number})
             instance.report_runless_asset_event(reported)

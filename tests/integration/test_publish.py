@@ -138,8 +138,7 @@ class Published_:
             lambda _: None,
             now=datetime.now(UTC) + timedelta(minutes=minutes),
         )
-        check = published_check(self.name, {self.spec.name: self.name}, 30)
-        return evaluate(check, probe)
+        return evaluate(published_check(self.name, {self.spec.name: self.name}, 30), probe)
 
     def records(self) -> list[tuple[Any, Row | None, datetime]]:
         """What a read_committed consumer sees: key, value, timestamp."""
@@ -354,8 +353,7 @@ def test_what_the_topic_holds_never_expires(topic: Published_, spark: SparkSessi
     topic.write([stats(3), stats(3, duration=5)])
     with pytest.raises(PublishError, match="several rows"):
         topic.publish(spark)
-    now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    none = timedelta(0)
+    now_ms, none = int(datetime.now(UTC).timestamp() * 1000), timedelta(0)
     eager = MaintenancePolicy(retention=none, min_snapshots=1, max_snapshots=1, reader_age=none)
     expire(topic.table(), eager, now_ms)
     topic.write([stats(1), stats(2), stats(3)], f"window_start >= '{START.isoformat()}'")
@@ -434,8 +432,7 @@ def test_an_append_topic_after_kills(
         before = sum(kafka.end_offsets(topic.stack, topic.spec.name).values())
         child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
         while child.poll() is None:
-            reached = sum(kafka.end_offsets(topic.stack, topic.spec.name).values())
-            if reached > before + 30:
+            if sum(kafka.end_offsets(topic.stack, topic.spec.name).values()) > before + 30:
                 child.kill()
                 child.wait()
                 kills += 1

@@ -136,8 +136,7 @@ def test_python_functions_run_on_workers_without_topicberg(
 
 @pytest.mark.usefixtures("_no_tables")
 def test_module_that_workers_lack_is_named(stack: Endpoints, project: Path) -> None:
-    prices = project / "src/parcels/prices.py"
-    text = "    import no_such_module\n\n    zones"
+    prices, text = project / "src/parcels/prices.py", "    import no_such_module\n\n    zones"
     prices.write_text(prices.read_text().replace("    zones", text))
     with pytest.raises(TopicbergError, match="have no module no_such_module") as caught:
         _computed(stack)

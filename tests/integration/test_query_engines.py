@@ -33,8 +33,7 @@ ROWS = [
 @pytest.fixture(scope="module")
 def tables(stack: Endpoints) -> Iterator[tuple[str, str]]:
     """A topic's table with a dot in its name, and a derived table; both hold ROWS."""
-    catalog = stack.catalog()
-    suffix = uuid.uuid4().hex[:8]
+    catalog, suffix = stack.catalog(), uuid.uuid4().hex[:8]
     topic = (settings().cluster_id, f"query.{suffix}")
     derived = (load_topics()[0].namespace(settings()), f"derived_{suffix}")
     schema = pa.schema(

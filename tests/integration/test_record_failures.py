@@ -82,8 +82,7 @@ def test_skip_counts_what_it_leaves_out(dates: Topic) -> None:
     assert [row["id"] for row in dates.rows("id")] == [1, 2]
     dates.send_raw([b"again"])
     dates.ingest()
-    table = dates.table()
-    assert int(table.properties[summaries.ROWS_SKIPPED]) == len(malformed(dates)) + 1
+    assert int(dates.table().properties[summaries.ROWS_SKIPPED]) == len(malformed(dates)) + 1
 
 
 @pytest.mark.parametrize("number", [0, 3, 7])
@@ -134,8 +133,7 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
     logged = dead_letters(dates)
     assert sorted(row["source_record"]["value"] for row in logged) == sorted(broken)
     assert all(row["error_message"] for row in logged)
-    table = dates.table()
-    assert int(table.properties[summaries.ROWS_SKIPPED]) == len(broken)
+    assert int(dates.table().properties[summaries.ROWS_SKIPPED]) == len(broken)
 
 
 @pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "again_errors"}], indirect=True)
@@ -218,8 +216,7 @@ def test_dead_letters_fit_a_target_of_others(make_topic: Callable[..., Topic]) -
     assert room / 2 < len(value) < room
     assert largest.startswith(value)
     # The subject of the others is as it was.
-    registry = topic.endpoints.schema_registry_client()
-    assert registry.get_versions(target.spec.value_subject) == [1]
+    assert topic.endpoints.schema_registry_client().get_versions(target.spec.value_subject) == [1]
 
 
 @pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "engines_errors"}], indirect=True)
@@ -311,8 +308,7 @@ def test_foreign_type_suspend_names_schema(foreign: Topic) -> None:
 def test_unknown_schema_registered_later_resumes(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = make_topic()
-    schema = {**ORDER, "namespace": f"later{uuid.uuid4().hex[:6]}"}
+    topic, schema = make_topic(), {**ORDER, "namespace": f"later{uuid.uuid4().hex[:6]}"}
     topic.send(schema, [{"id": 1, "note": "a"}])
     wider = {**schema, "fields": [*ORDER["fields"], {"name": "more", "type": "int"}]}
     number = int.from_bytes(register(topic, "int")[1:], "big") + 1  # the next id, most likely
@@ -363,8 +359,7 @@ def test_protobuf_as_confluents_client_for_python_writes_it(
     record = message(id=7)
     record.paid.cents = 995
     record.at.FromSeconds(1_700_000_000)
-    context = SerializationContext(topic.spec.name, MessageField.VALUE)
-    topic.send_raw([serialize(record, context)])
+    topic.send_raw([serialize(record, SerializationContext(topic.spec.name, MessageField.VALUE))])
     topic.ingest()
     (row,) = topic.rows("id", "paid", "at")
     assert (row["id"], row["paid"]) == (7, {"cents": 995})

@@ -89,8 +89,7 @@ def topic(stack: Endpoints, tmp_path: Path) -> Iterator[Topic]:
 
 
 def test_a_file_is_compared_registered_and_pulled(topic: Topic) -> None:
-    assert topic.state() == "not registered"
-    assert topic.register() == "equal"
+    assert (topic.state(), topic.register()) == ("not registered", "equal")
     topic.say(compatibility="FORWARD")
     before = topic.file.read_text()
     topic.write(ORDER, note={"type": "string"})
@@ -152,8 +151,7 @@ def test_commands_name_a_changed_file(topic: Topic, run: Callable[..., tuple[int
     topic.say(compatibility="FORWARD")
     code, output = run("topics", "validate")
     assert (code, "newer than the registry" in output) == (0, True)
-    status = run("tableflow", "status", topic.name)[1]
-    assert "newer than the registry" in " ".join(status.split())
+    assert "newer than the registry" in " ".join(run("tableflow", "status", topic.name)[1].split())
     output = run("tableflow", "status", topic.name, "--json")[1]
     (row,) = json.loads(output)
     assert row["schemas"][0]["state"] == "not registered"

@@ -133,8 +133,7 @@ def test_header_that_cannot_be_resolved_is_the_reason_of_a_dead_letter(
     )
     key = registered(topic, avro({"name": "k", "type": "long"}), side="key")
     version = registered(topic, ORDER)
-    raw = encode(fastavro.parse_schema(ORDER), {"id": 1, "note": "a"})
-    guid = UUID(int=5)
+    raw, guid = encode(fastavro.parse_schema(ORDER), {"id": 1, "note": "a"}), UUID(int=5)
     bad = [b"", b"\x07", wire_prefix(9_999), b"\x01" + guid.bytes, version.id_to_bytes() + b"\0"]
     good_key = (NAMES["key"], key.guid_to_bytes())
     for header in bad:
@@ -216,8 +215,7 @@ def test_tombstones_of_a_forgotten_key_name_its_schema(make: Make) -> None:
     )
     version = registered(topic, ORDER)
     raw = encode(fastavro.parse_schema(ORDER), {"id": 1, "note": "a"})
-    keys = [(b"\x06", first), (b"\x06\x02", second), (b"\x08", first)]
-    for key, schema in keys:
+    for key, schema in [(b"\x06", first), (b"\x06\x02", second), (b"\x08", first)]:
         headers = [(NAMES["key"], schema.guid_to_bytes()), (VALUE, version.guid_to_bytes())]
         topic.send_raw([raw], key=always(key), headers=headers)
     topic.ingest()

@@ -54,8 +54,7 @@ def consumer_position() -> Any:
 
 
 def put_kafka(endpoints: Endpoints) -> None:
-    admin = endpoints.kafka_admin()
-    for future in admin.create_topics([NewTopic(MARK, 1, 1)]).values():
+    for future in endpoints.kafka_admin().create_topics([NewTopic(MARK, 1, 1)]).values():
         with suppress(Exception):  # from the test before
             future.result()
     producer = Producer(endpoints.kafka_config())
@@ -165,14 +164,12 @@ def test_everything_killed_at_once(stack: Endpoints) -> None:
 @pytest.mark.slow  # when everything is killed at once, so is the supervisor
 def test_supervisor_killed(stack: Endpoints) -> None:
     """Its services are orphans then: the next start ends them first."""
-    context = state.load_context(settings())
-    assert context
+    assert state.load_context(settings())
     pid = int((settings().state_dir / "supervisor" / "supervisord.pid").read_text())
     before = {service.pid for service in local_stack.status(settings())}
     psutil.Process(pid).kill()
     local_stack.ensure_running(settings())
-    after = {service.pid for service in local_stack.status(settings())}
-    assert not before & after
+    assert not before & {service.pid for service in local_stack.status(settings())}
     assert len(supervisor.stack_processes(settings().state_dir)) < 15
 
 
@@ -180,8 +177,7 @@ def test_supervisor_killed(stack: Endpoints) -> None:
 def test_down_and_up_keep_everything(stack: Endpoints) -> None:
     put_all(stack)
     log = settings().state_dir / "logs" / "supervisor.log"
-    earlier = len(log.read_text())
-    done = run("down")
+    earlier, done = len(log.read_text()), run("down")
     assert (done.returncode, done.stdout) == (0, "the stack is down\n")
     assert "with SIGKILL" not in log.read_text()[earlier:], "a service did not end by itself"
     assert supervisor.stack_processes(settings().state_dir) == []

@@ -152,8 +152,7 @@ def test_lag_counts_what_an_open_transaction_holds(
     monkeypatch.setattr(turn_schedule, "OPEN_SECONDS", 1.0)
     topic = make_topic(checks={"max_lag_records": 1}, tableflow={"commit_interval_seconds": 0.5})
     topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
-    config = {**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex}
-    producer = Producer(config)
+    producer = Producer({**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic.spec.name, b"never committed", partition=0)
@@ -240,8 +239,7 @@ def test_batch_without_committed_records_is_passed(
         topic.wait_for_markers()
         topic.ingest()
     assert [row["id"] for row in topic.rows("id")] == [1, 3, 5]
-    held = commit.committed(topic.table(), topic.table().current_snapshot())
-    assert held.offsets[0] >= 11
+    assert commit.committed(topic.table(), topic.table().current_snapshot()).offsets[0] >= 11
 
 
 @pytest.mark.parametrize(
@@ -286,8 +284,7 @@ def test_new_table_starts_at_the_offset_of_the_spec(make_topic: Callable[..., To
     topic.send(ORDER, [{"id": 1, "note": "before"}])
     assert topic.ingest() == 0
     topic.send(ORDER, [{"id": 2, "note": "after"}])
-    assert topic.ingest() == 1
-    assert topic.rows("id") == [{"id": 2}]
+    assert (topic.ingest(), topic.rows("id")) == (1, [{"id": 2}])
 
 
 def test_illegal_change_suspends_and_its_fix_loses_nothing(
@@ -300,8 +297,7 @@ def test_illegal_change_suspends_and_its_fix_loses_nothing(
     registry.set_config(
         topic.spec.value_subject, ServerConfig(compatibility=ConfigCompatibilityLevel.NONE)
     )
-    text = avro({"name": "id", "type": "string"}, {"name": "note", "type": "string"})
-    topic.register(text)
+    topic.register(avro({"name": "id", "type": "string"}, {"name": "note", "type": "string"}))
     topic.send_raw([wire_prefix(1), None])
     with pytest.raises(TableflowError, match="cannot follow"):
         topic.ingest()
@@ -400,10 +396,8 @@ def test_a_record_is_skipped_while_the_engine_runs(
     shown = run("status", name).output
     assert "partition 0, offset 1: skipped by" in shown
     assert "reason: half a record" in shown
-    again = run("skip", name, "0", "1")
-    assert "skipped already" in again.output
-    late = run("skip", name, "0", "2")
-    assert "the table is already past this record" in str(late.exception)
+    assert "skipped already" in run("skip", name, "0", "1").output
+    assert "the table is already past this record" in str(run("skip", name, "0", "2").exception)
 
 
 @pytest.fixture

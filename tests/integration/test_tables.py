@@ -144,8 +144,7 @@ def test_check_reads_the_tables_that_it_names(names: dict[str, tuple[str, str]])
         snowflake=lambda: pytest.fail("not used"),
         last=lambda _: None,
     )
-    finding = own_check(amounts, names).evaluate(probe)
-    catalog = topicberg.Tables().catalog
+    finding, catalog = own_check(amounts, names).evaluate(probe), topicberg.Tables().catalog
     rows = {
         name: table.scan().count() for name in names if (table := find_table(catalog, names[name]))
     }

@@ -39,8 +39,7 @@ def topic(stack: Endpoints) -> Iterator[str]:
     """A name of its own, deleted in the end."""
     name = f"trades-{uuid.uuid4().hex[:8]}"
     yield name
-    admin = stack.kafka_admin()
-    admin.delete_topics([name])[name].exception(30)
+    stack.kafka_admin().delete_topics([name])[name].exception(30)
     for subject in stack.schema_registry_client().get_subjects():
         if subject.startswith(f"{name}-"):
             stack.schema_registry_client().delete_subject(subject)
@@ -92,8 +91,7 @@ def test_ensure_topic_is_idempotent(stack: Endpoints, spec: TopicSpec, config: S
     assert first.partitions == again.partitions == 6
     assert first.value_schema_id == again.value_schema_id is not None
     assert first.key_schema_id is None
-    registry = stack.schema_registry_client()
-    assert registry.get_versions(spec.value_subject) == [1]
+    assert stack.schema_registry_client().get_versions(spec.value_subject) == [1]
     assert kafka.end_offsets(stack, spec.name) == dict.fromkeys(range(6), 0)
     assert kafka.beginning_offsets(stack, spec.name) == dict.fromkeys(range(6), 0)
 
@@ -179,8 +177,7 @@ def test_a_schema_that_is_not_compatible_is_refused(
 
 
 def test_key_schemas_are_registered(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
-    path = config.schemas_dir / "key.avsc"
-    fields = [{"name": "symbol", "type": "string"}]
+    path, fields = config.schemas_dir / "key.avsc", [{"name": "symbol", "type": "string"}]
     path.write_text(json.dumps({"type": "record", "name": "Key", "fields": fields}))
     keyed = changed(spec, key={"format": "avro", "file": "key.avsc"}, generator=None)
     assert kafka.ensure_topic(keyed, stack, config).key_schema_id is not None
@@ -209,8 +206,7 @@ def test_exactly_the_count_in_datagens_form(
     messages = read_all(stack, spec.name)
     assert len(messages) == RECORDS
     assert sum(kafka.end_offsets(stack, spec.name).values()) == RECORDS
-    deserialize = AvroDeserializer(stack.schema_registry_client())
-    iterations = set()
+    deserialize, iterations = AvroDeserializer(stack.schema_registry_client()), set()
     partition_of: dict[bytes, set[int]] = {}
     for message in messages:
         trade = deserialize(message.value(), None)
@@ -233,8 +229,7 @@ def test_a_record_that_kafka_does_not_take_is_an_error(
     resource = ConfigResource(ResourceType.TOPIC, spec.name)
     entry = ConfigEntry("max.message.bytes", "20", incremental_operation=AlterConfigOpType.SET)
     resource.add_incremental_config(entry)
-    admin = stack.kafka_admin()
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    stack.kafka_admin().incremental_alter_configs([resource])[resource].result(30)
     run = GeneratorRun(spec, stack, config, rate=0, count=100, seed=3)
     with pytest.raises(DeliveryError, match="refused a record"):
         run.run(lambda sent: None)
@@ -263,8 +258,7 @@ def test_background_generator(stack: Endpoints, spec: TopicSpec, config: Setting
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
-    third = runner.start(config, spec.name, rate=0, count=2000)
-    deadline = time.monotonic() + 30
+    third, deadline = runner.start(config, spec.name, rate=0, count=2000), time.monotonic() + 30
     while (status := read_status(config, spec.name)) and status.state == "running":
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -289,8 +283,7 @@ def test_failed_start_reports_the_reason(
     kafka.ensure_topic(changed(spec, partitions=7), stack, config)
     with pytest.raises(runner.DatagenError, match="has 7 partitions, its spec has 6"):
         runner.start(config, spec.name)
-    status = read_status(config, spec.name)
-    assert status.state == "failed"
+    assert read_status(config, spec.name).state == "failed"
 
 
 def test_a_spec_from_a_subject(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:

@@ -64,8 +64,7 @@ def make(own_project: Settings, make_topic: Make) -> Make:
 
     def made(**fields: Any) -> Topic:
         # Some records are of years ago: Kafka would delete them at its next look.
-        keeps = {"retention.ms": "-1"}
-        topic = make_topic(**{"topic_config": keeps, "schema": PLAIN, **fields})
+        topic = make_topic(**{"topic_config": {"retention.ms": "-1"}, "schema": PLAIN, **fields})
         document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         path = own_project.topics_dir / f"{topic.spec.name}.yaml"
         path.write_text(yaml.safe_dump(document))
@@ -138,8 +137,7 @@ def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Set
     )
 
     def change(op: str, before: Any, after: Any) -> bytes:
-        values = {"op": op, "before": before, "after": after, "ts_ms": 1, "source": {"lsn": 7}}
-        return text(values)
+        return text({"op": op, "before": before, "after": after, "ts_ms": 1, "source": {"lsn": 7}})
 
     a, b = {"id": 1, "n": "a"}, {"id": 1, "n": "b"}
     changes = [change("c", None, a), change("u", a, b), change("c", None, {"id": 2, "n": "c"})]
@@ -220,10 +218,8 @@ def test_late_records_are_computed_in_the_hours_of_their_own_time(make: Make) ->
             assert len(hours) <= len({one.replace(minute=0, second=0) for one in wanted}) + 1
             for hour in sorted(hours):
                 start = datetime.fromtimestamp(hour * 3600, UTC)
-                window = Window(start, start + timedelta(hours=1))
-                write_window(spark, catalog, derivation, window)
-            head = table.current_snapshot()
-            seen = head.snapshot_id
+                write_window(spark, catalog, derivation, Window(start, start + timedelta(hours=1)))
+            seen = table.current_snapshot().snapshot_id
         found = {row["at"]: (row["n"], row["ids"]) for row in _rows(catalog, derivation)}
     assert found == {at: (len(ids), sum(ids)) for at, ids in minutes.items()}
 
@@ -248,8 +244,7 @@ def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> Non
 def test_new_topic_of_plain_json_becomes_a_table_and_infer_finds_what_changed(
     make_topic: Make, own_project: Settings
 ) -> None:
-    topic = make_topic(schema={"format": "bytes"})
-    rng = random.Random(1)
+    topic, rng = make_topic(schema={"format": "bytes"}), random.Random(1)
     values = [reading(rng, number) | {"ts": 1_767_225_600 + number} for number in range(5_000)]
     topic.send_raw([text(one) for one in values], key=lambda number: f"k{number}".encode())
     shown = run("new", topic.spec.name, "--from-kafka", "--pipeline", "shop", "--enable")

@@ -59,8 +59,7 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
     glue_table = config.cluster_id, spec.glue_name
     glue.register(endpoints.boto3("glue"), topic.table(), *glue_table)
     with Snowflake().connection() as connection:
-        location = topic.table().location()
-        sync(connection, config, spec.snowflake_name, glue_table, location)
+        sync(connection, config, spec.snowflake_name, glue_table, topic.table().location())
     names: dict[Engine, str] = {
         "duckdb": f'lake."{config.cluster_id}".{spec.name}',
         "spark": f"lake.`{config.cluster_id}`.{spec.name}",
@@ -122,8 +121,7 @@ def tombstones(topic: Topic) -> int:
 
 
 def test_long_keys_are_hashed_and_null_keys_refused(make_topic: Callable[..., Topic]) -> None:
-    topic = upsert_topic(make_topic)
-    long_key = b"k" * 300
+    topic, long_key = upsert_topic(make_topic), b"k" * 300
     produce(topic, [(long_key, {"id": 1, "note": "a"}), (b"s", {"id": 2, "note": "b"})])
     topic.ingest()
     produce(topic, [(long_key, {"id": 3, "note": "c"}), (b"s", None)])
@@ -222,8 +220,7 @@ class Keyed:
             self.register(version)
         prefix, parsed = self.keys[version]
         row: Row = {"user": user, "user_id": user, "colour": colour, "region": "eu"}
-        key = prefix + encode(parsed, row)
-        parsed_value = fastavro.parse_schema(self.value_schema)
+        key, parsed_value = prefix + encode(parsed, row), fastavro.parse_schema(self.value_schema)
         body = {"user": 1000 + user, "note": note}
         value = None if note is None else self.value_prefix + encode(parsed_value, body)
         self.producer.produce(self.topic.spec.name, value, key)
@@ -263,5 +260,4 @@ def test_a_new_version_of_the_key_is_the_same_key(make_topic: Callable[..., Topi
     del expected[4]
     assert keyed.ingest() == expected
     state = KeyState.load(topic.table().properties)
-    assert state.columns == ["region", "user_id", "colour"]
-    assert state.rows_removed == 0
+    assert (state.columns, state.rows_removed) == (["region", "user_id", "colour"], 0)

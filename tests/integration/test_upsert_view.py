@@ -58,8 +58,7 @@ def test_any_records(stack: Endpoints, spark: SparkSession) -> None:
     random, catalog, name = Random(1), stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
     catalog.create_namespace_if_not_exists("views")
     source = ("views", f"{name}_bookings")
-    view = UpsertView(source, ("views", name), KEYS, ORDER)
-    records = bookings(random, 0, 20)
+    view, records = UpsertView(source, ("views", name), KEYS, ORDER), bookings(random, 0, 20)
     create_table(spark, topic_frame(spark, "airline.sunset", records), source, "$$timestamp")
 
     def check(table: Table) -> Table:

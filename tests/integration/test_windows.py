@@ -165,8 +165,7 @@ def test_writer_with_older_sources_does_not_win(
 
     def arrive(version: int) -> None:
         columns = "at timestamp, id long, version long"
-        rows_ = [(START + timedelta(minutes=version), 1, version)]
-        frame = spark.createDataFrame(rows_, columns)
+        frame = spark.createDataFrame([(START + timedelta(minutes=version), 1, version)], columns)
         if version:
             frame.writeTo(spark_name(source)).append()
         else:
@@ -270,8 +269,7 @@ def test_hour_that_cannot_be_computed_is_named_and_the_others_are(
         copied.derivation, transform=lambda rows: rows.withColumn("n", inverted("at", "n"))
     )
     numbers = [(START + timedelta(hours=hour), hour - 16) for hour in range(24)]
-    frame = spark.createDataFrame(numbers, "at timestamp, n int")
-    create_table(spark, frame, source, "at")
+    create_table(spark, spark.createDataFrame(numbers, "at timestamp, n int"), source, "at")
     with pytest.raises(FailedPartitionsError) as failed:
         write_window(spark, catalog, plan, window(0, 23))
     named = f"1 partition cannot be computed ({START + timedelta(hours=16):%F %H:%M} to 03:00)"

@@ -32,8 +32,7 @@ COUNT = 300
 
 @contextmanager
 def _session(stack: Endpoints, python: Path) -> Iterator[SparkSession]:
-    conf = {"spark.sql.execution.pyspark.python": str(python)}
-    session = new_session(stack.spark_connect, conf)
+    session = new_session(stack.spark_connect, {"spark.sql.execution.pyspark.python": str(python)})
     try:
         yield session
     finally:
@@ -90,8 +89,7 @@ def _avro(make_topic: Callable[..., Topic], **options: str) -> Topic:
 
 
 def _other(make_topic: Callable[..., Topic], name: str) -> Topic:
-    schema = {"format": name, "file": "from-the-registry"}
-    topic = make_topic({"retention.ms": "-1"}, schema=schema)
+    topic = make_topic({"retention.ms": "-1"}, schema={"format": name, "file": "from-the-registry"})
     if name == "json":
         text = '{"type": "object", "properties": {"id": {"type": "integer"}, "é": {}}}'
         payloads = [b'{"id": %d, "\xc3\xa9": [1, {"a": null}]}' % n for n in range(COUNT)]
@@ -116,10 +114,8 @@ def test_rows_are_the_same_by_workers_that_were_sent_topicberg(
         return new_session(remote, {**conf, "spark.sql.execution.pyspark.python": python})
 
     monkeypatch.setattr(sessions, "new_session", new)
-    pool = spark_sessions(stack, settings())
-    upserted = _avro(make_topic, write_mode="upsert")
-    topics = [_avro(make_topic), _other(make_topic, "json"), _other(make_topic, "protobuf")]
-    for topic in topics:
+    pool, upserted = spark_sessions(stack, settings()), _avro(make_topic, write_mode="upsert")
+    for topic in [_avro(make_topic), _other(make_topic, "json"), _other(make_topic, "protobuf")]:
         found = _rows(topic, "spark", pool)
         assert len(found) == COUNT
         assert found == _rows(topic, "auto")

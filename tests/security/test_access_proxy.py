@@ -165,8 +165,7 @@ def test_registry_answers_as_without_a_proxy(stack: Endpoints) -> None:
             sent = iter([schema[:9], schema[9:]]) if not isinstance(body, bytes | None) else body
             connection.request(method, "/apis/ccompat/v7" + path, sent, headers | login)
             answer = connection.getresponse()
-            text = answer.read()
-            found.append((answer.status, text, answer.headers["content-type"]))
+            found.append((answer.status, answer.read(), answer.headers["content-type"]))
         assert found[0] == found[-1], (method, path)
         assert found[0][0] != 401, (method, path)
 

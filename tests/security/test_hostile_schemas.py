@@ -48,8 +48,7 @@ def test_hostile_schema_is_refused_or_read(kind: Kind) -> None:
 def test_hostile_record_is_explained_in_bounded_time(kind: Kind) -> None:
     schema = RegisteredSchema(1, kind, SCHEMAS[kind])
     form = format_of(schema)
-    columns = form.fields("s", schema, itertools.count(1))
-    malformed = 0
+    columns, malformed = form.fields("s", schema, itertools.count(1)), 0
     for record in records(kind, COUNT, SEED):
         began = time.process_time()
         found = reason(form, record, ResolvedSchema(schema, schema, columns))
@@ -62,8 +61,7 @@ def test_hostile_record_is_explained_in_bounded_time(kind: Kind) -> None:
 def test_large_decimal_is_explained_in_bounded_time() -> None:
     """To convert a number of a megabyte to a decimal takes minutes."""
     schema = RegisteredSchema(1, "AVRO", SCHEMAS["AVRO"])
-    columns = format_of(schema).fields("s", schema, itertools.count(1))
-    size = 4_000_000
+    columns, size = format_of(schema).fields("s", schema, itertools.count(1)), 4_000_000
     record = b"\x02\x00\x00" + zigzag(size) + b"\x7f" * size + b"\x00\x00\x00"
     began = time.process_time()
     found = reason(format_of(schema), record, ResolvedSchema(schema, schema, columns))

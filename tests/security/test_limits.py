@@ -279,8 +279,7 @@ def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
 @given(st.sampled_from(sorted(TREES)), st.integers(1, 60), st.integers(1, 12))
 @hypothesis_settings(max_examples=12)
 def test_every_schema_takes_bounded_time(name: str, levels: int, fan: int) -> None:
-    schema = TREES[name](levels, fan)
-    began = time.process_time()
+    schema, began = TREES[name](levels, fan), time.process_time()
     try:
         found = format_of(schema).fields("s", schema, itertools.count(1))
     except TableflowError:
@@ -313,8 +312,7 @@ def test_name_with_a_substitution_is_refused(schema: RegisteredSchema) -> None:
 
 def test_unreadable_key_schema_is_left_to_its_format() -> None:
     for text in ("[" * 100_000, "{", '{"no": "type"}'):
-        schema = registered("AVRO", text)
-        found = as_record(schema, "key")
+        found = as_record(registered("AVRO", text), "key")
         with pytest.raises(TableflowError):
             format_of(found).fields("s", found, itertools.count(1))
     with pytest.raises(TableflowError):
@@ -376,8 +374,7 @@ def test_remembered_error_does_not_keep_the_parsed_schema() -> None:
 
     @remembered
     def refuse(_: str) -> None:
-        schema = Parsed()
-        parsed.append(weakref.ref(schema))
+        parsed.append(weakref.ref(Parsed()))
         raise TableflowError("too large", hint="split it")
 
     for _ in range(2):

@@ -69,8 +69,7 @@ for token in (None, "", "wrong", "Bearer ", "{"A" * 32}"):
 
 
 def test_catalog_refuses_requests_without_the_token(stack: Endpoints) -> None:
-    token = stack.iceberg_rest_token
-    header, payload, signature = token.get_secret_value().split(".")
+    header, payload, signature = stack.iceberg_rest_token.get_secret_value().split(".")
     none = "eyJhbGciOiJub25lIn0"  # {"alg":"none"}
     found = as_other_user(
         f"""
@@ -116,8 +115,7 @@ print(connection.getresponse().status)
 
 
 def test_own_user_has_everything(stack: Endpoints) -> None:
-    catalog = stack.catalog()
-    assert isinstance(catalog.list_namespaces(), list)
+    assert isinstance(stack.catalog().list_namespaces(), list)
     for engine in ENGINES:
         assert run_query("SELECT 1 AS one", engine, stack, settings()).scalar() == 1
     answer = requests.get(
@@ -130,8 +128,7 @@ def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:
     """Neither in SQL text nor in names, also not in a session that another user created."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    expected = stack.s3_secret_key
-    assert expected
+    assert stack.s3_secret_key
     names = ("env:AWS_SECRET_ACCESS_KEY", "system:user.dir", "spark:spark.app.name", "hivevar:x")
     for session in (
         new_session(stack.spark_connect),
@@ -146,8 +143,7 @@ def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:
 
 
 def test_tokens_are_only_in_private_files(stack: Endpoints) -> None:
-    folder = settings().state_dir
-    token = stack.iceberg_rest_token
+    folder, token = settings().state_dir, stack.iceberg_rest_token
     secrets = [
         token.get_secret_value(),
         *(

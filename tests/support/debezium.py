@@ -127,8 +127,7 @@ class Replay:
     def _renumbered(self, raw: bytes | None) -> bytes | None:
         if raw is None:
             return None
-        number = self._ids[int.from_bytes(raw[1:WIRE_BYTES], "big")]
-        return wire_prefix(number) + raw[WIRE_BYTES:]
+        return wire_prefix(self._ids[int.from_bytes(raw[1:WIRE_BYTES], "big")]) + raw[WIRE_BYTES:]
 
 
 @cache

@@ -50,8 +50,7 @@ class Decoders(ProgramRunner):
         while first < len(records):
             self.buffers.clear()
             done = decode(self._programs, self.buffers, data, offsets, present, reference, first)
-            batch = range(first, done.reached)
-            found = self._columns()
+            batch, found = range(first, done.reached), self._columns()
             self.buffers.clear()
             for record in batch:
                 if (row := stored[record]) is not None:

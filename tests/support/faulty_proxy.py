@@ -37,8 +37,7 @@ def glue_limits(method: str, path: str, body: bytes | None) -> dict[str, Any] | 
     """
     if method != "POST" or not path.partition("?")[0].endswith("/tables"):
         return None
-    request = json.loads(body or b"{}")
-    problem = None
+    request, problem = json.loads(body or b"{}"), None
     if request.get("stage-create"):
         problem = "Malformed request: Stage create is not supported"
     elif not request.get("location"):
@@ -116,8 +115,7 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def _any(self) -> None:
-            body = self._body()
-            fault = proxy.draw()
+            body, fault = self._body(), proxy.draw()
             if (own := proxy.answer(self.command, self.path)) is not None:
                 self._answer(own[0], [("Content-Type", own[1])], own[2])
             elif refusal := proxy.refuse(self.command, self.path, body):

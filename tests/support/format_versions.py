@@ -87,8 +87,7 @@ def append(table: Table, rows: pa.Table) -> None:
 def replace(table: Table, replaced: Sequence[FileRows], rows: pa.Table) -> None:
     """Delete rows, and add others, in one snapshot, as a batch does."""
     head = table.current_snapshot()
-    files = data_files(table, rows)
-    add_files(table, head.snapshot_id if head else None, files, replaced, {})
+    add_files(table, head.snapshot_id if head else None, data_files(table, rows), replaced, {})
 
 
 def overwrite(
@@ -110,5 +109,4 @@ def duckdb_rows(table: Table, columns: str) -> list[tuple[Any, ...]]:
     with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
         load_extensions(connection)
         place = urlsplit(table.metadata_location).path
-        query = f"SELECT {columns} FROM iceberg_scan('{place}')"
-        return connection.execute(query).fetchall()
+        return connection.execute(f"SELECT {columns} FROM iceberg_scan('{place}')").fetchall()

@@ -234,8 +234,7 @@ def random_value(rng: random.Random, schema: Schema, root: Schema) -> Any:
             )
             return rng.choice((low, high, 0, -1 if low else 1, rng.randint(low, high)))
         case "integer":
-            bits = BITS[schema.get("connect.type")]
-            edge = 2 ** (bits - 1)
+            edge = 2 ** (BITS[schema.get("connect.type")] - 1)
             number = rng.choice((-edge, edge - 1, 0, rng.randint(-edge, edge - 1)))
             return float(number) if abs(number) < 2**31 and rng.random() < 0.1 else number
         case "number":

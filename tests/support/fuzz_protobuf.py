@@ -151,8 +151,7 @@ class _Writer:
                     f"[(confluent.field_meta) = {{params: [{params}]}}];"
                 )
             elif label < 0.45:
-                kind = self.type()
-                packed = ""
+                kind, packed = self.type(), ""
                 if kind in SCALARS and kind not in ("string", "bytes") and rng.random() < 0.5:
                     packed = f" [packed = {rng.choice(('true', 'false'))}]"
                 body.append(f"repeated {kind} f{number} = {number}{packed};")
@@ -161,8 +160,7 @@ class _Writer:
                     f"optional group G{name}{number} = {number} {{ optional int32 a = 1; }}"
                 )
             elif self.proto2:
-                word = rng.choice(("optional", "required"))
-                kind = self.type()
+                word, kind = rng.choice(("optional", "required")), self.type()
                 default = ""
                 if kind in INTEGERS and word == "optional" and rng.random() < 0.5:
                     default = " [default = 7]"
@@ -334,8 +332,7 @@ def versions(rng: random.Random) -> tuple[str, str]:
     new = {name: dict(fields) for name, fields in old.items()}
     for _ in range(rng.randint(1, 4)):
         name = rng.choice(list(new))
-        inside = {"Root": ["Leaf", "Inner"], "Inner": ["Leaf"], "Leaf": []}[name]
-        _change(rng, new[name], inside)
+        _change(rng, new[name], {"Root": ["Leaf", "Inner"], "Inner": ["Leaf"], "Leaf": []}[name])
     return _text(old), _text(new)
 
 

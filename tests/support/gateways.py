@@ -198,8 +198,7 @@ def catalog_gateway(
     :param seconds: how long the keys are valid
     :param temporary: gives out keys; None: the keys are the stack's own
     """
-    check = TokenCheck(oauth, realm or {})
-    answer = _vending(stack, seconds, temporary)
+    check, answer = TokenCheck(oauth, realm or {}), _vending(stack, seconds, temporary)
     with gateway(stack.iceberg_rest, stack.iceberg_rest_headers(), check, answer) as found:
         yield found
 

@@ -83,8 +83,7 @@ def fuzz(
     :returns: how many were accepted
     """
     reader, needed_words = READERS[programs.language]
-    longest = max(map(len, records))
-    room = 2 * longest + 4 * max(map(len, words)) + 64
+    room = 2 * max(map(len, records)) + 4 * max(map(len, words)) + 64
     arrays = [_joined(records), _joined(words)]
     starts, ends = buffers.shape.ends()
     accepted: int = _drive(
@@ -197,8 +196,7 @@ def _drive(  # type: ignore[no-untyped-def]
     work,
 ):
     np.random.seed(seed)
-    offsets = np.full(2, len(region), np.int64)
-    accepted = 0
+    offsets, accepted = np.full(2, len(region), np.int64), 0
     for _ in range(count):
         one = np.random.randint(0, len(pool_offsets) - 1)
         size = pool_offsets[one + 1] - pool_offsets[one]
@@ -210,8 +208,7 @@ def _drive(  # type: ignore[no-untyped-def]
         work[:] = 0
         programs = instructions, targets, text_offsets, texts, writers
         buffers = addresses, used, counts, rooms, starts, ends
-        done = execute(reader, region, offsets, present, programs, buffers, 0, work)
-        if done == 1:
+        if execute(reader, region, offsets, present, programs, buffers, 0, work) == 1:
             accepted += 1
         else:
             undo(places, addresses, used, counts)

@@ -44,8 +44,7 @@ class Topic:
         return registry.register_schema(self.spec.value_subject, Schema(json.dumps(schema), "AVRO"))
 
     def send(self, schema: dict[str, Any], rows: list[Row], **more: Any) -> None:
-        prefix = wire_prefix(self.register(schema))
-        parsed = fastavro.parse_schema(schema)
+        prefix, parsed = wire_prefix(self.register(schema)), fastavro.parse_schema(schema)
         self.send_raw([prefix + encode(parsed, row) for row in rows], **more)
 
     def send_raw(

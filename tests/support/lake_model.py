@@ -659,8 +659,7 @@ class Lake:
     def _assert_not_computed(self, run: Run) -> None:
         """Each hour of each table follows from another state than when it was last computed."""
         for name in run.tables:
-            sources = [source.table[1] for source in self.derived[name].plan.sources]
-            if {*sources} & {*run.tables}:
+            if {*[source.table[1] for source in self.derived[name].plan.sources]} & {*run.tables}:
                 continue  # which is computed before it
             for hour, version in self._versions(name, run.windows).items():
                 assert self.read.get((name, hour)) != version, f"{name} {hour} is computed"
@@ -668,8 +667,7 @@ class Lake:
     def begin_run(self, run: Run) -> None:
         """Let it read its sources; tables that follow from others of the run wait for these."""
         for name in run.tables:
-            sources = {source.table[1] for source in self.derived[name].plan.sources}
-            if not sources & {*run.tables}:
+            if not {source.table[1] for source in self.derived[name].plan.sources} & {*run.tables}:
                 run.computing[name] = self.begin(self.derived[name], *run.windows)
 
     def end_run(self, run: Run, left: int = 0, reason: RunFailureReason | None = None) -> None:
@@ -800,10 +798,8 @@ EXACT_STEPS = Counter(
 def step(lake: Lake, random: Random) -> str:
     """Do something; says what."""
     (what,) = random.choices([*lake.steps], [*lake.steps.values()])
-    source = random.choice("aaabl")
-    name = random.choice([*lake.derived])
-    runs = lake.runs
-    detail = ""
+    source, name = random.choice("aaabl"), random.choice([*lake.derived])
+    runs, detail = lake.runs, ""
     match what:
         case "append" | "ingest":
             hours = [random.randrange(HOURS + 1) for _ in range(random.randrange(1, 3))]

@@ -207,8 +207,7 @@ def _literal(value: Any, kind: IcebergType, dialect: Dialect) -> str:
         case bool():
             return str(value).upper()
         case float():
-            name = str(kind).upper()
-            text = str(value).replace("inf", "Infinity")
+            name, text = str(kind).upper(), str(value).replace("inf", "Infinity")
             return f"CAST('{text}' AS {name})"
         case int():
             return f"CAST('{value}' AS {'BIGINT' if str(kind) == 'long' else 'INT'})"

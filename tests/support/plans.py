@@ -38,8 +38,7 @@ def plan_of(
 
     :param foreign: of keys and values; None: no record names a schema of another subject
     """
-    fields = table.schema().fields
-    none = ForeignSchemas(cast("Any", None))
+    fields, none = table.schema().fields, ForeignSchemas(cast("Any", None))
     foreign = foreign or {KEY: none, VALUE: none}
     key = upsert_key(spec.metadata_column, layout, fields) if spec.write_mode == "upsert" else None
     decoded = message_decoders(spec, layout, table, foreign, key)

@@ -42,8 +42,7 @@ class ProgramRunner:
     def _compile(self, it: Format, pairing: ResolvedSchema, size: int) -> None:
         self.fields = pairing.fields
         self.shape, code = Shape(self.fields), ProgramCode()
-        places = {place.name: place for place in self.shape.places}
-        it.program(code, places, pairing)
+        it.program(code, {place.name: place for place in self.shape.places}, pairing)
         self._programs = Programs.of(code, [(NUMBER, 0)], pairing.writer.schema_type)
         self.buffers = Buffers(self.shape, 64, size)
 

@@ -96,8 +96,7 @@ def _interval_micros(value: Any) -> int:
         return int(value)
     *parts, second = value.split()
     year, month, day, hour, minute = map(int, parts)
-    micros = int(Decimal(second).scaleb(6))
-    whole = int(Decimal(second))
+    micros, whole = int(Decimal(second).scaleb(6)), int(Decimal(second))
     seconds = whole + (micros - whole * 1_000_000) / 1_000_000
     days = (year * 12 + month) * 30.4375 + day
     return int((((days * 24 + hour) * 60 + minute) * 60 + seconds) * 1e6)
@@ -458,8 +457,7 @@ class Workload:
         self._count("truncate")
 
     def _alter(self) -> None:
-        table = self.rng.choice([one for one in self.tables if one.has_ddl])
-        rng = self.rng
+        table, rng = self.rng.choice([one for one in self.tables if one.has_ddl]), self.rng
         extra = [name for name in table.columns if name.startswith("extra")]
         wider = [name for name in _WIDENED if table.columns.get(name) is KINDS[name]]
         what = rng.choice(

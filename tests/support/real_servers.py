@@ -146,8 +146,7 @@ class OAuthServer:
 def oauth_server(folder: Path, seconds: int = TOKEN_SECONDS) -> Iterator[OAuthServer]:
     """:param seconds: how long its tokens are valid"""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    claims = {"sub": "topicberg", "aud": ["topicberg"]}
+    port, claims = free_port(), {"sub": "topicberg", "aud": ["topicberg"]}
     callback = {
         "issuerId": ISSUER,
         "tokenExpiry": seconds,

@@ -132,8 +132,7 @@ class Stackless(Server):
         return super()._answer(operation, parameters, request, content, fault)
 
     def _topics(self, call: Call) -> HttpResponse:
-        body = json.loads(call.content or b"{}")
-        name = call.path.get("topic_name", "")
+        body, name = json.loads(call.content or b"{}"), call.path.get("topic_name", "")
         if call.method != "GET":
             kafka_rest.demand(call, name or body.get("topic_name"))
         if call.method == "POST" and not name:
@@ -163,8 +162,7 @@ class Stackless(Server):
     def _subjects(self, call: Call) -> HttpResponse:
         subjects.check(call)
         name, _, rest = call.path.get("rest", "").partition("/")
-        body = json.loads(call.content or b"{}")
-        versions = self.schemas.get(name, [])
+        body, versions = json.loads(call.content or b"{}"), self.schemas.get(name, [])
         if not name:
             return HttpResponse([*self.schemas])
         if call.method == "POST" and rest == "versions":

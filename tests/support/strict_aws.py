@@ -84,8 +84,7 @@ class Account:
         """Let a role do what the statements say, and nothing else."""
         self.session(role)
         text = json.dumps({"Version": "2012-10-17", "Statement": statements})
-        iam = self.client("iam")
-        iam.put_role_policy(RoleName=role, PolicyName="own", PolicyDocument=text)
+        self.client("iam").put_role_policy(RoleName=role, PolicyName="own", PolicyDocument=text)
 
     def context(self, role: str, **changes: Any) -> DeployContext:
         """Return the part of a deploy context that reads AWS."""
@@ -129,8 +128,7 @@ def _serve() -> Iterator[Account]:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     moto = DomainDispatcherApplication(create_backend_app)
-    application = Application(moto, cast(Any, Unsaved()))
-    server = make_server("127.0.0.1", 0, application, threaded=True)
+    server = make_server("127.0.0.1", 0, Application(moto, cast(Any, Unsaved())), threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

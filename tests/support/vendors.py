@@ -346,8 +346,7 @@ def _with_moto(
     state.save_endpoints(config, {}, NOWHERE)
     organization = Organization(folder, config, f"http://127.0.0.1:{ours.getsockname()[1]}")
     organization.delays = DELAYS
-    account = Account(folder / "snowflake")
-    confluent = Stackless(organization)
+    account, confluent = Account(folder / "snowflake"), Stackless(organization)
     vendors = Vendors(confluent, account, theirs.getsockname()[1], url, emr, athena, governed)
     confluent.engine = vendors.materialize
     _admin(account, vendors.client("secretsmanager"))

@@ -47,8 +47,7 @@ FIELDS: dict[str, tuple[Any, Any, Any]] = {
 def test_peek_avro_shows_stored_values() -> None:
     fields = [{"name": name, "type": kind} for name, (kind, _, _) in FIELDS.items()]
     schema: Any = {"type": "record", "name": "R", "fields": fields}
-    writer = RegisteredSchema(1, "AVRO", json.dumps(schema))
-    buffer = io.BytesIO()
+    writer, buffer = RegisteredSchema(1, "AVRO", json.dumps(schema)), io.BytesIO()
     plain = json.loads(json.dumps(schema).replace("logicalType", "ignored"))
     values = {name: value for name, (_, value, _) in FIELDS.items()}
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(plain), values)

@@ -105,8 +105,7 @@ def teams_problems(message: Any) -> list[str]:
     """What Teams refuses: "Create incoming webhooks with Workflows"; elements of version 1.4."""
     problems = [] if len(json.dumps(message)) <= 28 * 1024 else ["size"]
     (attachment,) = message["attachments"]
-    card = attachment["content"]
-    expected = {"type": "AdaptiveCard", "version": "1.4"}
+    card, expected = attachment["content"], {"type": "AdaptiveCard", "version": "1.4"}
     if attachment["contentType"] != "application/vnd.microsoft.card.adaptive":
         problems.append("contentType")
     if message["type"] != "message" or not expected.items() <= card.items() or not card["body"]:
@@ -133,8 +132,7 @@ def test_payloads_of_any_notice_are_within_the_limits(notice: Notice) -> None:
 def test_payloads_of_the_widest_text_are_within_the_limits() -> None:
     wide = "\N{PILE OF POO}" * 20_000
     texts = dict.fromkeys(("title", "what", "remediation", "runbook", "key"), wide)
-    alert = FAULT.model_copy(update=texts)
-    notice = Notice(state="firing", alert=alert, at=NOW)
+    notice = Notice(state="firing", alert=FAULT.model_copy(update=texts), at=NOW)
     assert not pagerduty_problems(pagerduty_event(notice, KEY, "shop"))
     assert not slack_problems(slack_message(notice))
     assert not teams_problems(teams_message(notice))
@@ -225,8 +223,7 @@ class MailServer(socketserver.ThreadingTCPServer):
                             while (part := self.rfile.readline()) != b".\r\n":
                                 body += part.removeprefix(b".")
                             parser = email.parser.BytesParser(policy=email.policy.default)
-                            message = parser.parsebytes(body)
-                            server.got.append((sender, recipients, message))
+                            server.got.append((sender, recipients, parser.parsebytes(body)))
                             answer("250 OK")
                         case "QUIT":
                             answer("221 bye")
@@ -276,15 +273,13 @@ def every_channel(vendors: Vendors, mail_server: MailServer, **more: Any) -> Ale
 def test_every_channel_accepts_any_fault_and_its_end(
     what: str, tmp_path: Path, vendors: Vendors, mail_server: MailServer
 ) -> None:
-    config = Settings(state_dir=tmp_path)
-    chosen = every_channel(vendors, mail_server)
+    config, chosen = Settings(state_dir=tmp_path), every_channel(vendors, mail_server)
     alert = Alert(**{**FAULT.model_dump(), "what": what, "title": what})
     state, problems = deliver(AlertState(), {alert.key: alert}, channels(config, chosen))
     assert not problems
     state, problems = deliver(state, {}, channels(config, chosen))
     assert not problems
-    paths = [path for path, _ in vendors.got]
-    assert sorted(paths) == sorted(2 * list(Vendors.CHECKS))
+    assert sorted([path for path, _ in vendors.got]) == sorted(2 * list(Vendors.CHECKS))
     events = [body for path, body in vendors.got if path == "/v2/enqueue"]
     assert [event["event_action"] for event in events] == ["trigger", "resolve"]
     assert [to for _, to, _ in mail_server.got] == 2 * [["team@example.org", "boss@example.org"]]
@@ -314,8 +309,7 @@ def test_alert_goes_to_the_route_of_its_owner_else_to_all_others(
         return sorted(path.partition("?")[2] for path, _ in vendors.got)
 
     assert sent() == sent("team:other") == ["all"]
-    assert sent("team:shop") == ["shop"]
-    assert sent("team:shop", "team:other") == ["shop"]
+    assert (sent("team:shop"), sent("team:shop", "team:other")) == (["shop"], ["shop"])
     assert sent("team:shop", "team:ship") == ["ship", "ship", "shop"]
     lines = (tmp_path / "alerts.jsonl").read_text().splitlines()
     assert len(lines) == 5, "the file has every alert"

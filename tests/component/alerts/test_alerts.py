@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -38,10 +39,20 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 from waiting import wait_until
 
-from topicberg.alerts.alert import Alert, AlertState, Decisions, Notice, changes, silence
+from topicberg.alerts.alert import (
+    ActiveAlert,
+    Alert,
+    AlertState,
+    Decisions,
+    Notice,
+    Outage,
+    changes,
+    silence,
+)
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
 from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
 from topicberg.alerts.settings import AlertSettings
+from topicberg.alerts.watch import fault
 from topicberg.checks.finding import Finding
 from topicberg.dagster.runs import PROCESS
 from topicberg.endpoints import runtime_file
@@ -50,13 +61,22 @@ from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
-from topicberg.orchestration.jobs.alerts import REST_SECONDS, alert_sensor
+from topicberg.orchestration.jobs.alerts import (
+    NUMBERS_SECONDS,
+    REST_SECONDS,
+    _digest,
+    _is_news,
+    alert_sensor,
+)
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.table_jobs import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.status import TopicStatus, note_observation, write_status
 from topicberg.topics import TopicSpec, load_topic
+
+NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
+
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 HOURS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
@@ -65,12 +85,16 @@ SECRET = "never-in-an-alert"  # part of the address of a channel
 ERROR = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `fix it`", [], None)
 ORIGIN = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("topicberg"), "__repository__")
 
+AWAY = fault("iceberg_rest", "frozen", datetime.now(UTC), "end it")
+
 verdicts: dict[str, Finding] = {}
 broken: set[str] = set()
 
 
 @dg.asset(key=ORDERS, group_name="shop", partitions_def=HOURS)
 def orders() -> None:
+    if "away" in broken:
+        raise TopicbergError("Iceberg's catalog does not answer: refused")
     if "orders" in broken:
         try:
             raise RuntimeError("org.example.DiskException: 28 at java.base/Thread.run")
@@ -93,8 +117,7 @@ def invoices() -> None:
 )
 def checks() -> Iterator[dg.AssetCheckResult]:
     for name in ("tableflow", "kafka_lag", "blocks"):
-        finding = verdicts.get(name, Finding(passed=True, what="fine"))
-        yield result(ORDERS, name, finding, None)
+        yield result(ORDERS, name, verdicts.get(name, Finding(passed=True, what="fine")), None)
 
 
 JOB = dg.define_asset_job("shop", selection=dg.AssetSelection.all())
@@ -214,8 +237,7 @@ def test_fault_is_sent_once_and_once_when_resolved(desk: Desk) -> None:
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
     reported = desk.notices()[-1]
     assert reported.alert.what == "it is suspended"
-    assert reported.alert.remediation == "`fix it`"
-    assert reported.alert.since == since
+    assert (reported.alert.remediation, reported.alert.since) == ("`fix it`", since)
     assert reported.alert.link.endswith("/assets/iceberg/orders?view=checks&checkDetail=tableflow")
     assert "`fix it`" in reported.text
     assert "2026-01-02 03:04:05 UTC" in reported.text
@@ -246,8 +268,7 @@ def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
     reported = desk.notices()[-1].alert
-    assert reported.what == "the disk is full"
-    assert reported.remediation == "`free it`"
+    assert (reported.what, reported.remediation) == ("the disk is full", "`free it`")
     assert "/runs/" in reported.link
     desk.run()
     assert desk.tick() == []
@@ -305,7 +326,7 @@ def test_failed_run_is_resolved_by_runs_of_its_assets(desk: Desk) -> None:
     desk.materialize(ORDERS, INVOICES)
     assert desk.tick() == [("firing", by_hand)]
     broken.discard("orders")
-    desk.materialize(ORDERS)
+    desk.materialize(ORDERS, INVOICES)  # from failure: a run that fails as well makes some of it
     assert desk.tick() == []
     broken.clear()
     desk.materialize(INVOICES)
@@ -316,6 +337,12 @@ def test_failed_run_is_resolved_by_runs_of_its_assets(desk: Desk) -> None:
     broken.clear()
     desk.run()  # the job of the whole group
     assert desk.tick() == [("resolved", "run iceberg/orders")]
+    broken.add("orders")
+    desk.run()  # which keeps what it materialized
+    broken.clear()
+    assert desk.tick() == [("firing", "run shop")]
+    desk.materialize(ORDERS)
+    assert desk.tick() == [("resolved", "run shop")]
 
 
 def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
@@ -424,8 +451,7 @@ def test_run_whose_process_was_killed_says_so(desk: Desk) -> None:
     )
     desk.instance.report_run_failed(run, "The process was terminated by signal 9 (SIGKILL).")
     assert desk.tick() == [("firing", "run shop")]
-    what = desk.notices()[-1].alert.what
-    assert what == "The process was terminated by signal 9 (SIGKILL)."
+    assert desk.notices()[-1].alert.what == "The process was terminated by signal 9 (SIGKILL)."
 
 
 def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> None:
@@ -439,8 +465,7 @@ def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> N
 def faults(
     desk: Desk, defs: dg.Definitions, state: AlertState
 ) -> tuple[AlertState, dict[str, Alert]]:
-    seen = observe(desk.instance, defs.get_repository_def(), state)
-    return evaluate(state, seen, "http://ui")
+    return evaluate(state, observe(desk.instance, defs.get_repository_def(), state), "http://ui")
 
 
 def late(desk: Desk, key: dg.AssetKey, since: datetime) -> None:
@@ -467,8 +492,7 @@ def test_stale_table_is_reported_by_check_else_by_policy(desk: Desk) -> None:
     assert reported(now - timedelta(hours=1)) == [checked, unchecked]  # its check was not evaluated
     desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", True))
     assert reported(now - timedelta(hours=1)) == [unchecked]  # nothing came to compute it with
-    verdict = dg.AssetCheckEvaluation(CHECKED, "up_to_date", False)
-    desk.instance.report_runless_asset_event(verdict)
+    desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", False))
     assert reported(now - timedelta(hours=1)) == ["check iceberg/totals:up_to_date", unchecked]
 
 
@@ -595,10 +619,50 @@ def test_topic_that_suspends_before_the_code_location_is_reloaded_has_an_alert(
     engine()
     engine("a record is malformed\n  → `fix it`", topic="returns", suspended=True)
     assert desk.tick() == [("firing", "check iceberg/returns:tableflow")]
-    alert = desk.notices()[-1].alert
-    assert alert.what == "Tableflow is suspended: a record is malformed"
+    assert desk.notices()[-1].alert.what == "Tableflow is suspended: a record is malformed"
     engine(topic="returns")
     assert desk.tick() == [("resolved", "check iceberg/returns:tableflow")]
+
+
+def test_outage_that_the_watch_has_sent_is_sent_by_no_topic(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    path = settings().state_dir / "watch.json"
+    runtime_file(settings()).write_text("{}")
+    path.write_text(AlertState(alerts={AWAY.key: AWAY}).model_dump_json())
+    for topic in ("orders", "returns"):
+        engine("Iceberg's catalog does not answer: refused", seconds=25, topic=topic)
+    assert desk.tick() == []
+    path.unlink()
+    assert desk.tick() == [], "the engine tries again in seconds"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_outage_between_two_evaluations_is_the_cause_of_a_run_that_failed_in_it(
+    desk: Desk, is_known: bool
+) -> None:
+    """Only the watch has seen it."""
+    outages = {AWAY.key: Outage(alert=AWAY, seen_at=datetime.now(UTC))} if is_known else {}
+    runtime_file(settings()).write_text("{}")
+    (settings().state_dir / "watch.json").write_text(AlertState(outages=outages).model_dump_json())
+    broken.add("away")
+    desk.run()
+    assert desk.tick() == ([] if is_known else [("firing", AWAY.key)])
+    broken.clear()
+    desk.run()
+    assert desk.tick() == ([] if is_known else [("resolved", AWAY.key)])
+
+
+def test_full_disk_that_the_watch_cannot_write_is_the_cause_of_what_follows(
+    desk: Desk, engine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_file(settings()).write_text("{}")
+    engine("database or disk is full", seconds=25)
+    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=9, f_favail=9)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert desk.tick() == []
+    disk.f_bavail = 10**6
+    assert desk.tick() == [], "the engine tries again in seconds"
 
 
 def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(
@@ -638,6 +702,14 @@ def test_lag_is_sent_before_the_checks_run_and_resolved_by_the_status(
     assert desk.tick() == [("firing", key)], "as the checks have stored it"
     os.utime(observed, (time.time() + 5, time.time() + 5))
     assert desk.tick() == [("resolved", key)]
+
+
+def test_topic_of_which_no_engine_here_reports_has_its_stored_result(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    verdicts["tableflow"] = Finding("suspended", "`resume it`")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
 
 
 def test_sensor_that_is_turned_off_is_sent_and_resolved(desk: Desk) -> None:
@@ -697,6 +769,18 @@ def test_list_of_alerts_is_reported_when_it_changes(
     silence(settings(), "orders", "a deploy", timedelta(hours=1))
     (silenced,) = tick()
     assert "silenced by" in silenced["alerts"].value
+
+
+def test_list_of_alerts_has_current_numbers_after_minutes() -> None:
+    def digest(what: str, seconds: float, key: str = "specs") -> str:
+        alert = fault(key, what, NOON, "fix it")
+        return _digest([ActiveAlert(alert, "active")], NOON.timestamp() + seconds)
+
+    first = digest("5 records", 0)
+    assert not _is_news(first, digest("6 records", 15))
+    assert _is_news(first, digest("6 records", NUMBERS_SECONDS))
+    assert not _is_news(first, digest("5 records", NUMBERS_SECONDS))
+    assert _is_news(first, digest("5 records", 15, key="queue"))
 
 
 # --- channels ---
@@ -826,6 +910,19 @@ def test_warnings_stay_in_the_file_if_least_is_error(tmp_path: Path, hook: Hook)
     deliver(AlertState(), {"k": warning}, channels(config, chosen))
     assert not hook.got
     assert (tmp_path / ALERTS_FILE).exists()
+
+
+def test_channel_error_has_no_address(tmp_path: Path) -> None:
+    chosen = AlertSettings(
+        webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com",
+        smtp={"host": "127.0.0.1", "port": 9, "user": "u", "password": SECRET},
+    )  # fmt: skip
+    _, problems = deliver(
+        AlertState(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen)
+    )
+    assert len(problems) == 2
+    assert SECRET not in "".join(problems)
+    assert SECRET not in repr(chosen)
 
 
 def test_alerts_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

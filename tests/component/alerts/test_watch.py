@@ -405,8 +405,7 @@ def test_daemon_whose_database_is_locked_says_so(
         assert "its last heartbeat was" in (dagster(config)[DAEMON](5) or "")
         other.execute("BEGIN EXCLUSIVE")
         (watched,) = (one for one in watched_dagster(config, AlertSettings()) if one.name == DAEMON)
-        looks = ServiceWatch([replace(watched, patience=0.0, causes=())])
-        (alert,) = looks.look().values()
+        (alert,) = ServiceWatch([replace(watched, patience=0.0, causes=())]).look().values()
     assert alert.what == (
         f"dagster_daemon does not answer: it cannot use its database {path}: database is locked"
     )
@@ -434,6 +433,26 @@ def test_full_disk_of_dagster_is_the_cause_that_is_named(
     watcher(config, Watched("kafka", kafka, "end it", patience=0))[0].look()
     expected = "service disk" if why else "service kafka"
     assert notices(config) == [(expected, "firing")], "it is the cause of all else"
+
+
+def test_what_a_full_disk_left_behind_is_sent_once_it_stays(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=10**6, f_favail=10**6)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    kafka, spark = Service(), Service()
+    kafka.why = "it ends"
+    services = (Watched("kafka", kafka, "fix", patience=0), Watched("spark", spark, "", patience=0))
+    starts = [time.time() - 9 + n for n in (0, 1, 2, *[STARTS] * 3)]
+    looks = watcher(config, *services, start_times=lambda: {"spark": starts.pop(0)})[0]
+    for _ in range(STARTS + 1):
+        looks.look()
+    disk.f_bavail = 10**6
+    looks.look()
+    assert notices(config) == [("service disk", "firing"), ("service disk", "resolved")]
+    looks._state = looks._state.model_copy(update={"outages": {}})  # as some minutes later
+    looks.look()
+    assert notices(config)[2:] == [("service kafka", "firing"), ("service spark", "firing")]
 
 
 def test_watch_names_what_does_not_answer_before_it_is_an_alert(config: Settings) -> None:
@@ -668,8 +687,7 @@ def test_address_of_the_settings_is_watched_from_its_first_answer_on(
 
 def test_engine_misses_what_it_needs() -> None:
     assert {*NEEDED, "spark"} < set(SERVICES)
-    looks = ServiceWatch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)])
-    faults = looks.look()
+    faults = ServiceWatch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)]).look()
     missing = unavailable(faults, *NEEDED)
     assert missing.message == "s3 does not answer: frozen\n  → `end it`"
     assert missing.since_ms == pytest.approx(time.time() * 1000, abs=60_000)

@@ -42,8 +42,7 @@ def checks(port: int) -> dict[str, Check]:
 
 
 def test_frozen_service_does_not_answer_within_the_deadline(frozen: int) -> None:
-    began = time.monotonic()
-    found = unanswered(checks(frozen), DEADLINE)
+    began, found = time.monotonic(), unanswered(checks(frozen), DEADLINE)
     assert found == dict.fromkeys(("http", "http2", "kafka"), "no answer within 0 s")
     assert time.monotonic() - began < 10 * DEADLINE
 
@@ -74,8 +73,7 @@ def test_any_response_of_http_is_an_answer_but_a_failure(status: int) -> None:
 
 def test_https_is_asked_by_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster's UI may be behind a proxy with TLS."""
-    files = certificates(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    files, context = certificates(tmp_path), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.broker)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # 501
         server.socket = context.wrap_socket(server.socket, server_side=True)

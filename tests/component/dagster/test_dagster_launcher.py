@@ -53,13 +53,11 @@ def launch(instance: dg.DagsterInstance, job: dg.JobDefinition) -> str:
 
 
 def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
-    run = instance.get_run_by_id(run_id)
-    return run.status
+    return instance.get_run_by_id(run_id).status
 
 
 def process(instance: dg.DagsterInstance, run_id: str) -> psutil.Process:
-    run = instance.get_run_by_id(run_id)
-    return psutil.Process(int(run.tags[PROCESS].partition(":")[0]))
+    return psutil.Process(int(instance.get_run_by_id(run_id).tags[PROCESS].partition(":")[0]))
 
 
 def until(
@@ -71,8 +69,7 @@ def until(
 def test_a_run_succeeds_and_leaves_no_database_open(instance: dg.DagsterInstance) -> None:
     run_id = launch(instance, short)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
-    run = instance.get_run_by_id(run_id)
-    number = run.tags[PROCESS].partition(":")[0]
+    number = instance.get_run_by_id(run_id).tags[PROCESS].partition(":")[0]
     messages = [entry.message for entry in instance.all_logs(run_id)]
     assert f"Started process for run (pid: {number})." in messages
     folder = Path(instance.storage_directory()).parent
@@ -119,8 +116,7 @@ def queue(instance: dg.DagsterInstance, folder: str | None) -> str:
     origin = dg.reconstructable(short).get_python_origin()
     repository = origin.repository_origin
     if folder is not None:
-        pointer = ModuleCodePointer("jobs", "main", folder)
-        repository = repository._replace(code_pointer=pointer)
+        repository = repository._replace(code_pointer=ModuleCodePointer("jobs", "main", folder))
         origin = origin._replace(repository_origin=repository)
     server = GrpcServerCodeLocationOrigin("localhost", port=1, location_name="jobs")
     run = instance.create_run_for_job(
@@ -188,12 +184,9 @@ def test_libraries_are_there_and_start_no_thread() -> None:
 def test_a_run_outlives_the_server_that_forked_it(instance: dg.DagsterInstance) -> None:
     run_id = launch(instance, long)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
-    at_work = process(instance, run_id)
-    server = at_work.parent()
-    server.kill()
+    process(instance, run_id).parent().kill()
     time.sleep(3)  # its other threads have ended as well
-    after = launch(instance, short)
-    wait_until(until(instance, after, dg.DagsterRunStatus.SUCCESS), 90)
+    wait_until(until(instance, launch(instance, short), dg.DagsterRunStatus.SUCCESS), 90)
     assert status(instance, run_id) == dg.DagsterRunStatus.STARTED
     assert instance.run_launcher.terminate(run_id)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.CANCELED), 30)
@@ -270,8 +263,7 @@ def locations(
     }
     file = folder / "workspace.yaml"
     file.write_text(json.dumps({"load_from": [{"python_file": one} for one in (same, other)]}))
-    target = WorkspaceFileTarget([str(file)])
-    with WorkspaceProcessContext(instance, target) as process:
+    with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(file)])) as process:
         yield Locations(instance, folder, process.create_request_context())
 
 
@@ -280,8 +272,7 @@ def test_run_of_another_folder_is_forked(
 ) -> None:
     run_id = locations.launch("same", "tell")
     wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
-    run = instance.get_run_by_id(run_id)
-    assert PROCESS in run.tags
+    assert PROCESS in instance.get_run_by_id(run_id).tags
     messages = [entry.user_message for entry in instance.all_logs(run_id)]
     assert f"a module of the folder of {sys.prefix}" in messages
 
@@ -291,8 +282,7 @@ def test_run_of_another_environment_is_launched_there(
 ) -> None:
     run_id = locations.launch("other", "tell")
     wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
-    run = instance.get_run_by_id(run_id)
-    assert PROCESS not in run.tags
+    assert PROCESS not in instance.get_run_by_id(run_id).tags
     messages = [entry.user_message for entry in instance.all_logs(run_id)]
     assert f"a module of the folder of {locations.folder / 'venv'}" in messages
 
@@ -304,8 +294,7 @@ def test_run_of_another_environment_is_terminated_there(
     wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
     run = instance.get_run_by_id(run_id)
     assert run
-    health = instance.run_launcher.check_run_worker_health(run)
-    assert health.status == WorkerStatus.RUNNING
+    assert instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
     assert instance.run_launcher.terminate(run_id)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.CANCELED), 30)
 

@@ -105,8 +105,7 @@ def test_old_runs_are_deleted_except_newest_materializations(
     with dg.instance_for_test() as instance, monkeypatch.context() as patch:
 
         def forget() -> int:
-            ran = FORGET.execute_in_process(instance=instance)
-            return int(ran.output_for_node("forget"))
+            return int(FORGET.execute_in_process(instance=instance).output_for_node("forget"))
 
         first = dg.materialize([orders], instance=instance).run_id
         last = dg.materialize([orders], instance=instance).run_id
@@ -125,6 +124,26 @@ def test_old_runs_are_deleted_except_newest_materializations(
         assert first not in left
         event = instance.get_latest_materialization_event(dg.AssetKey("orders"))
         assert datetime.now(UTC) - datetime.fromtimestamp(event.timestamp, UTC) < timedelta(hours=1)
+    settings.cache_clear()
+
+
+def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computed it last is kept, what computed it before is forgotten soon."""
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["one", "two"]))
+    def totals() -> None: ...
+
+    tags = {"topicberg/kind": "computation"}
+    with dg.instance_for_test() as instance, monkeypatch.context() as patch:
+        before, one, two = (
+            dg.materialize([totals], partition_key=key, instance=instance, tags=tags).run_id
+            for key in ("one", "one", "two")
+        )
+        patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
+        settings.cache_clear()
+        FORGET.execute_in_process(instance=instance)
+        assert {before, one, two} & {run.run_id for run in instance.get_runs()} == {one, two}
+        assert instance.get_materialized_partitions(dg.AssetKey("totals")) == {"one", "two"}
     settings.cache_clear()
 
 

@@ -196,8 +196,7 @@ def test_forgetting_leaves_events_of_other_assets(
 
 def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) -> None:
     shop = dg.Definitions(assets=[orders], jobs=[look], sensors=[alert_sensor()])
-    repository = shop.get_repository_def()
-    state = AlertState(runs_until=1.0)
+    repository, state = shop.get_repository_def(), AlertState(runs_until=1.0)
     failed, queued = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.QUEUED
     run_in(instance, OTHER, failed)
     run_in(instance, OTHER, queued)

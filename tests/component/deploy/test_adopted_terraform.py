@@ -30,8 +30,7 @@ def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
 
 def terraform(vendors: Vendors) -> None:
     """Create what its configuration creates and `deploy` has too."""
-    cloud = vendors.open(prefix=USER)[0].confluent.cloud
-    governance = {"package": "ESSENTIALS"}
+    cloud, governance = vendors.open(prefix=USER)[0].confluent.cloud, {"package": "ESSENTIALS"}
     environment = cloud.post(
         "/org/v2/environments", {"display_name": USER, "stream_governance_config": governance}
     )["id"]
@@ -132,8 +131,7 @@ def check_create(vendors: Vendors) -> None:
 
 def check_delete(vendors: Vendors) -> None:
     """It leaves what Terraform created, and what deploy does not know at all costs."""
-    left = vendors.delete(*TOPICS, prefix=USER)
-    assert left == {}
+    assert vendors.delete(*TOPICS, prefix=USER) == {}
     name = USER.upper()
     adopted = {
         f"secret {SECRET}",

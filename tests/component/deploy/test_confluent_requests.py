@@ -24,6 +24,7 @@ from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
+from topicberg.clients.confluent import ApiError
 from topicberg.settings import Settings
 from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
@@ -66,8 +67,7 @@ def served(folder: Path) -> Iterator[Stackless]:
         patch.setenv("AWS_ACCESS_KEY_ID", "a")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         patch.setenv("NO_PROXY", "127.0.0.1")
-        listener = socket.create_server(("127.0.0.1", 0))
-        config = Settings(state_dir=folder)
+        listener, config = socket.create_server(("127.0.0.1", 0)), Settings(state_dir=folder)
         state.save_endpoints(config, {}, NOWHERE)
         account = Account(folder, config, f"http://127.0.0.1:{listener.getsockname()[1]}")
         account.delays = NO_DELAYS
@@ -188,8 +188,7 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     create(server)
     context, graph = opened(server)
     assert rotate(graph, context, quiet, force=True) == 8
-    left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
-    assert left == {}
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
     # Schemas go with the environment: no account has the right to delete them, or needs it.
@@ -327,8 +326,7 @@ def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
     document["tableflow"]["table_formats"] = ["ICEBERG", "DELTA"]
     specs = context.specs[:] = [TopicSpec.model_validate(document)]
     whole = resources(context.config, specs)
-    catalogs = [one for one in whole if one.key in (CATALOG_KEY, UNITY_KEY)]
-    graph = engine.with_needs(catalogs, whole)
+    graph = engine.with_needs([one for one in whole if one.key in (CATALOG_KEY, UNITY_KEY)], whole)
     engine.create(graph, context, quiet)
     assert {one["spec"]["config"]["kind"] for one in server.kept_catalogs.values()} == {
         "AwsGlue",
@@ -365,6 +363,31 @@ def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> 
     assert step.lines() == ["login: one that fails → that of the settings"]
     (integration,) = server.account.store.all(CATALOG)
     assert "quiet" not in str(integration.properties)
+
+
+def test_what_the_tableflow_api_refuses_is_refused(server: Stackless) -> None:
+    context, _ = with_tableflow(server, "unity")
+    api, path = context.confluent.tableflow, "/tableflow/v1/catalog-integrations"
+    place: dict[str, Any] = {"display_name": "stock_trades", **context.place}
+    login = {"catalog_name": "c", "client_id": "i", "client_secret": "s"}
+    unity = {"kind": "Unity", "workspace_endpoint": WORKSPACE, **login}
+    for config, why in (
+        ({"kind": "Unity", "catalog_name": "c", "client_id": "i"}, "workspace_endpoint"),
+        ({**unity, "warehouse": "w"}, "warehouse"),
+        ({"kind": "Horizon"}, "config"),
+    ):
+        with pytest.raises(ApiError, match=why):
+            api.post(path, {"spec": {**place, "config": config}})
+    created = api.post(path, {"spec": {**place, "config": unity}})
+    assert "client_secret" not in created["spec"]["config"]
+    with pytest.raises(ApiError, match="of kind Unity already"):
+        api.post(path, {"spec": {**place, "config": unity}})
+    change = {**context.place, "config": {"kind": "AwsGlue"}}
+    with pytest.raises(ApiError, match="of kind Unity, which cannot change"):
+        api.patch(f"{path}/{created['id']}", {"spec": change})
+    storage = {"storage": {"kind": "Managed"}, "table_formats": ["DELTA"]}
+    with pytest.raises(ApiError, match="Managed Storage"):
+        api.post("/tableflow/v1/tableflow-topics", {"spec": {**place, **storage}})
 
 
 CATALOG_INTEGRATION = "/tableflow/v1/catalog-integrations/{id}"

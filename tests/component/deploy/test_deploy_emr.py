@@ -133,8 +133,7 @@ def test_create_makes_an_application_that_costs_nothing_idle(service: Any, opene
 
 
 def test_drift_of_the_workgroup_is_changed_in_place(service: Any, opened: Any) -> None:
-    context = created(opened)
-    athena = context.aws.client("athena")
+    athena = created(opened).aws.client("athena")
     updates = {"ResultConfigurationUpdates": {"OutputLocation": "s3://other/"}}
     athena.update_work_group(
         WorkGroup="demo_athena", ConfigurationUpdates=updates, State="DISABLED"
@@ -181,8 +180,7 @@ def test_delete_cancels_stops_and_leaves_nothing(service: Any, opened: Any) -> N
 
 
 def test_a_second_one_of_ours_is_deleted_anothers_stays(service: Any, opened: Any) -> None:
-    context = created(opened)
-    client = context.aws.client("emr-serverless")
+    client = created(opened).aws.client("emr-serverless")
     more = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "demo_spark"}
     client.create_application(**more, tags={"topicberg": "demo"})
     client.create_application(**more, tags={"team": "data"})
@@ -211,14 +209,12 @@ def test_dagster_finds_the_application(
     context = created(opened)
     note(context)
     note(opened()[0])  # a part of the graph, in which the application is not looked at
-    noted = read_deployment(context.config)[0][DEPLOYED_EMR]
-    wanted = EmrSettings.model_validate(noted)
+    wanted = EmrSettings.model_validate(read_deployment(context.config)[0][DEPLOYED_EMR])
     assert wanted.application_id == context.need(emr.APPLICATION).id
     assert wanted.execution_role_arn.endswith(":role/demo_spark_job_role")
     assert wanted.log_uri == "s3://demo-123456789012-compute/jobs/"
     assert wanted.entry_point == "local:///opt/topicberg/job.py"
-    words = shlex.split(wanted.spark_submit_parameters)
-    assert "spark.dynamicAllocation.maxExecutors=3" in words
+    assert "spark.dynamicAllocation.maxExecutors=3" in shlex.split(wanted.spark_submit_parameters)
     for name, value in {
         "DEPLOYMENT": "cloud",
         "PREFIX": "demo",
@@ -514,3 +510,20 @@ def test_the_emulator_refuses_as_aws_does(
     request = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "one"} | changes
     with pytest.raises(ClientError, match=reason):
         client.create_application(**request)
+
+
+def test_the_emulator_keeps_to_the_states(service: Any) -> None:
+    client = boto3.client("emr-serverless", region_name="us-east-1")
+    made = client.create_application(releaseLabel="emr-spark-8.0.0", type="SPARK", name="one")
+    here = {"applicationId": made["applicationId"]}
+    with pytest.raises(ClientError, match=r"Current status: CREATING"):
+        client.delete_application(**here)
+    time.sleep(0.35)
+    client.start_application(**here)
+    time.sleep(0.35)
+    with pytest.raises(ClientError, match=r"Current status: STARTED"):
+        client.update_application(**here)
+    job = {"sparkSubmit": {"entryPoint": "s3://b/job.py"}}
+    role = "arn:aws:iam::123456789012:role/job"
+    with pytest.raises(ClientError, match=r"(?s)UnsupportedOperation.*runs no jobs"):
+        client.start_job_run(**here, executionRoleArn=role, jobDriver=job)

@@ -308,8 +308,7 @@ def test_state_of_versions(history: list[Any], holder: str | None) -> None:
 
 
 def test_lease_without_renewal_stops_before_it_ends() -> None:
-    now = 1000.0
-    client = SimpleNamespace(put_parameter=lambda **_: {"Version": 1})
+    now, client = 1000.0, SimpleNamespace(put_parameter=lambda **_: {"Version": 1})
     lease = Lease(client, "lock", "a", now=lambda: now)
     with pytest.raises(LockLostError):
         lease.check()
@@ -395,8 +394,7 @@ def hold(path: str, ready: Any) -> None:
 
 
 def test_lock_of_a_killed_process_is_known_to_be_free(tmp_path: Path) -> None:
-    me = "0" * 32
-    spawn = multiprocessing.get_context("spawn")
+    me, spawn = "0" * 32, multiprocessing.get_context("spawn")
     ready = spawn.Event()
     process = spawn.Process(target=hold, args=(str(tmp_path / me), ready))
     process.start()

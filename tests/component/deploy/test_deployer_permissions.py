@@ -53,8 +53,7 @@ def without(found: list[dict[str, Any]], action: str) -> list[dict[str, Any]]:
 
 
 def test_role_of_ci_lacks_nothing(account: Account) -> None:
-    context = account.context(ROLE)
-    account.allow(ROLE, *statements(context))
+    account.allow(ROLE, *statements(account.context(ROLE)))
     assert lacking(account) == ""
 
 

@@ -136,8 +136,7 @@ def test_role_with_a_trust_that_suffices_is_kept(
     ],
 )
 def test_trust_of_something_else_does_not_suffice(context: DeployContext, statement: Any) -> None:
-    tagging = iam.confluent_trust(context)["Statement"][1]
-    _create_role(context, statement, tagging)
+    _create_role(context, statement, iam.confluent_trust(context)["Statement"][1])
     assert _step(ROLE, context).action == "wait"
 
 
@@ -163,8 +162,7 @@ def test_existing_bucket_is_neither_changed_nor_deleted(context: DeployContext) 
 
 
 def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> None:
-    client = context.aws.client("s3")
-    where = {"LocationConstraint": "eu-west-1"}
+    client, where = context.aws.client("s3"), {"LocationConstraint": "eu-west-1"}
     client.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
     requests: list[str] = []
     client.meta.events.register("before-call.s3", lambda model, **_: requests.append(model.name))
@@ -173,8 +171,7 @@ def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> 
 
 
 def test_bucket_with_objects_of_others_is_refused(context: DeployContext) -> None:
-    client = context.aws.client("s3")
-    where = cast(Any, {"LocationConstraint": "eu-west-1"})
+    client, where = context.aws.client("s3"), cast(Any, {"LocationConstraint": "eu-west-1"})
     client.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
     client.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
     with pytest.raises(engine.DeployError, match="has objects, and Tableflow does not write"):
@@ -371,8 +368,7 @@ def test_missing_environment_or_cluster_is_reported_before_anything_changes(
 
 
 def test_cluster_elsewhere_is_refused_with_its_place(server: Stackless) -> None:
-    given = theirs(server, "Dedicated", cloud="GCP", region="europe-west1")
-    context, _ = opened(server, **given)
+    context, _ = opened(server, **theirs(server, "Dedicated", cloud="GCP", region="europe-west1"))
     with pytest.raises(TopicbergError, match="is in GCP europe-west1, expected AWS us-east-1"):
         check_given(context)
 
@@ -450,6 +446,5 @@ def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     context, graph = other()
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     context, graph = other()
-    rotated = rotate(graph, context, lambda _: None, force=True)
-    assert rotated == len(theirs)
+    assert rotate(graph, context, lambda _: None, force=True) == len(theirs)
     assert theirs < key_ids(context)

@@ -79,8 +79,7 @@ def test_printed_grants_let_the_roles_work(account: Account) -> None:
     assert lake_formation.manual_steps(context) == []
     tableflow.create_table(**table)
     snowflake = account.session(context.names.snowflake_role)
-    reader = snowflake.client("glue", endpoint_url=account.url)
-    found = get_table(reader, "lkc-1", "stock_trades")
+    found = get_table(snowflake.client("glue", endpoint_url=account.url), "lkc-1", "stock_trades")
     assert found is not None
     assert found["Name"] == "stock_trades"
 
@@ -107,8 +106,7 @@ def test_part_in_aws_is_created_planned_and_deleted_with_the_grants_alone(
 def test_table_that_may_not_be_dropped_is_reported(account: Account) -> None:
     """It is listed for who may see it, and Glue answers 200 with an error in it."""
     account.govern()
-    context = account.context("deployer")
-    root = account.client("glue")
+    context, root = account.context("deployer"), account.client("glue")
     account.run(
         lake_formation.LakeGrant(
             account.roles["deployer"], ("CREATE_DATABASE",), {"Catalog": {}}
@@ -162,6 +160,5 @@ def test_grants_are_compared_as_lake_formation_lists_them() -> None:
             "Permissions": ["DESCRIBE"],
         },
     ]
-    lake = lake_formation.DataLake(is_governed=True, held=tuple(held))
-    assert lake.holds(grant)
+    assert lake_formation.DataLake(is_governed=True, held=tuple(held)).holds(grant)
     assert not lake_formation.DataLake(is_governed=True, held=tuple(held[:1])).holds(grant)

@@ -112,8 +112,7 @@ class Cloud:
 
     def run(self, purpose: Purpose, *command: str, code: int | None = 0) -> str:
         """Run `topicberg deploy` as the role of a purpose."""
-        account = self.vendors.governed
-        keys = account.session(ci_role(self.deployed, purpose)).get_credentials()
+        keys = self.vendors.governed.session(ci_role(self.deployed, purpose)).get_credentials()
         environment = {
             **os.environ,
             **self.settings,
@@ -184,8 +183,7 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
         if request["name"] == "topicberg probe":
             bucket, key = request["jobDriver"]["sparkSubmit"]["entryPoint"][5:].split("/", 1)
             s3 = boto3.client("s3", endpoint_url=vendors.aws)
-            program = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-            assert b'sql("USE lake")' in program
+            assert b'sql("USE lake")' in s3.get_object(Bucket=bucket, Key=key)["Body"].read()
             return emr_service.Scripted([("RUNNING", ""), ("SUCCESS", "")])
         variables = emr_service.environment(request)
 
@@ -199,15 +197,13 @@ def job(vendors: Vendors, failures: list[str]) -> Callable[[dict[str, Any]], emr
                 asked = JobRequest.model_validate(pipes.extras)
                 assert asked.windows
                 folder = f"s3://{asked.settings['derived_bucket']}/{'/'.join(LABELS)}"
-                glue = vendors.glue_as(request["executionRoleArn"])
-                rows = pa.table({"id": [1]})
+                glue, rows = vendors.glue_as(request["executionRoleArn"]), pa.table({"id": [1]})
                 if not glue.table_exists(LABELS):
                     glue.create_table(LABELS, rows.schema, folder).append(rows)
                 head = glue.load_table(LABELS).current_snapshot()
                 first = asked.windows[0].hours.start
                 written = WrittenWindow(asked.windows, 1, {first: 1}, head.snapshot_id)
-                report = JobReport(written=written)
-                pipes.report_custom_message(report.model_dump(mode="json"))
+                pipes.report_custom_message(JobReport(written=written).model_dump(mode="json"))
 
         return emr_service.Scripted([("RUNNING", ""), ("RUNNING", ""), ("SUCCESS", "")], compute)
 
@@ -275,8 +271,7 @@ def drift(aws: Cloud) -> None:
     }
     iam.update_assume_role_policy(RoleName=role, PolicyDocument=json.dumps(as_document(trust)))
     updates = {"ResultConfigurationUpdates": {"OutputLocation": "s3://other/"}}
-    athena = boto3.client("athena")
-    athena.update_work_group(WorkGroup="demo_athena", ConfigurationUpdates=updates)
+    boto3.client("athena").update_work_group(WorkGroup="demo_athena", ConfigurationUpdates=updates)
     emr, (application,) = boto3.client("emr-serverless"), aws.vendors.emr.applications.values()
     emr.untag_resource(resourceArn=application.arn, tagKeys=["topicberg"])
     application.configuration["releaseLabel"] = "emr-spark-8.2.0"
@@ -286,13 +281,11 @@ def drift(aws: Cloud) -> None:
 def interrupt(aws: Cloud) -> None:
     """Leave the record as of a creation that was killed."""
     ssm = boto3.client("ssm")
-    path = aws.deployed.names.record
-    for page in ssm.get_parameters_by_path(Path=path)["Parameters"]:
+    for page in ssm.get_parameters_by_path(Path=aws.deployed.names.record)["Parameters"]:
         entries = json.loads(page["Value"])
         if "key/kafka_app_consumer" in entries:
             entries["key/kafka_app_consumer"] = ""
-            text = json.dumps(entries)
-            ssm.put_parameter(Name=page["Name"], Value=text, Overwrite=True)
+            ssm.put_parameter(Name=page["Name"], Value=json.dumps(entries), Overwrite=True)
 
 
 def busy(aws: Cloud) -> None:
@@ -308,8 +301,7 @@ def test_new_platform(tmp_path: Path) -> None:
     (tmp_path / "project" / LOCK).touch()  # no dependencies: nothing is downloaded
     with cloud(tmp_path, emr__image="", bucket_versioning="true") as aws:
         aws.run("plan", "plan", code=1)
-        output = aws.run("deploy", "create")
-        assert "computed and registered in Snowflake: labels" in output
+        assert "computed and registered in Snowflake: labels" in aws.run("deploy", "create")
         assert "as expected: a job run of EMR Serverless" in aws.run("deploy", "probe")
         aws.run("plan", "plan")
         drift(aws)

@@ -71,8 +71,7 @@ def test_consumers_get_the_private_addresses(
     given = {"compute": "none"}
     with in_this_process(tmp_path) as vendors:
         vendors.only = (KEY,)
-        before = addresses(vendors.create(**given), "bootstrap.servers")
-        assert len(before - {BOOTSTRAP}) == 1
+        assert len(addresses(vendors.create(**given), "bootstrap.servers") - {BOOTSTRAP}) == 1
         monkeypatch.setenv("TOPICBERG_KAFKA_BOOTSTRAP_SERVERS", BOOTSTRAP)
         assert {key: step.action for key, step in vendors.plan(**given).items()} == {KEY: "change"}
         assert addresses(vendors.create(**given), "bootstrap.servers") == {BOOTSTRAP}

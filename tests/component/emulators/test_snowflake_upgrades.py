@@ -98,8 +98,7 @@ def test_refresh_after_snapshot_of_upgraded_table_needs_replacement_in_standard_
     trim_deletes(table.refresh())
     assert refresh_error(vendors, LINKED) == ""
     assert "replace the table" in refresh_error(vendors, STANDARD)
-    replace = create_table(NAMES, "ORDERS", *NAME).replace("CREATE", "CREATE OR REPLACE", 1)
-    vendors.sql(replace)
+    vendors.sql(create_table(NAMES, "ORDERS", *NAME).replace("CREATE", "CREATE OR REPLACE", 1))
     append(table.refresh(), pa.table({"id": pa.array([2], pa.int64())}))
     for name in (STANDARD, LINKED):
         assert refresh_error(vendors, name) == ""

@@ -154,8 +154,7 @@ def test_what_is_read_does_not_expire(lake: Lake) -> None:
 
 def test_tags_of_killed_readers_go_after_a_day(lake: Lake) -> None:
     lake.append("a", 0)
-    stack = reading([lake.table("a")], "killed")
-    stack.__enter__()
+    reading([lake.table("a")], "killed").__enter__()
     (name,) = [ref for ref in lake.table("a").refs() if ref.startswith(PREFIX)]
     lake.append("a", 1)
     lake.maintain("a")

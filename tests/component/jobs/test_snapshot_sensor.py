@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from snapshot_daemon import execute_requested, serve_catalog
 from specs import Project, minimal
 
-from topicberg.errors import UnreachableError
+from topicberg.errors import TableFormatError, UnreachableError
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.jobs.registration import CHECK_SECONDS, Registrar
@@ -121,8 +121,7 @@ class Fleet:
         for number in numbers:
             spec = self.lake.topics[number]
             table = self.catalog.inner.load_table(spec.table_identifier(self.config))
-            schema = table.schema().as_arrow()
-            table.append(pa.Table.from_pylist([{}] * rows, schema=schema))
+            table.append(pa.Table.from_pylist([{}] * rows, schema=table.schema().as_arrow()))
             head = table.current_snapshot()
             if reported:
                 status = TopicStatus(topic=spec.name, snapshot_id=head.snapshot_id)
@@ -196,8 +195,7 @@ def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
     fleet.commit(*changed)
     (registered,) = fleet.live(1)
     assert registered == names(*changed)
-    events = fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
-    assert events
+    assert fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
     assert fleet.live(3) == [], "nothing has changed since"
     fleet.commit(8, rows=0)
     fleet.live(1)
@@ -275,9 +273,7 @@ def test_idle_tick_loads_a_few_tables_and_stores_nothing(fleet: Fleet) -> None:
     fleet.commit(*range(TOPICS))
     fleet.live(4)
     before = fleet.cursor
-    tick = fleet.tick()
-    assert tick.skip_message == "no new snapshot"
-    assert fleet.catalog.loaded == SWEEP
+    assert (fleet.tick().skip_message, fleet.catalog.loaded) == ("no new snapshot", SWEEP)
     assert len(before or "") < 60 * TOPICS, "at most 60 bytes a table"
 
 
@@ -311,6 +307,17 @@ def test_broken_table_stops_no_other(fleet: Fleet) -> None:
     assert fleet.live(1) == [names(3)]
     fleet.catalog.broken = {}
     assert fleet.live(2) == [names(1)]
+
+
+@pytest.mark.parametrize("error", [NoSuchTableError(), TableFormatError("version 4")])
+def test_table_lost_in_a_run_stops_no_other(fleet: Fleet, error: Exception) -> None:
+    fleet.commit(1)
+    tick = fleet.tick()
+    assert tables(*tick.run_requests) == names(1)
+    fleet.catalog.broken = {"t01": error}
+    fleet.keep(tick)
+    fleet.commit(2)
+    assert fleet.live(1) == [names(2)]
 
 
 def test_dropped_table_is_not_registered(fleet: Fleet) -> None:

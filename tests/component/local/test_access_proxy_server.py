@@ -122,8 +122,7 @@ def through_registry(test: Callable[[str], Awaitable[None]], answer: Handler | N
             await web.TCPSite(backend, "127.0.0.1", 0).start()
             behind = backend.addresses[0][1]
         async with proxy._session() as session:
-            registry = proxy.RegistryProxy(behind, "token", session)
-            reports = proxy.Reports()
+            registry, reports = proxy.RegistryProxy(behind, "token", session), proxy.Reports()
             accepting = asyncio.ensure_future(proxy.accept(listener, registry.serve, reports))
             try:
                 await test(f"http://127.0.0.1:{listener.getsockname()[1]}")

@@ -92,6 +92,10 @@ TOPICBERG = Path(sys.executable).parent / "topicberg"
         (["x", "--confluent-api-secret=hush"], ["x", "--confluent-api-secret=***"]),
         (["x", "--day-count", "3"], ["x", "--day-count", "3"]),
         (["x", "--confluent-api-secret"], ["x", "--confluent-api-secret"]),
+        (
+            ["x", "--confluent-api-secret", "--confluent-api-secret", "hush"],
+            ["x", "--confluent-api-secret", "***", "***"],
+        ),
     ],
 )
 def test_values_of_secret_flags_are_taken_out(given: list[str], shown: list[str]) -> None:
@@ -131,8 +135,7 @@ PROGRAM = f"from topicberg_local import python_daemon; python_daemon.main({LOOK}
 
 @pytest.fixture
 def daemon() -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", PROGRAM, "pyspark.worker"]
-    pipe = subprocess.PIPE
+    command, pipe = [sys.executable, "-c", PROGRAM, "pyspark.worker"], subprocess.PIPE
     secret = {"PYTHON_WORKER_FACTORY_SECRET": "secret"}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | secret) as process:
         yield process

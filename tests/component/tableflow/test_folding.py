@@ -82,12 +82,10 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
 ) -> None:
     folding_waits(monkeypatch, certain_ms=old_values.CERTAIN_MS)
     rng = random.Random(seed)
-    source = random_source(rng, seed)
-    topic = changed_topic(tmp_path, monkeypatch)
+    source, topic = random_source(rng, seed), changed_topic(tmp_path, monkeypatch)
     for module in (sessions, batch_commit):  # several tasks read and write a batch
         monkeypatch.setattr(module, "FILE_RECORDS", rng.choice([3, 20, 500_000]))
-    connector = Connector(topic)
-    ingestor = topic.ingestor()
+    connector, ingestor = Connector(topic), topic.ingestor()
     with monkeypatch.context() as waiting:
         folding_waits(waiting)
         for batch in source.batches(6):
@@ -106,14 +104,12 @@ def test_changes_that_are_left_out_leave_no_older_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     folding_waits(monkeypatch)
-    rng = random.Random(seed)
-    source = Source(rng)
+    source = Source(random.Random(seed))
     for _ in range(CHANGES):
         source.change()
     source.damage(0.15)
     topic = changed_topic(tmp_path, monkeypatch, tableflow={"error_handling": {"mode": "SKIP"}})
-    connector = Connector(topic)
-    ingestor = topic.ingestor()
+    connector, ingestor = Connector(topic), topic.ingestor()
     for batch in source.batches(5):
         connector.send(batch)
         with suppress(LaterRecordsError):
@@ -132,10 +128,8 @@ def test_first_batch_and_all_others_at_once_are_the_rows_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The connector repeats changes of the primary key, whose rows are deleted or moved again."""
-    source = random_source(random.Random(seed), seed)
-    topic = changed_topic(tmp_path, monkeypatch)
-    connector = Connector(topic)
-    ingestor = topic.ingestor()
+    source, topic = random_source(random.Random(seed), seed), changed_topic(tmp_path, monkeypatch)
+    connector, ingestor = Connector(topic), topic.ingestor()
     first, *others = source.batches(6)
     connector.send(first)
     with suppress(LaterRecordsError):
@@ -158,8 +152,7 @@ def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
     if not is_noted:
         monkeypatch.setattr(fold_state, "_MAX_NOTED", 0)
     rng = random.Random(seed)
-    source = random_source(rng, seed)
-    topic = changed_topic(tmp_path, monkeypatch)
+    source, topic = random_source(rng, seed), changed_topic(tmp_path, monkeypatch)
     connector = Connector(topic)
     snapshots: list[int] = []
 
@@ -195,8 +188,7 @@ def test_moved_key_takes_the_value_of_its_newest_change(
     """Of the partition that it left, in the same batch; else of the table."""
     folding_waits(monkeypatch, old_values.PATIENCE_MS)
     topic = changed_topic(tmp_path, monkeypatch)
-    connector = Connector(topic)
-    first = Event(0, 7, "c", 30, {"id": 7, "v": 1, "big": "old"})
+    connector, first = Connector(topic), Event(0, 7, "c", 30, {"id": 7, "v": 1, "big": "old"})
     connector.send([first, Event(2, 9, "c", 31, {"id": 9, "v": 1, "big": "x"})])
     ingestor = topic.ingestor()
     assert ingestor.step().records
@@ -221,8 +213,7 @@ def test_append_has_a_row_for_each_change_but_tombstones(
     columns = {"format": "debezium", "columns": ["source-transaction", "source-snapshot"]}
     more: dict[str, Any] = {"write_mode": "append", "changelog": columns}
     topic = changed_topic(tmp_path, monkeypatch, **more)
-    connector = Connector(topic)
-    row = {"id": 7, "v": 1, "big": "b"}
+    connector, row = Connector(topic), {"id": 7, "v": 1, "big": "b"}
     connector.send([Event(0, 7, "c", 10, row), Event(0, 7, "d", 20), Event(0, 7, None, 20)])
     ingestor = topic.ingestor()
     done = ingestor.step()
@@ -250,16 +241,13 @@ def test_documented_position_orders_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: Callable[[int], dict[str, Any]]
 ) -> None:
     """Sources: Debezium's documentation of its SQL Server and Oracle connectors."""
-    topic = changed_topic(tmp_path, monkeypatch)
-    envelope = json.loads(json.dumps(ENVELOPE))
-    source = envelope["fields"][2]["type"]["fields"]
-    kinds = {int: "long", str: "string"}
+    topic, envelope = changed_topic(tmp_path, monkeypatch), json.loads(json.dumps(ENVELOPE))
+    source, kinds = envelope["fields"][2]["type"]["fields"], {int: "long", str: "string"}
     source[3:] = [
         {"name": name, "type": ["null", kinds[type(value)]], "default": None}
         for name, value in position(1).items()
     ]
-    writer = Connector(topic, envelope, position)
-    row = {"v": 1, "big": "b"}
+    writer, row = Connector(topic, envelope, position), {"v": 1, "big": "b"}
     ingestor = topic.ingestor()
     try:
         for part in (
@@ -347,8 +335,7 @@ def test_changes_with_schemas_of_their_own_are_rows(
     )
 
     def send(key: Any, value: Any, schema: Any = SCHEMA) -> None:
-        own = {"schema": KEY_SCHEMA, "payload": key}
-        record = {"schema": schema, "payload": value}
+        own, record = {"schema": KEY_SCHEMA, "payload": key}, {"schema": schema, "payload": value}
         topic.produce(0, json.dumps(own).encode(), json.dumps(record).encode())
 
     def change(op: str, lsn: int, **row: Any) -> dict[str, Any]:

@@ -74,8 +74,7 @@ class Lake:
 
     @property
     def table(self) -> Table:
-        name = self.topic.spec.table_identifier(self.topic.config)
-        return self.topic.catalog.load_table(name)
+        return self.topic.catalog.load_table(self.topic.spec.table_identifier(self.topic.config))
 
     @property
     def head(self) -> Snapshot:

@@ -80,15 +80,13 @@ def test_newer_change_of_cockroachdb_in_another_partition_is_the_row(
     """Its only time is in nanoseconds: https://github.com/cockroachdb/cockroach/pull/140112."""
     topic = memory_topic(tmp_path, monkeypatch, **SPEC)
     topic.partitions = {0: [], 1: []}
-    ingestor = topic.ingestor()
-    schema = struct(after=ROW, source=COCKROACH, op="string")
+    ingestor, schema = topic.ingestor(), struct(after=ROW, source=COCKROACH, op="string")
     for number, partition in enumerate(partitions):
         nanos = NANOS + number * 10**9
         source = {"ts_ns": nanos, "ts_hlc": f"{nanos}.0000000000"}
         payload = {"after": {"id": 1, "v": f"v{number}"}, "source": source, "op": "cu"[number]}
         key = json.dumps({"schema": KEY, "payload": {"id": 1}}).encode()
-        value = json.dumps({"schema": schema, "payload": payload}).encode()
-        topic.produce(partition, key, value)
+        topic.produce(partition, key, json.dumps({"schema": schema, "payload": payload}).encode())
         if is_cut:
             ingestor.step()
     ingestor.step()

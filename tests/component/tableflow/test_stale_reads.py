@@ -186,8 +186,7 @@ def test_read_ignored_before_the_log_began_again_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = changed_topic(tmp_path, monkeypatch)
-    first = [change("c", 9001), change("r", 1200, ms=9_500)]
-    ingest(topic, postgresql, [first])
+    ingest(topic, postgresql, [[change("c", 9001), change("r", 1200, ms=9_500)]])
     assert check_snapshot_reads(table_of(topic)).passed
     ingest(topic, postgresql, [[change("c", 1201, key=2, ms=9_600)]])
     finding = check_snapshot_reads(table_of(topic))
@@ -224,8 +223,7 @@ def test_read_without_comparable_position_wins_and_is_counted(
 def test_read_of_key_whose_deletion_is_forgotten_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = changed_topic(tmp_path, monkeypatch)
-    keys = range(MAX_DELETES + 3)
+    topic, keys = changed_topic(tmp_path, monkeypatch), range(MAX_DELETES + 3)
     rows = [change("c", 800, key=key) for key in keys]
     deletes = [change("d", 900 + key, key=key) for key in keys]
     reads = [change("r", 850, key=key) for key in keys]
@@ -239,8 +237,7 @@ def test_stale_reads_in_any_batches_leave_the_rows_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Rows are read at random positions of the past, among changes; later reads are of now."""
-    rng = random.Random(seed)
-    topic = changed_topic(tmp_path, monkeypatch)
+    rng, topic = random.Random(seed), changed_topic(tmp_path, monkeypatch)
     rows: dict[int, dict[str, Any]] = {}
     history = [(1_000, dict(rows))]
     events: list[Event] = []
@@ -264,8 +261,7 @@ def test_stale_reads_in_any_batches_leave_the_rows_of_the_source(
                 for one, row in were.items()
                 if rng.random() < 0.7
             ]
-    starts = sorted(rng.sample(range(1, len(events)), 5))
-    bounds = itertools.pairwise([0, *starts, len(events)])
+    bounds = itertools.pairwise([0, *sorted(rng.sample(range(1, len(events)), 5)), len(events)])
     state = ingest(topic, oracle, [events[begin:end] for begin, end in bounds])
     found = {key: row["big"] for key, row in rows_of(topic).items()}
     assert found == {key: row["big"] for key, row in rows.items()}

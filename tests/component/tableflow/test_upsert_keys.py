@@ -192,8 +192,7 @@ class Upserted:
 
     def deleted(self) -> list[tuple[str, int]]:
         """Data file and position, of every row of every delete file and vector."""
-        deletes = Deletes.of(live_files(self.table))
-        io = self.table.io
+        deletes, io = Deletes.of(live_files(self.table)), self.table.io
         named = [*read_vectors(io, deletes.vectors.values())]
         named += [each for file in deletes.files for each in read_deletes(io, file.file_path)]
         return [(path, int(position)) for path, positions in named for position in positions]
@@ -212,8 +211,7 @@ numbers = count()
 
 
 def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED) -> Upserted:
-    number = next(numbers)
-    properties = {"format-version": "2"}
+    number, properties = next(numbers), {"format-version": "2"}
     table = catalog.create_table(f"shop.t{number}", SCHEMA, None, spec, properties=properties)
     return Upserted(catalog, table, folder / f"keys{number}")
 
@@ -277,8 +275,7 @@ def test_row_is_deleted_once_although_its_key_is_repeated(
     head = one.table.current_snapshot()
     assert head is not None
     assert head.summary is not None
-    totals = [head.summary[f"total-{what}"] for what in ("records", "position-deletes")]
-    assert totals == ["5", "4"]
+    assert [head.summary[f"total-{what}"] for what in ("records", "position-deletes")] == ["5", "4"]
     newest = report(head)
     assert (newest.added_records, newest.deleted_records, newest.total_records) == (1, 1, 1)
 
@@ -306,8 +303,7 @@ def test_rows_that_others_wrote_without_a_key_stay(catalog: SqlCatalog, tmp_path
     null_key = {"value": [8], "$$partition": [0], "$$raw-key": [None]}
     one.table.append(pa.table(null_key, schema=schema_to_pyarrow(SCHEMA)))
     one.batch({(b"nan", 0): 3, (b"", 0): None})
-    values = one.table.scan().to_arrow().column("value").to_pylist()
-    assert sorted(values) == [3, 7, 8]
+    assert sorted(one.table.scan().to_arrow().column("value").to_pylist()) == [3, 7, 8]
 
 
 def test_key_files_of_deleted_data_files_are_deleted(
@@ -416,8 +412,7 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
         "b": [b for _, b in partitions],
     }
     table.append(pa.table(rows, schema=schema_to_pyarrow(schema)))
-    index = KeyIndex(tmp_path / "keys", KeyHasher(table, COLUMNS))
-    head = table.current_snapshot()
+    index, head = KeyIndex(tmp_path / "keys", KeyHasher(table, COLUMNS)), table.current_snapshot()
     assert head is not None
     keys = arrow({(b"%d" % n, 0): 0 for n in range(4)})
     delete_rows(table, rows_of(index, table, head, keys), {}, ())
@@ -484,8 +479,7 @@ def test_a_commit_in_between_is_a_conflict(catalog: Any, tmp_path: Path) -> None
     catalog.answer = commit_table
     head = one.table.current_snapshot()
     assert head is not None
-    keys = arrow({(b"k", 0): 1})
-    located = rows_of(one.index, one.table, head, keys)
+    located = rows_of(one.index, one.table, head, arrow({(b"k", 0): 1}))
     with pytest.raises(CommitConflictError, match="another commit came first"):
         delete_rows(one.table, located, {}, ())
 

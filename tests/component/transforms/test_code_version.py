@@ -353,8 +353,7 @@ def test_code_version_with_spark_in_another_folder_is_the_same(tmp_path: Path) -
 def test_code_version_of_an_installed_project_is_that_of_its_source(tmp_path: Path) -> None:
     """With helpers in other modules and in another top-level package of the project."""
     root = write_project(tmp_path / "project")
-    source = _versions(root)
-    site = tmp_path / "site-packages"
+    source, site = _versions(root), tmp_path / "site-packages"
     (root / "src").rename(site)
     metadata = site / "parcels-1.dist-info"
     metadata.mkdir()

@@ -48,7 +48,6 @@ from topicberg.orchestration.emr.client import write_window_on_emr
 from topicberg.settings import Settings, emr_settings
 from topicberg.settings.models import EmrSettings
 from topicberg.topics import load_topics
-from topicberg.transforms import upsert_view
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
@@ -164,8 +163,7 @@ def test_tables_of_glue_are_in_the_derived_bucket() -> None:
 def test_the_users_parameters_win() -> None:
     more = "--conf spark.jars=/opt/iceberg.jar --conf spark.executor.cores=2"
     found = properties(start_job_run("t", emr(SPARK_SUBMIT_PARAMETERS=more), CONFIG, GLUE))
-    assert found["spark.jars"] == "/opt/iceberg.jar"
-    assert found["spark.executor.cores"] == "2"
+    assert (found["spark.jars"], found["spark.executor.cores"]) == ("/opt/iceberg.jar", "2")
 
 
 def test_request_of_a_deployed_application_names_no_jar() -> None:
@@ -198,8 +196,7 @@ def test_job_request_contains_no_secret() -> None:
     request = JobRequest.of("t", [WINDOW], CONFIG, lake).model_dump(mode="json")
     assert "not-shown" not in f"{request}{start_job_run('t', emr(), CONFIG, lake)}"
     back = JobRequest.model_validate(request)
-    assert back.windows == [WINDOW]
-    assert back.lake.s3 == "http://s3"
+    assert (back.windows, back.lake.s3) == ([WINDOW], "http://s3")
     assert back.config().aws_account_id == CONFIG.aws_account_id
 
 
@@ -287,8 +284,7 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_report_of_a_version_that_does_not_say_the_window_is_refused() -> None:
     """Rows that were written would be taken for a window that is past a retention."""
-    report = JobReport(written=WRITTEN)
-    document = report.model_dump(mode="json")
+    document = JobReport(written=WRITTEN).model_dump(mode="json")
     del document["written"]["windows"]
     earlier = SimpleNamespace(model_dump=lambda mode: document)
     with (

@@ -18,6 +18,7 @@ from topicberg.alerts.observation import (
     EndedRun,
     FailedCheck,
     Observation,
+    StaleAsset,
     StepError,
 )
 from topicberg.alerts.outages import LEFTOVER, MARGIN
@@ -79,6 +80,29 @@ def test_alert_of_a_run_quotes_the_innermost_own_error() -> None:
     assert "re-execute it from failure" in (alert.remediation or "")
 
 
+def test_failed_run_is_a_fault_until_a_run_did_its_work() -> None:
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    assert list(now) == ["run shop"]
+    state = state.model_copy(update={"alerts": now})
+    assert len(faults(QUIET, state)) == 1
+    assert faults(replace(QUIET, runs=[run(kind="other")]), state) == []
+    assert faults(replace(QUIET, assets=frozenset()), state) == []
+
+
+def test_failed_run_is_resolved_by_a_materialization_without_a_run() -> None:
+    """The sensor of the snapshots registers tables in its ticks."""
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    earlier, later = NOW - timedelta(minutes=1), NOW + timedelta(minutes=1)
+    assert len(faults(replace(QUIET, materialized={"iceberg/orders": earlier}), state)) == 1
+    assert faults(replace(QUIET, materialized={"iceberg/orders": later}), state) == []
+    hour = replace(run("a.B: one"), partitions=(key := (("2026-01-01-00",) * 2,)), left=key)
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[hour]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    seen = replace(QUIET, materialized={"iceberg/orders": later})
+    assert len(faults(seen, state)) == 1, "it may be another partition"
+
+
 def test_many_failed_runs_keep_a_bounded_state() -> None:
     days = [f"2026-01-{day:02}" for day in range(1, 29)]
     runs = [
@@ -89,6 +113,16 @@ def test_many_failed_runs_keep_a_bounded_state() -> None:
     state, now = evaluate(AlertState(), replace(QUIET, runs=runs), "http://ui")
     assert len(state.pending) == MAX_PENDING
     assert list(now) == ["run shop"]
+
+
+@pytest.mark.parametrize(("minutes", "is_fault"), [((), True), ((-1,), True), ((1,), False)])
+def test_stale_asset_is_a_fault_unless_a_later_check_explains_it(
+    minutes: tuple[int, ...], is_fault: bool
+) -> None:
+    since = NOW - timedelta(hours=1)
+    checks = tuple(since + timedelta(minutes=each) for each in minutes)
+    stale = [StaleAsset("iceberg/orders", "error", since, checks)]
+    assert bool(faults(replace(QUIET, stale_assets=stale))) == is_fault
 
 
 def test_tick_that_hangs_is_not_called_a_server_that_does_not_answer() -> None:
@@ -152,8 +186,7 @@ def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
 
 def test_schedule_of_the_checks_that_is_off_is_the_cause_of_no_checks() -> None:
     off = Automation("check_tables_schedule", "schedule", False, is_on_by_default=True)
-    never = replace(RUNNING, ended_at=None)
-    seen = replace(QUIET, check_runs=never, automations=(off,))
+    seen = replace(QUIET, check_runs=replace(RUNNING, ended_at=None), automations=(off,))
     causes = {alert.key: alert.cause for alert in faults(seen, AlertState(unchecked=1_000))}
     key = "silent check_tables_schedule"
     assert causes == {"checks": key, key: None}
@@ -202,14 +235,12 @@ def failed_run(text: str, at: datetime = NOW, kind: str = "check_tables") -> End
 
 
 def watched(key: str, since: datetime = NOW) -> dict[str, Alert]:
-    alert = Alert(key=key, title="", what="", severity="error", since=since, link="")
-    return {key: alert}
+    return {key: Alert(key=key, title="", what="", severity="error", since=since, link="")}
 
 
 @pytest.mark.parametrize("key", TEXTS)
 def test_outage_without_a_watch_is_one_alert_until_all_are_back(key: str) -> None:
-    operator = Operator()
-    run = failed_run(TEXTS[key])
+    operator, run = Operator(), failed_run(TEXTS[key])
     first = failing(TEXTS[key])[:1]
     assert operator.tick(replace(QUIET, failed_checks=first)) == [("firing", key)]
     seen = replace(QUIET, failed_checks=failing(TEXTS[key]), runs=[run])
@@ -285,23 +316,20 @@ def test_service_that_fails_for_one_table_is_no_outage() -> None:
     ],
 )
 def test_service_that_refuses_or_is_not_found_is_one_alert(text: str, key: str, title: str) -> None:
-    operator = Operator()
-    seen = replace(QUIET, failed_checks=failing(text)[:1])
+    operator, seen = Operator(), replace(QUIET, failed_checks=failing(text)[:1])
     assert operator.tick(seen) == [("firing", f"service {key}")]
     assert operator.state.alerts[f"service {key}"].title.startswith(title)
 
 
 def test_run_that_failed_long_ago_does_not_say_that_its_cause_lasts() -> None:
-    text = TEXTS["service spark"]
-    operator = Operator()
+    text, operator = TEXTS["service spark"], Operator()
     assert operator.tick(replace(QUIET, runs=[failed_run(text)])) == [("firing", "service spark")]
     sent = operator.tick(replace(QUIET, at=NOW + LEFTOVER))
     assert sent == [("resolved", "service spark"), ("firing", "run check_tables")]
 
 
 def test_any_fault_that_begins_while_the_disk_is_full_follows_from_it() -> None:
-    operator = Operator()
-    runs = [failed_run("sqlite3.OperationalError: disk I/O error")]
+    operator, runs = Operator(), [failed_run("sqlite3.OperationalError: disk I/O error")]
     seen = replace(QUIET, elsewhere=watched("service disk"), runs=runs)
     seen = replace(seen, failed_checks=failing("OSError: whatever"))
     assert operator.tick(seen) == []
@@ -322,8 +350,7 @@ def test_hanging_tick_follows_from_the_service_that_is_away() -> None:
     failed = replace(tick, in_progress=False, failed_at=ended, error=rpc)
     assert operator.tick(replace(QUIET, at=ended, automations=[failed])) == [], "Dagster ended it"
     assert Operator().tick(replace(QUIET, automations=[failed])) == [("firing", "tick snapshots")]
-    alone = replace(seen, elsewhere={})
-    operator = Operator()
+    alone, operator = replace(seen, elsewhere={}), Operator()
     assert [operator.tick(alone) for _ in range(2)][-1] == [("firing", "tick snapshots")]
 
 

@@ -270,8 +270,7 @@ def with_large_trades(retention_ms: int | None, **arguments: Any) -> Lake:
 def test_lookahead_reaches_into_earlier_partitions(
     arguments: dict[str, Any], earlier: int, later: int
 ) -> None:
-    lake = with_large_trades(None, **arguments)
-    now = datetime(2026, 1, 2, tzinfo=UTC)
+    lake, now = with_large_trades(None, **arguments), datetime(2026, 1, 2, tzinfo=UTC)
     hour = int(now.timestamp()) // 3600
     expected = range(hour - 9 - earlier, hour - 8 + later)
     assert source_of(lake, "large_trades").reached(range(hour - 9, hour - 8), now) == expected
@@ -279,8 +278,7 @@ def test_lookahead_reaches_into_earlier_partitions(
 
 def test_table_that_is_source_and_lookup_reaches_as_both() -> None:
     arguments: dict[str, Any] = {"lookups": ("stock_trades",), "lookahead": timedelta(hours=8)}
-    lake = with_large_trades(None, **arguments)
-    now = datetime(2026, 1, 2, tzinfo=UTC)
+    lake, now = with_large_trades(None, **arguments), datetime(2026, 1, 2, tzinfo=UTC)
     hour, source = int(now.timestamp()) // 3600, source_of(lake, "large_trades")
     assert source.reached(Hours(hour - 3, hour - 2), now) == range(hour - 11, hour + 1)
     assert not source.whole
@@ -298,8 +296,7 @@ def test_version_of_a_table_changes_with_the_event_time_of_its_source() -> None:
         for changed in [spec.model_copy(update={"event_time_rule": EventTimeSpec(field=column)})]
     ]
     codes, others = zip(*(str(plan.version).split(".") for plan in plans), strict=True)
-    assert len({*codes}) == 1
-    assert len({*others}) == 2
+    assert (len({*codes}), len({*others})) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -343,8 +340,7 @@ def test_retention_of_a_source_limits_only_tables_that_read_it() -> None:
         derived_table(source="stock_trades", time_column="at")(plain),
         derived_table(source=(trades.name, users.name), time_column="at")(joined),
     )
-    lake = Lake(LAKE.config, (trades, users), tables)
-    now = datetime.now(UTC)
+    lake, now = Lake(LAKE.config, (trades, users), tables), datetime.now(UTC)
     assert derivation(tables[0], lake).first_hour(now) == BEFORE_EVERYTHING
     assert derivation(tables[1], lake).first_hour(now) > BEFORE_EVERYTHING
 
@@ -433,16 +429,14 @@ def test_command_that_computes_a_published_table_publishes_it() -> None:
     }
     assert checked == {spec.publishes for spec in LAKE.topics if spec.publishes}
     command = computation_command("stock_total_trades", "", ["stock_total_trades"])
-    select = command.partition("--select '")[2].partition("'")[0]
-    graph = REPOSITORY.asset_graph
+    select, graph = command.partition("--select '")[2].partition("'")[0], REPOSITORY.asset_graph
     keys = dg.AssetSelection.from_coercible(select.split(",")).resolve(graph)
     assert {key.to_user_string() for key in keys} == {
         "iceberg/stock_total_trades",
         "kafka/stock_total_trades",
     }
     # Otherwise `dagster asset materialize --partition-range` refuses an asset.
-    policies = {graph.get(key).backfill_policy for key in keys}
-    assert policies == {dg.BackfillPolicy.single_run()}
+    assert {graph.get(key).backfill_policy for key in keys} == {dg.BackfillPolicy.single_run()}
 
 
 def test_derivation_has_a_window_for_each_source() -> None:
@@ -541,7 +535,6 @@ def test_a_topic_of_no_table_is_refused() -> None:
 
 def test_wrong_parameters_are_refused() -> None:
     (table,) = (table for table in LAKE.derived if table.name == "flagged_stock_trades")
-    root = LAKE.root(table)
-    wrong = root.model_copy(update={"parameters": {table.name: {"z_score": -1}}})
+    wrong = LAKE.root(table).model_copy(update={"parameters": {table.name: {"z_score": -1}}})
     with pytest.raises(SpecError, match="z_score"):
         table.parameters_of(wrong)

@@ -37,8 +37,7 @@ def keys(defs: dg.Definitions) -> set[str]:
 def test_asset_that_a_project_leaves_out_is_not_in_the_graph(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, left_out: str, lost: str, kept: str
 ) -> None:
-    key = dg.AssetKey.from_user_string(left_out)
-    complete = keys(build_without(lake))
+    key, complete = dg.AssetKey.from_user_string(left_out), keys(build_without(lake))
     some = [one for one in lake_assets(lake) if key not in getattr(one, "keys", ())]
     monkeypatch.setattr(definitions, "assets", lambda _: some)
     defs = build_without(lake)
@@ -48,8 +47,7 @@ def test_asset_that_a_project_leaves_out_is_not_in_the_graph(
     assert lost in complete - found
     for job in defs.get_repository_def().get_all_jobs():  # none is for assets that are gone
         assert job.name
-    checked = {key.asset_key.to_user_string() for key in _checks(defs)}
-    assert checked <= found
+    assert {key.asset_key.to_user_string() for key in _checks(defs)} <= found
 
 
 def build_without(lake: Lake) -> dg.Definitions:

@@ -159,8 +159,7 @@ def test_spans_of_everything_are_all_partitions() -> None:
 
 def test_the_first_window_is_open_to_the_left() -> None:
     hourly = partitions("hourly")
-    start = hourly.start
-    assert window(hourly, start, NOW).start is None
+    assert window(hourly, hourly.start, NOW).start is None
     assert window(hourly, NOW, NOW).start == NOW
 
 

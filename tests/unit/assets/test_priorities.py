@@ -36,8 +36,7 @@ def test_run_of_two_tables_registers_the_first_before_it_computes_the_second() -
     assets = [asset for name in TABLES for asset in assets_of(name)]
     defs = dg.Definitions(assets=assets, resources=RESOURCES, executor=EXECUTOR)
     with memory_instance() as instance:
-        job = defs.resolve_implicit_global_asset_job_def()
-        result = job.execute_in_process(instance=instance)
+        result = defs.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
     order = ["/".join(e.asset_key.path) for e in result.get_asset_materialization_events()]
     first, second = (order[number].partition("/")[2] for number in (0, 3))
     assert {first, second} == {*TABLES}

@@ -203,8 +203,7 @@ def test_partition_that_cannot_be_computed_fails_alone(monkeypatch: pytest.Monke
     keys = [f"{start + timedelta(hours=hour):%Y-%m-%d-%H:%M}" for hour in range(200)]
     deployment = Deployment(monkeypatch, write)
     with memory_instance() as instance:
-        tags = {RANGE_START: keys[0], RANGE_END: keys[-1]}
-        result = deployment.run(assets[:1], tags, instance)
+        result = deployment.run(assets[:1], {RANGE_START: keys[0], RANGE_END: keys[-1]}, instance)
         assert not result.success
         key = dg.AssetKey(["iceberg", "large_trades"])
         statuses = instance.get_status_by_partition(key, keys, partitions)

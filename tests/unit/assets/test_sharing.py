@@ -48,8 +48,7 @@ class CommittedTable(TopicTable):
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
-        iceberg = lakehouse.catalog().load_table(self.identifier)
-        metadata = table_metadata(iceberg, sample=False)
+        metadata = table_metadata(lakehouse.catalog().load_table(self.identifier), sample=False)
         return dg.MaterializeResult(asset_key=self.key("iceberg"), metadata=metadata)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
@@ -205,8 +204,7 @@ def test_check_run_of_shared_steps_isolates_tables(shop: Shop) -> None:
 
 
 def test_blocking_topic_has_steps_of_its_own(shop: Shop) -> None:
-    rules = {"not_null": ["side"], "blocking": True}
-    shop.project.topic(minimal(name="orders", checks=rules))
+    shop.project.topic(minimal(name="orders", checks={"not_null": ["side"], "blocking": True}))
     nodes = {node.name for node in shop.definitions().resolve_job_def("everything").nodes}
     assert {"iceberg__orders", "glue__orders", "check_iceberg_orders"} <= nodes
     assert {"iceberg_of_shop", "glue_of_shop", "snowflake_of_shop"} <= nodes
@@ -217,8 +215,7 @@ def test_operations_of_a_fleet_are_few(shop: Shop) -> None:
     more = 2 * SHARED_BY
     for number in range(more):
         shop.project.topic(minimal(name=f"more_{number}", schema={"format": "none"}))
-    repository = shop.definitions().get_repository_def()
-    topics = more + len(TOPICS)
+    repository, topics = shop.definitions().get_repository_def(), more + len(TOPICS)
     assert len(repository.asset_graph.get_all_asset_keys()) == 4 * topics + 1  # and the alerts
     operations = max(len(job.nodes) for job in repository.get_all_jobs())
     assert operations <= 3 * 2 * (topics / SHARED_BY + 1)

@@ -57,8 +57,7 @@ def test_chart_with_any_series_is_drawn() -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_command_output_has_no_control(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     echo(text)
-    out = capsys.readouterr().out
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", capsys.readouterr().out)
     assert "\x1b" not in cell(text).plain
     assert not cell(text).spans  # of markup
 

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import SecretStr
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath
+from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.statements import (
     RestLogin,
     bootstrap,
@@ -25,6 +27,14 @@ from topicberg.settings import Settings
 
 CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
 LOGIN = RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
+
+
+@given(st.text(min_size=1))
+def test_names_and_values_cannot_leave_their_quotes(given: str) -> None:
+    name, value = quote(given)[1:-1], text(given)[1:-1]
+    assert (name.replace('""', "").count('"'), name.replace('""', '"')) == (0, given)
+    assert value.replace("\\\\", "").replace("''", "").count("'") == 0
+    assert value.replace("''", "'").replace("\\\\", "\\") == given
 
 
 @pytest.mark.parametrize(
@@ -74,8 +84,7 @@ def test_interval_that_snowflake_refuses_is_no_setting(seconds: int) -> None:
 def test_nothing_that_is_there_is_made_anew() -> None:
     """A new volume or integration has another external id, and the trust in it is gone."""
     names = SnowflakeNames.of(CONFIG)
-    made = [*bootstrap(CONFIG), create_table(names, "T", "db", "t", if_missing=True)]
-    for statement in made:
+    for statement in [*bootstrap(CONFIG), create_table(names, "T", "db", "t", if_missing=True)]:
         assert "OR REPLACE" not in statement
         if not statement.startswith("USE ROLE"):
             assert "IF NOT EXISTS" in statement

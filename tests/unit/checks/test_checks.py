@@ -57,13 +57,16 @@ from topicberg.checks.rules import (
     check_columns,
     check_rules,
     column_rules,
+    files_since,
     repeated,
 )
 from topicberg.checks.table import (
     check_readable_by,
+    check_volume,
     equality_deletes_check,
     judge_volume,
     readable_by_check,
+    usual_range,
 )
 from topicberg.checks.topic import (
     ACKNOWLEDGED,
@@ -233,8 +236,7 @@ def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
 
 def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
     append(table, {"price": 1})
-    key = dg.AssetKey(["iceberg", "orders"])
-    finding = check(table, "not_null", NOT_NULL)
+    key, finding = dg.AssetKey(["iceberg", "orders"]), check(table, "not_null", NOT_NULL)
     for _ in range(2):  # a repeated one does not grow
         made = result(key, "not_null", finding, None)
         evaluation = dg.AssetCheckEvaluation(
@@ -253,6 +255,28 @@ def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
     assert finding.what.startswith("not_null: 1 row where side")
     assert finding.remediation is not None
     assert repeated(None) is None
+
+
+def test_a_clean_table_is_judged_without_opening_a_data_file(
+    table: Table, shut: Callable[[], None]
+) -> None:
+    append(table, {"side": "BUY", "price": 3})
+    shut()
+    assert check(table, "not_null", NOT_NULL).passed
+    assert check(table, "ranges", Rules(ranges={"price": {"min": 1, "max": 5}})).passed
+
+
+def test_what_passed_once_is_not_read_again_unless_its_rule_or_snapshot_is_another(
+    table: Table,
+) -> None:
+    append(table, {"side": "BUY"})
+    before = passed(check(table, "not_null", NOT_NULL))
+    assert files_since(table, int(before.facts[CHECKED_SNAPSHOT])) == {}
+    append(table, {"price": 1})
+    assert len(files_since(table, int(before.facts[CHECKED_SNAPSHOT])) or ()) == 1
+    lost = replace(before, facts={**before.facts, CHECKED_SNAPSHOT: "1"})
+    for earlier in (before, of_rule(before, "other"), lost):
+        assert not check(table, "not_null", NOT_NULL, earlier).passed
 
 
 @pytest.mark.parametrize(
@@ -284,8 +308,7 @@ def test_check_rules_narrower_rule_reads_files_that_passed(
     append(table, row)
     before = passed(check(table, name, earlier))
     assert shown(table, name, later, before) is None
-    finding = check(table, name, later, before)
-    assert "1 row where" in finding.what
+    assert "1 row where" in check(table, name, later, before).what
 
 
 def test_rows_that_go_are_forgiven(table: Table) -> None:
@@ -366,8 +389,7 @@ def test_checks_of_an_unreadable_table_fail_once(name: str) -> None:
 def test_equality_deletes_block_unless_confluent_wrote_them(table: Table) -> None:
     """Only Confluent rewrites its tables, and nothing documents which deletes it writes."""
     append(table, {"side": "BUY"})
-    changed = with_equality_deletes(table, {"operation": "delete"})
-    deleted = StaticTable.from_metadata(changed)
+    deleted = StaticTable.from_metadata(with_equality_deletes(table, {"operation": "delete"}))
     probe = cast(
         "Probe", SimpleNamespace(iceberg=deleted, table=CheckedTable("orders", ("shop", "orders")))
     )
@@ -439,6 +461,19 @@ def test_volume_needs_enough_history_before_it_fails(period: timedelta, periods:
     assert short.passed
     assert f"more than {periods} are needed" in short.what
     assert not judge_volume([1000] * periods + [0], period, NOW, 4).passed
+
+
+def test_volume_of_a_table_without_partitions(table: Table) -> None:
+    append(table, {"side": "BUY"})
+    assert check_volume(table, 4, datetime.now(UTC)).passed
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.floats(1.01, 100))
+def test_the_median_is_always_usual(history: list[int], factor: float) -> None:
+    import statistics
+
+    low, high = usual_range(history, factor)
+    assert low <= statistics.median(history) <= high
 
 
 @given(st.integers(1, 23), st.integers(1, 10**6), st.integers(0, 23), st.floats(1.01, 100))
@@ -660,8 +695,7 @@ def test_history_of_other_records_than_the_topics_table_is_reported(
 
 
 def test_the_engine() -> None:
-    spec = load_topic("stock_trades")
-    ago = int(NOW.timestamp() * 1000) - 600_000
+    spec, ago = load_topic("stock_trades"), int(NOW.timestamp() * 1000) - 600_000
     fine = TopicStatus(topic=spec.name, phase="RUNNING")
     assert check_engine(spec, fine, NOW).passed
     suspended = fine.model_copy(
@@ -684,8 +718,7 @@ def test_the_engine() -> None:
 
 
 def test_a_hanging_transaction_is_a_fault_of_its_producer() -> None:
-    spec = load_topic("stock_trades")
-    ago = int(NOW.timestamp() * 1000) - 20 * 60_000
+    spec, ago = load_topic("stock_trades"), int(NOW.timestamp() * 1000) - 20 * 60_000
     open_one = OpenTransaction(offset=7, since_ms=ago)
     status = TopicStatus(topic=spec.name, phase="RUNNING", open_transactions={2: open_one})
     finding = check_engine(spec, status, NOW)
@@ -760,8 +793,7 @@ class Catalogs:
 @pytest.fixture
 def catalogs(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogs]:
     with mock_aws():
-        client = boto3.client("glue", region_name="us-east-1")
-        fixture = Catalogs(catalog, client)
+        fixture = Catalogs(catalog, boto3.client("glue", region_name="us-east-1"))
         monkeypatch.setattr("topicberg.checks.catalogs.find_table_path", lambda *_: PATH)
         monkeypatch.setattr("topicberg.checks.catalogs.read_back", fixture.read_back)
         yield fixture
@@ -807,8 +839,7 @@ def test_parity_of_upgraded_table_that_snowflake_does_not_refresh_names_the_upgr
 def test_pointer_and_parity_of_a_table_without_rows_pass(table: Table, catalogs: Catalogs) -> None:
     catalogs.now += timedelta(days=9)
     assert check_pointer(catalogs.probe()).what == "the table has no rows yet"
-    found = check_parity(catalogs.probe(), cast("Any", None))
-    assert found.what == "the table has no rows yet"
+    assert check_parity(catalogs.probe(), cast("Any", None)).what == "the table has no rows yet"
 
 
 def test_checks_are_tried_again_while_a_service_does_not_answer(

@@ -62,8 +62,7 @@ class Checked:
     """A check of ``shop.orders``, evaluated as Dagster would: with what it stored the last time."""
 
     def __init__(self, check: OwnCheck, tables: dict[str, Table]) -> None:
-        names = {name: ("shop", name) for name in check.tables}
-        self.check: TableCheck = own_check(check, names)
+        self.check: TableCheck = own_check(check, {name: ("shop", name) for name in check.tables})
         self.tables = tables
         self.last: Finding | None = None
 
@@ -78,8 +77,7 @@ class Checked:
             reads_rows=reads_rows,
         )
         finding = self.check.evaluate(cast("Probe", probe))
-        stored = result(KEY, self.check.name, finding, self.last)
-        self.last = finding_of(stored)
+        self.last = finding_of(result(KEY, self.check.name, finding, self.last))
         return finding
 
 
@@ -141,8 +139,7 @@ def test_changed_code_is_evaluated_again(
 ) -> None:
     checked = Checked(of_both, tables)
     checked.evaluate()
-    own = "topicberg.orchestration.checks.own.code_version"
-    monkeypatch.setattr(own, lambda *_: "another")
+    monkeypatch.setattr("topicberg.orchestration.checks.own.code_version", lambda *_: "another")
     checked.evaluate()
     assert calls == ["both"] * 2
 
@@ -232,8 +229,7 @@ def test_wrong_check_is_one_message(checks: tuple[OwnCheck, ...], message: str) 
 
 def test_check_of_a_topic_that_is_left_out_is_left_out() -> None:
     checks = (named("one", "stock_trades"), named("two", "airline.sunset", "stock_trades"))
-    found = lake(*checks, left_out=frozenset({"stock_trades"}))
-    assert found.own_checks == ()
+    assert lake(*checks, left_out=frozenset({"stock_trades"})).own_checks == ()
     assert lake(*checks).own_checks == checks
     rest = [spec for spec in lake(*checks).topics if spec.name != "stock_trades"]
     within = lake(*checks).within([dg.AssetSpec(_key(spec.table_name)) for spec in rest])

@@ -212,6 +212,25 @@ def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
     assert pair.check(60, remember=False).passed
 
 
+def test_expired_computations_are_not_forgotten(pair: Pair) -> None:
+    """The writes of older hours expired, and no evaluation is remembered."""
+    for hour in range(6):
+        pair.arrive(hour)
+        pair.compute(hour, hour)
+    pair.arrive(1)
+    pair.compute(4, 5)
+    assert pair.table
+    pair.expire(pair.table, 1)
+    assert not pair.check(60, remember=False).passed
+    assert pair.asked == ["01"]
+    pair.compute(1, 1)
+    pair.expire(pair.table, 1)
+    assert pair.check(60, remember=False).passed
+    pair.arrive(2)
+    assert not pair.check(60, remember=False).passed
+    assert pair.asked == ["02"]
+
+
 def test_a_source_whose_snapshots_expired_before_they_were_looked_at(pair: Pair) -> None:
     for hour in range(4):
         pair.arrive(hour)

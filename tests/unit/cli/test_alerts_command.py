@@ -82,8 +82,7 @@ def test_acknowledged_error_is_listed_and_is_no_failure() -> None:
 
 
 def test_silence_is_listed_and_ends_by_command() -> None:
-    done = alerts("silence", "service *", "--for", "30m")
-    assert "it covers 1 active alert" in done.output
+    assert "it covers 1 active alert" in alerts("silence", "service *", "--for", "30m").output
     assert documents()[0]["status"] == "silenced"
     assert alerts("unsilence", "service *").exit_code == 0
     assert documents()[0]["status"] == "active"

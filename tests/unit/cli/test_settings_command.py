@@ -25,8 +25,7 @@ def test_every_setting_is_shown_with_what_it_is() -> None:
     stated = {name.partition("__")[0] for name in known() - _OTHERS}
     assert stated - names <= {"TOPICBERG_PROFILE", "TOPICBERG_AWS_ENDPOINT_URL"}
     assert {one.origin for one in found} == {"default"}
-    missing = sorted(one.variable for one in found if not one.description)
-    assert not missing
+    assert not sorted(one.variable for one in found if not one.description)
     (workers,) = (one for one in found if one.variable == "TOPICBERG_ENGINE_WORKERS")
     assert workers.value == "8"
     assert len(names) <= 110, "more than users can know"
@@ -53,8 +52,7 @@ def test_setting_is_listed_under_its_concern(variable: str, concern: Concern) ->
 
 
 def test_concerns_are_listed_in_their_order_and_none_is_empty() -> None:
-    found = [one.concern for one in every_setting({}, {}, {})]
-    assert list(dict.fromkeys(found)) == list(Concern)
+    assert list(dict.fromkeys([one.concern for one in every_setting({}, {}, {})])) == list(Concern)
 
 
 @pytest.mark.parametrize("source", ["environment", ".env"])

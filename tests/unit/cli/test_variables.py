@@ -52,8 +52,7 @@ def test_settings_of_the_documentation_are_known() -> None:
 
 
 def test_variables_that_the_stack_gives_are_known() -> None:
-    source = Path(commands.__file__).read_text()
-    exported = set(re.findall(r'"(TOPICBERG_[A-Z_]+)":', source))
+    exported = set(re.findall(r'"(TOPICBERG_[A-Z_]+)":', Path(commands.__file__).read_text()))
     assert len(exported) > 5
     assert variables.problems(exported) == []
 

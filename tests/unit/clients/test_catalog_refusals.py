@@ -124,8 +124,7 @@ def test_topics_catalog_refusal_names_its_settings(server: Server, status: int, 
     with pytest.raises(CatalogRefusalError) as refused:
         endpoints.catalog(Settings()).load_namespace_properties("shop")
     assert meant in str(refused.value.hint)
-    client = login.oauth_client()
-    assert client.prefix == "TOPICBERG_CATALOG_"
+    assert login.oauth_client().prefix == "TOPICBERG_CATALOG_"
 
 
 def test_clock_that_differs_is_named(server: Server) -> None:

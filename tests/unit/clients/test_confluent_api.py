@@ -36,8 +36,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = self.rfile.read(length)
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 outer.requests.append((self.command, self.path, json.loads(body) if body else None))
                 status, headers, content = outer.answers.pop(0)
                 if status == 0:  # no answer at all

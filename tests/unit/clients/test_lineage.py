@@ -84,8 +84,7 @@ def test_commits_of_a_topic_are_one_event_a_minute_with_columns(
     ]
     assert [(each["rowCount"], each["size"]) for each in statistics] == [(3, 30), (15, 150)]
     facets = output["facets"]
-    head = table.current_snapshot()
-    assert facets["version"]["datasetVersion"] == str(head.snapshot_id)
+    assert facets["version"]["datasetVersion"] == str(table.current_snapshot().snapshot_id)
     assert facets["symlinks"]["identifiers"][0]["name"] == "n.orders"
     assert {one["name"]: one["type"] for one in facets["schema"]["fields"]} == {
         "id": "long", "note": "string", "$$offset": "long",
@@ -194,8 +193,7 @@ def test_events_that_nobody_takes_are_lost_and_counted(
     with caplog.at_level(logging.WARNING):
         for _ in range(7):
             sender.put(lambda: sent)
-    lost = [message.rpartition(" ")[2] for message in caplog.messages]
-    assert lost == ["1", "2", "4"]
+    assert [message.rpartition(" ")[2] for message in caplog.messages] == ["1", "2", "4"]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,7 @@ class Clock:
 @given(st.floats(0.01, 200_000), st.lists(st.floats(0.0, 0.09), max_size=200))
 def test_the_pace_is_kept_without_bursts(rate: float, waits: list[float]) -> None:
     clock = Clock()
-    pace = Pace(rate, clock)
-    sent = 0
+    pace, sent = Pace(rate, clock), 0
     for wait in waits:
         clock.now += wait
         due = pace.allowed()
@@ -102,6 +101,14 @@ def test_the_pace_is_kept_without_bursts(rate: float, waits: list[float]) -> Non
         sent += due
         assert sent <= clock.now * rate + 1e-6
     assert sent >= clock.now * rate - 1 - 1e-6 * rate
+
+
+def test_a_stall_is_not_followed_by_a_burst() -> None:
+    clock = Clock()
+    pace, unlimited = Pace(1000, clock), Pace(0)
+    clock.now = 60.0
+    assert (pace.allowed(), pace.allowed()) == (100, 0)
+    assert unlimited.allowed() > unlimited.pause() == 0
 
 
 # --- status ---
@@ -132,23 +139,20 @@ def running(pid: int, started: float) -> DatagenStatus:
 def test_a_dead_generator_was_killed(config: Settings) -> None:
     assert read_status(config, "stock_trades") is None
     write_status(config, running(2**22 + 1, 0.0))
-    status = read_status(config, "stock_trades")
-    assert status.state == "killed"
+    assert read_status(config, "stock_trades").state == "killed"
 
 
 def test_reused_pid_of_another_process_is_not_ended(config: Settings) -> None:
     """After a reboot the pid of the file may be anybody's: here it is this test's."""
     write_status(config, running(os.getpid(), psutil.Process().create_time() - 1000))
-    status = read_status(config, "stock_trades")
-    assert status.state == "killed"
+    assert read_status(config, "stock_trades").state == "killed"
     with pytest.raises(TopicbergError, match="no generator of stock_trades is running"):
         stop(config, "stock_trades")
 
 
 def test_a_living_one_is_running(config: Settings) -> None:
     write_status(config, running(os.getpid(), psutil.Process().create_time()))
-    status = read_status(config, "stock_trades")
-    assert status.state == "running"
+    assert read_status(config, "stock_trades").state == "running"
 
 
 def test_a_damaged_file_is_named(config: Settings) -> None:

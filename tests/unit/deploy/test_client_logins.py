@@ -96,8 +96,7 @@ def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -
     answer = VendorAnswer(described, "Snowflake")
     monkeypatch.setattr(RestIntegration, "described", lambda *_: answer)
     monkeypatch.setattr(integrations, "run", lambda _, sql, __: statements.append(sql))
-    name = SnowflakeNames.of(context.config).rest_integration
-    integration = RestIntegration(KEY, name)
+    integration = RestIntegration(KEY, SnowflakeNames.of(context.config).rest_integration)
     integration.create(context)
     live = integration.find(context)
     assert compare(live.fields, integration.desired(context)) == {}

@@ -61,8 +61,7 @@ def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> 
     with pytest.raises(engine.DeployError), noting(context):
         raise engine.DeployError("one resource could not be created")
     noted, _, _ = read_deployment(context.config)
-    assert noted["cluster_id"] == "lkc-1"
-    assert noted["bucket"] == "demo-123456789012"
+    assert (noted["cluster_id"], noted["bucket"]) == ("lkc-1", "demo-123456789012")
     assert noted["snowflake_linked_database"] is True
 
 
@@ -332,8 +331,7 @@ def test_role_has_the_path_the_boundary_and_the_tags_of_the_settings(
 def test_every_resource_that_can_have_tags_has_those_of_the_settings(
     context: DeployContext,
 ) -> None:
-    config = context.config.model_copy(update={"tags": {"team": "data"}})
-    tagged = replace(context, config=config)
+    tagged = replace(context, config=context.config.model_copy(update={"tags": {"team": "data"}}))
     database = GlueDatabase("aws/pipeline_database/p", "demo_p", database="demo_p")
     parameters = Parameters("aws/ssm/consumer", "/c/demo/consumer", values={"acks": "all"})
     make(tagged, BUCKET, database, parameters)

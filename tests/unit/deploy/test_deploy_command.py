@@ -206,6 +206,5 @@ def test_impossible_specs_are_what_the_cloud_deployment_refuses(
     for field in ("plain.yaml: schema.framing", "changes.yaml: changelog", "timed.yaml: event"):
         assert field in shown
     assert "possible" not in shown
-    own_engine = project.config.model_copy(update={"tableflow": "topicberg"})
-    deploy_output.list_impossible(own_engine)
+    deploy_output.list_impossible(project.config.model_copy(update={"tableflow": "topicberg"}))
     assert not capsys.readouterr().out

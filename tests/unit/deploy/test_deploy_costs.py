@@ -47,7 +47,6 @@ def test_the_default_deployment_meets_no_quota() -> None:
 
 def test_a_plan_that_passes_a_quota_is_noticed() -> None:
     (spec,) = [one for one in load_topics() if one.name == "stock_trades"]
-    large = spec.model_copy(update={"partitions": 5000})
-    found = usage(*graph([large], emr={"max_vcpu": 64}))
+    found = usage(*graph([spec.model_copy(update={"partitions": 5000})], emr={"max_vcpu": 64}))
     passed = {quota.name: used for quota, used in found.items() if used > quota.limit}
     assert passed == {"partitions": 5000, "vCPU of EMR Serverless": 64}

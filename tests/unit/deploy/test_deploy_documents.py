@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -187,8 +188,7 @@ def test_graph_has_every_resource_in_its_vendors_group(tmp_path: Path) -> None:
 def test_graph_of_what_the_settings_ask_for_needs_no_more(tmp_path: Path) -> None:
     graph = [one for one in resources(CONFIG, load_topics()) if one.wanted]
     assert len(graph) < len(resources(CONFIG, load_topics()))
-    text = "\n".join(lines(graph))
-    ends = re.findall(r'^  "(.+)" -> "(.+)";$', text, re.MULTILINE)
+    ends = re.findall(r'^  "(.+)" -> "(.+)";$', "\n".join(lines(graph)), re.MULTILINE)
     assert {end for edge in ends for end in edge} <= {one.key for one in graph}
 
 
@@ -218,6 +218,12 @@ def _closure(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.skipif(shutil.which("dot") is None, reason="no Graphviz")
+def test_graphviz_draws_the_graph(tmp_path: Path) -> None:
+    draw(resources(CONFIG, load_topics()), tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+
+
 def test_picture_without_graphviz_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,8 +245,7 @@ def test_without_generators_nothing_of_a_connector_is_wanted() -> None:
     assert connectors
     assert connectors <= changed
     assert all("connector" in key for key in changed)
-    needed = {need for one in without.values() if one.wanted for need in one.needs}
-    assert not needed & changed
+    assert not {need for one in without.values() if one.wanted for need in one.needs} & changed
 
 
 def test_json_beside_avro_is_a_topic_of_its_own() -> None:

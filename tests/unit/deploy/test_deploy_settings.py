@@ -79,8 +79,7 @@ def test_secrets_are_not_shown() -> None:
     ],
 )
 def test_an_unknown_flag_or_command_is_an_error(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
+    assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
 def test_the_source_s_flags_are_known() -> None:
@@ -236,8 +235,7 @@ def test_release_of_emr_with_an_earlier_spark_is_refused(
 
 
 def test_plan_says_what_is_not_computed() -> None:
-    specs = load_topics()
-    on_emr = Settings(deployment="cloud")
+    specs, on_emr = load_topics(), Settings(deployment="cloud")
     listed = uncomputed(on_emr, specs)
     assert "published topics: airline.flight" in listed[0]
     assert listed[1] == "histories: sample_data_users_history"

@@ -25,8 +25,7 @@ LOGIN = f"{SECRETS}:/snowflake/admin-AbCdEf"
 
 
 def deployed(**changes: Any) -> Deployed:
-    given = {"deployment": "cloud", "prefix": "demo", **changes}
-    config = Settings.model_validate(given)
+    config = Settings.model_validate({"deployment": "cloud", "prefix": "demo", **changes})
     return Deployed(config, ACCOUNT, tuple(load_topics(config)), ("/snowflake/admin",))
 
 
@@ -110,8 +109,7 @@ def test_printed_policy_denies_an_escalation(purpose: Purpose, request_: Request
 )
 def test_plan_reads_the_values_of_a_reader_only(secret: str, allowed: bool) -> None:
     assert is_allowed("plan", Request("secretsmanager:GetSecretValue", secret)) is allowed
-    described = Request("secretsmanager:DescribeSecret", secret)
-    assert is_allowed("plan", described) is (secret != LOGIN)
+    assert is_allowed("plan", Request("secretsmanager:DescribeSecret", secret)) is (secret != LOGIN)
 
 
 def test_deploy_may_pass_only_the_job_role_and_only_to_emr() -> None:

@@ -140,8 +140,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Secrets]:
 def test_a_new_version_is_current_once_it_is_published(secrets: Secrets) -> None:
     before = time.time()
     secrets.publish("s", secrets.add("s", {"k": "1"}, "ONE"))
-    second = secrets.add("s", {"k": "2"}, "TWO")
-    versions = secrets.versions("s")
+    second, versions = secrets.add("s", {"k": "2"}, "TWO"), secrets.versions("s")
     assert [(v.label, v.current) for v in versions] == [("ONE", True), ("TWO", False)]
     assert secrets.read("s", second) == {"k": "2"}
     secrets.publish("s", second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -264,8 +265,7 @@ def test_a_wrong_tableflow_topic_is_refused_by_its_field(
     cloud: Cloud, changes: dict[str, Any], pointer: str
 ) -> None:
     reference = {"id": "tableflow", "kind": "Tableflow", "api_version": "tableflow/v1"}
-    key = cloud.key(cloud.service_account(), reference)
-    body = {"spec": TABLE | changes}
+    key, body = cloud.key(cloud.service_account(), reference), {"spec": TABLE | changes}
     answer = cloud.call("POST", "/tableflow/v1/tableflow-topics", body, auth=key)
     assert answer.status_code == 422
     assert error(answer)["source"] == {"pointer": pointer}
@@ -370,8 +370,7 @@ def test_a_cluster_takes_its_time_and_brings_a_registry(cloud: Cloud) -> None:
     assert "http_endpoint" not in made["spec"]
     assert cloud.call("GET", registries).json()["data"] == []
     cloud.account.delays = NO_DELAYS.model_copy(update={"schema_registry": 60})
-    path = f"/cmk/v2/clusters/{made['id']}?environment={environment}"
-    ready = cloud.call("GET", path).json()
+    ready = cloud.call("GET", f"/cmk/v2/clusters/{made['id']}?environment={environment}").json()
     assert ready["status"]["phase"] == "PROVISIONED"
     assert ready["spec"]["http_endpoint"] == URL
     (registry,) = cloud.call("GET", registries).json()["data"]
@@ -397,8 +396,7 @@ def test_a_deleted_cluster_goes_slowly_and_then_is_forbidden(cloud: Cloud) -> No
     cloud.account.delays = NO_DELAYS
     assert cloud.call("DELETE", path).status_code == 204
     assert cloud.call("GET", path).status_code == 403
-    listed = cloud.call("GET", f"/cmk/v2/clusters?environment={environment}").json()
-    assert listed["data"] == []
+    assert cloud.call("GET", f"/cmk/v2/clusters?environment={environment}").json()["data"] == []
 
 
 def test_a_protected_cluster_stays(cloud: Cloud) -> None:
@@ -414,8 +412,7 @@ def test_a_protected_cluster_stays(cloud: Cloud) -> None:
 def test_a_service_account_takes_its_keys_and_bindings_with_it(cloud: Cloud) -> None:
     owner = cloud.service_account()
     assert cloud.call("POST", "/iam/v2/service-accounts", {"display_name": "s"}).status_code == 409
-    key = cloud.key(owner)
-    crn = cloud.account.crn()
+    key, crn = cloud.key(owner), cloud.account.crn()
     role = {"principal": f"User:{owner}", "role_name": "MetricsViewer", "crn_pattern": crn}
     binding = cloud.made("/iam/v2/role-bindings", role)["id"]
     assert cloud.call("POST", "/iam/v2/role-bindings", role).status_code == 409
@@ -436,8 +433,7 @@ def test_a_binding_names_what_exists(cloud: Cloud) -> None:
         {"crn_pattern": f"{crn}/environment=env-none"},
         {"crn_pattern": f"{crn}/environment=*/cloud-cluster=lkc-none"},
     ):
-        answer = cloud.call("POST", "/iam/v2/role-bindings", right | wrong)
-        assert answer.status_code == 400, wrong
+        assert cloud.call("POST", "/iam/v2/role-bindings", right | wrong).status_code == 400, wrong
     made = cloud.call("POST", "/iam/v2/role-bindings", right)
     assert made.status_code == 201
     gone = cloud.call("DELETE", f"/iam/v2/role-bindings/{made.json()['id']}")
@@ -459,8 +455,7 @@ def test_a_binding_covers_what_is_below_it(pattern: str, crn: str, is_covered: b
 
 
 def test_an_integration_has_a_role_of_its_own(cloud: Cloud) -> None:
-    environment = cloud.environment()
-    role = "arn:aws:iam::000000000000:role/customer"
+    environment, role = cloud.environment(), "arn:aws:iam::000000000000:role/customer"
     body = {
         "display_name": "i",
         "provider": "AWS",
@@ -551,6 +546,26 @@ def test_the_next_requests_fail_as_asked(cloud: Cloud) -> None:
     assert [fault["hits"] for fault in left] == [1, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"times": 1, "percent": 2}, {"times": 1, "path": "("}, {"times": 1, "host": "x"}]
+)
+def test_a_fault_that_cannot_be_is_refused(cloud: Cloud, more: dict[str, Any]) -> None:
+    fault = {"kind": "500"} | more
+    answer = cloud.call("POST", "/emulator/v1/faults", fault, auth=None, headers=ADMIN)
+    assert answer.status_code == 422
+
+
+def test_delays_can_be_changed_and_stay(cloud: Cloud, tmp_path: Path) -> None:
+    path = "/emulator/v1/delays"
+    changed = cloud.call("PATCH", path, {"cluster": 9}, auth=None, headers=ADMIN)
+    assert changed.json()["cluster"] == 9
+    for wrong in ({"cluster": -1}, {"lunch": 1}, {"cluster": "long"}):
+        assert cloud.call("PATCH", path, wrong, auth=None, headers=ADMIN).status_code == 422
+    again = Account(tmp_path, cloud.account.config, URL)
+    assert again.delays.cluster == 9
+    again.close()
+
+
 def test_answers_tell_the_limits_where_the_api_does(cloud: Cloud) -> None:
     rated = cloud.call("GET", "/org/v2/environments")
     again = cloud.call("GET", "/org/v2/environments")
@@ -559,3 +574,12 @@ def test_answers_tell_the_limits_where_the_api_does(cloud: Cloud) -> None:
     assert int(rated.headers["X-RateLimit-Reset"]) <= 60
     assert "X-RateLimit-Limit" not in cloud.call("GET", "/iam/v2/api-keys").headers
     assert len({answer.headers["X-Request-Id"] for answer in (rated, again)}) == 2
+
+
+def test_older_credentials_get_what_is_new(tmp_path: Path) -> None:
+    config = Settings(state_dir=tmp_path)
+    old = {"s3_secret_key": "a", "supervisor_password": "b", "snowflake_password": "c"}
+    (tmp_path / "credentials.json").write_text(json.dumps(old))
+    first = state.credentials(config)
+    assert first.s3_secret_key.get_secret_value() == "a"
+    assert first.confluent_api_secret == state.credentials(config).confluent_api_secret

@@ -84,8 +84,7 @@ def test_new_binding_counts_after_its_delay(account: Account) -> None:
 
 
 def test_deleted_cluster_gives_no_rights(account: Account) -> None:
-    gone = {"environment": "env-1", GONE_AFTER: 0}
-    account.store.put(Stored(CLUSTER, ("lkc-1",), gone))
+    account.store.put(Stored(CLUSTER, ("lkc-1",), {"environment": "env-1", GONE_AFTER: 0}))
     _bind(account, "CloudClusterAdmin")
     assert rights(account) == set()
 
@@ -110,8 +109,7 @@ def test_connector_sees_the_cluster_as_access_lists_say(
 
 def test_login_in_every_version_of_the_protocol() -> None:
     """The compact form of Java's clients, with a token whose length takes two bytes."""
-    token = b"\0key\0" + b"s" * 200
-    head = bytes.fromhex("0024 0002 00000007 0003") + b"abc"
+    token, head = b"\0key\0" + b"s" * 200, bytes.fromhex("0024 0002 00000007 0003") + b"abc"
     size = len(token) + 1
     compact = head + b"\0" + bytes([size & 0x7F | 0x80, size >> 7]) + token + b"\0"
     assert _token(compact, 2) == token

@@ -93,8 +93,7 @@ def test_inline_policy_counts_as_an_attached_one(account: Account) -> None:
 
 
 def test_everything_but_what_is_named_is_allowed(account: Account) -> None:
-    but = {"Effect": "Allow", "NotAction": "iam:*", "NotResource": "arn:aws:s3:::other*"}
-    account.attach(but)
+    account.attach({"Effect": "Allow", "NotAction": "iam:*", "NotResource": "arn:aws:s3:::other*"})
     assert account.problem() == ""
     assert "no identity-based policy" in account.problem(("iam:GetRole", ROLE))
     assert "no identity-based" in account.problem(("s3:GetObject", "arn:aws:s3:::other/x"))
@@ -247,8 +246,7 @@ BODY = b"{}"
 
 def signed(session: dict[str, Any]) -> dict[str, Any]:
     """Return what a WSGI server makes of a request for secrets."""
-    target = "secretsmanager.ListSecrets"
-    headers = {"Host": HOST, "X-Amz-Target": target}
+    headers = {"Host": HOST, "X-Amz-Target": "secretsmanager.ListSecrets"}
     request = AWSRequest("POST", f"http://{HOST}/", data=BODY, headers=headers)
     key = Credentials(session["AccessKeyId"], session["SecretAccessKey"], session["SessionToken"])
     SigV4Auth(key, "secretsmanager", "us-east-1").add_auth(request)
@@ -265,8 +263,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
         trust = json.dumps({"Version": "2012-10-17", "Statement": []})
         role = boto3.client("iam").create_role(RoleName="ci", AssumeRolePolicyDocument=trust)
         sts = boto3.client("sts")
-        answer = sts.assume_role(RoleArn=role["Role"]["Arn"], RoleSessionName="one")
-        yield answer["Credentials"]
+        yield sts.assume_role(RoleArn=role["Role"]["Arn"], RoleSessionName="one")["Credentials"]
 
 
 def test_session_that_lasts_is_let_in(session: dict[str, Any]) -> None:

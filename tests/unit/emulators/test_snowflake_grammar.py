@@ -127,8 +127,7 @@ def test_documented_statements_are_read(sql: str) -> None:
 def test_a_word_too_many_is_a_syntax_error(sql: str) -> None:
     with pytest.raises(ProgrammingError) as caught:
         parse(f"{sql.rstrip(';')} ) bogus")
-    assert caught.value.errno == 1003
-    assert caught.value.sqlstate == "42000"
+    assert (caught.value.errno, caught.value.sqlstate) == (1003, "42000")
 
 
 @pytest.mark.parametrize(
@@ -261,8 +260,7 @@ def test_what_nobody_does_is_refused_by_name(sql: str, kind: str) -> None:
 @given(st.text(min_size=1))
 def test_identifiers_survive_quoting(name: str) -> None:
     stream = Stream(f"{quote(name)} rest")
-    assert stream.identifier() == name
-    assert stream.word() == "REST"
+    assert (stream.identifier(), stream.word()) == (name, "REST")
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=3).map(tuple))
@@ -273,8 +271,7 @@ def test_qualified_names_survive_display(name: tuple[str, ...]) -> None:
 @given(st.text())
 def test_strings_survive_escaping(value: str) -> None:
     stream = Stream(f"{text(value)} rest")
-    assert stream.string() == value
-    assert stream.word() == "REST"
+    assert (stream.string(), stream.word()) == (value, "REST")
 
 
 @given(st.text())

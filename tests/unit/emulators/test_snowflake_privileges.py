@@ -145,8 +145,7 @@ def test_grants_go_with_their_object(platform: Run) -> None:
 
 
 def test_a_default_role_must_be_granted_before_a_login(platform: Run, account: Account) -> None:
-    logins = Logins(account, "ROOT", "secret")
-    login = Login("U", "p", "SNOWFLAKE", "", "A")
+    logins, login = Logins(account, "ROOT", "secret"), Login("U", "p", "SNOWFLAKE", "", "A")
     with pytest.raises(LoginRefused, match="default role 'READER' is not granted"):
         logins.open(login, None, None)
     assert logins.open(login, "PUBLIC", None).role == "PUBLIC"
@@ -156,8 +155,7 @@ def test_a_default_role_must_be_granted_before_a_login(platform: Run, account: A
 
 def test_a_login_gets_no_warehouse_that_it_may_not_use(platform: Run, account: Account) -> None:
     platform("SECURITYADMIN", "ALTER USER u SET DEFAULT_WAREHOUSE = W DEFAULT_ROLE = PUBLIC")
-    logins = Logins(account, "ROOT", "secret")
-    login = Login("U", "p", "SNOWFLAKE", "", "A")
+    logins, login = Logins(account, "ROOT", "secret"), Login("U", "p", "SNOWFLAKE", "", "A")
     assert logins.open(login, None, None).warehouse is None
     platform("SECURITYADMIN", "GRANT USAGE ON WAREHOUSE w TO ROLE PUBLIC")
     assert logins.open(login, None, None).warehouse == "W"

@@ -99,8 +99,7 @@ def test_step_is_retried_by_the_kind_of_its_failure(
             raise error()
         return dg.MaterializeResult(metadata={"rows": 1})
 
-    result = dg.materialize([orders], raise_on_error=False)
-    assert result.success == success
+    assert dg.materialize([orders], raise_on_error=False).success == success
     assert tried == list(range(attempts))
 
 

@@ -148,8 +148,7 @@ def test_default_of_a_debezium_type_is_the_value_of_a_record(
     text = json.dumps({"type": "record", "name": "R", "fields": fields})
     newest = with_connect_types(RegisteredSchema(2, "AVRO", text))
     oldest = RegisteredSchema(1, "AVRO", '{"type": "record", "name": "R", "fields": []}')
-    columns = avro.fields("s", newest, itertools.count(1))
-    encoded = io.BytesIO()
+    columns, encoded = avro.fields("s", newest, itertools.count(1)), io.BytesIO()
     fastavro.schemaless_writer(encoded, json.loads(text), {"f": _as_bytes(kind, value)})
     try:
         expected = avro.record_decoder(ResolvedSchema(newest, newest, columns))(encoded.getvalue())

@@ -133,8 +133,7 @@ def test_reason_of_a_changed_unit_is_that_it_does_not_fit() -> None:
 def test_reason_skips_fields_without_a_column() -> None:
     """They may even be recursive, which no program can be."""
     node = {"type": "record", "name": "N", "fields": [field("next", ["null", "N"])]}
-    writer = record(field("old", node), field("id", "int"))
-    newest = record(field("id", "int"))
+    writer, newest = record(field("old", node), field("id", "int")), record(field("id", "int"))
     payload = encoded(writer, {"old": {"next": {"next": None}}, "id": 1})
     pair = pairing(writer, newest)
     assert avro.record_decoder(pair)(payload) == {"id": 1}
@@ -155,8 +154,7 @@ def test_the_bound_of_a_decimal_has_all_its_digits(precision: int) -> None:
 
 def test_identity_is_the_full_name_of_a_record() -> None:
     assert avro.identity(registered(record())) == "shop.Order"
-    nested = {**record(name="Order"), "namespace": "shop"}
-    assert avro.identity(registered(nested)) == "shop.Order"
+    assert avro.identity(registered({**record(name="Order"), "namespace": "shop"})) == "shop.Order"
     assert avro.identity(registered("string")) is None
     assert avro.identity(registered([record()])) is None
 
@@ -164,8 +162,7 @@ def test_identity_is_the_full_name_of_a_record() -> None:
 def test_written_counts_renamed_fields_under_the_latest_name() -> None:
     writer = record(field("a", "int"), field("b", "int"), field("dropped", "int"))
     latest = record(field("c", "int", aliases=["b"]), field("a", "int"), field("new", "int"))
-    found = avro.written(registered(writer), registered(latest))
-    assert found == {"a", "c", "dropped"}
+    assert avro.written(registered(writer), registered(latest)) == {"a", "c", "dropped"}
 
 
 def test_a_decimal_that_its_fixed_cannot_hold_is_refused() -> None:

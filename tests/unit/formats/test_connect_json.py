@@ -140,5 +140,4 @@ def test_opening_of_a_payload_before_its_schema_is_the_text_around_it(
 
 
 def test_opening_of_no_schema_has_none() -> None:
-    found = opening(json.dumps({"schema": None, "payload": {"a": 1}}).encode())
-    assert found.schema is None
+    assert opening(json.dumps({"schema": None, "payload": {"a": 1}}).encode()).schema is None

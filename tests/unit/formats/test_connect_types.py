@@ -49,8 +49,7 @@ def registered(number: int) -> RegisteredSchema:
 
 
 def columns(number: int) -> dict[str, str]:
-    fields = avro.fields("s", registered(number), itertools.count(1))
-    found = changed_columns("s", fields, "rows")
+    found = changed_columns("s", avro.fields("s", registered(number), itertools.count(1)), "rows")
     return {field.name: str(field.field_type) for field in found}
 
 

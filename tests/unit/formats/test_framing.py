@@ -46,10 +46,8 @@ def test_framing_of_confluents_serializers_is_what_their_deserializer_reads(
     schema = SchemaId(kind, number, str(GUID), indexes if kind == "PROTOBUF" else None)
     context = SerializationContext("t", MessageField(side), [("trace", b"1")])
     serialize = header_schema_id_serializer if by_header else prefix_schema_id_serializer
-    raw = serialize(payload, context, schema)
-    read = SchemaId(kind)
-    rest = dual_schema_id_deserializer(raw, context, read)
-    assert rest.read() == payload
+    raw, read = serialize(payload, context, schema), SchemaId(kind)
+    assert dual_schema_id_deserializer(raw, context, read).read() == payload
 
     written = b"".join(_zigzag(one) for one in (len(indexes), *indexes))
     if kind != "PROTOBUF":
@@ -68,8 +66,7 @@ def _zigzag(number: int) -> bytes:
 
 @pytest.mark.parametrize("side", ["key", "value"])
 def test_header_with_an_id_names_it_and_leaves_the_payload_whole(side: str) -> None:
-    raw = bytes.fromhex("00000000af0e0e")
-    header = wire_prefix(176)
+    raw, header = bytes.fromhex("00000000af0e0e"), wire_prefix(176)
     assert wire_of(side, "AVRO", raw, [(NAMES[side], header)]) == (176, raw)
     assert wire_of(side, "AVRO", raw, []) == (175, b"\x0e\x0e")
     other = NAMES["key" if side == "value" else "value"]
@@ -166,8 +163,7 @@ def test_arrays_are_framed_like_single_records(side: str, kind: Any, given: Any)
 
 def test_arrays_without_such_headers_are_not_copied() -> None:
     records = fetched([(b"k", b"v")] * 3, [[("trace", b"x"), ("z" * 17, b"y")]] * 3)
-    known = RecordFraming("value", "AVRO", {})
-    arrays = arrays_of(records)
+    known, arrays = RecordFraming("value", "AVRO", {}), arrays_of(records)
     data, offsets = in_wire_format(known, records.header_arrays(), *arrays)
     assert data is records.values
     assert offsets is arrays[1]
@@ -185,12 +181,10 @@ def test_many_different_headers_do_not_take_long() -> None:
     count = 20_000
     headers: Any = [[(NAMES["value"], wire_prefix(number))] for number in range(count)]
     records = fetched([(None, b"v")] * count, headers)
-    known = RecordFraming("value", "AVRO", {})
-    arrays = arrays_of(records)
+    known, arrays = RecordFraming("value", "AVRO", {}), arrays_of(records)
     _, offsets = in_wire_format(known, records.header_arrays(), *arrays)
     assert np.count_nonzero(np.diff(offsets)) == MAX_DIFFERENT
 
 
 def test_framed_says_where_protobufs_indexes_are() -> None:
-    record = framing.framed("value", b"x", b"\x01" + GUID.bytes + b"\0")
-    assert record == Framed(GUID, b"x", b"\0")
+    assert framing.framed("value", b"x", b"\x01" + GUID.bytes + b"\0") == Framed(GUID, b"x", b"\0")

@@ -153,8 +153,7 @@ def test_arrays_are_framed_like_single_records(side: str, raws: list[bytes | Non
         if isinstance(record, str) or record.schema not in KNOWN:
             assert found == b""
             continue
-        payload = framing.payload(side, record, "AVRO")
-        expected = b""
+        payload, expected = framing.payload(side, record, "AVRO"), b""
         if isinstance(payload, bytes):
             assert isinstance(record.schema, UUID)
             expected = wire_prefix(KNOWN[record.schema]) + payload

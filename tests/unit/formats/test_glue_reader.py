@@ -46,8 +46,7 @@ def record(*fields: str, name: str = "Order") -> str:
 
 def test_versions_are_a_subjects_and_follow_new_ones(registry: GlueRegistry) -> None:
     name, clock = "orders", Clock()
-    first = registry.register(name, "avro", record("id"))
-    reader = registry.reader(now=clock)
+    first, reader = registry.register(name, "avro", record("id")), registry.reader(now=clock)
     subject = reader.read(name)
     assert subject.latest.text == record("id")
     assert subject.latest.schema_type == "AVRO"
@@ -66,8 +65,7 @@ def test_new_version_that_a_record_names_is_read_at_once(registry: GlueRegistry)
     reader = registry.reader(now=Clock())
     reader.read("new")
     version = registry.register("new", "avro", record("id", "note"))
-    foreign = ForeignSchemas(reader, reader.context("new"))
-    assert foreign.look_up([version])
+    assert ForeignSchemas(reader, reader.context("new")).look_up([version])
     assert reader.read("new").latest.text == record("id", "note")
 
 
@@ -144,8 +142,7 @@ def test_version_that_is_not_listed_yet_waits(
 ) -> None:
     registry.register("late", "avro", record("id"))
     reader = registry.reader()
-    known = reader._list("late")
-    newer = registry.register("late", "avro", record("id", "note"))
+    known, newer = reader._list("late"), registry.register("late", "avro", record("id", "note"))
     monkeypatch.setattr(reader, "_list", lambda _: known)
     with pytest.raises(UnreachableError, match="does not list version 2 of schema late yet"):
         reader.id_of(newer, reader.context("late"))
@@ -175,12 +172,10 @@ def test_unknown_version_is_missing(registry: GlueRegistry) -> None:
 
 def test_schema_that_was_created_again_has_other_ids(registry: GlueRegistry) -> None:
     """A number is not given again: records of the deleted version would have wrong values."""
-    clock = Clock()
-    first = registry.register("again", "avro", record("id"))
+    clock, first = Clock(), registry.register("again", "avro", record("id"))
     reader = registry.reader(now=clock)
     reader.read("again")
-    schema = {"SchemaName": "again", "RegistryName": REGISTRY}
-    registry.client.delete_schema(SchemaId=schema)
+    registry.client.delete_schema(SchemaId={"SchemaName": "again", "RegistryName": REGISTRY})
     second = registry.register("again", "avro", record("other"))
     clock.now += FRESH_SECONDS
     subject = reader.read("again")
@@ -261,8 +256,7 @@ def test_silent_glue_is_unreachable() -> None:
 
 def test_emulator_lists_as_aws_does(registry: GlueRegistry) -> None:
     registry.register("listed", "avro", record("id"))
-    schema = {"SchemaName": "listed", "RegistryName": REGISTRY}
-    client = registry.client
+    schema, client = {"SchemaName": "listed", "RegistryName": REGISTRY}, registry.client
     answer = client.list_schema_versions(SchemaId=schema)
     assert "NextToken" not in answer
     (one,) = answer["Schemas"]

@@ -196,8 +196,7 @@ def test_conversion_of_items_is_of_each_of_them() -> None:
     record = {"lines": [{"n": "1"}, {"n": 2}], "tags": ["", "0.5", 2], "by.name": {"a": "7"}}
     (row,) = ALL.decoded([json.dumps(record).encode()])
     assert row is not None
-    assert row["lines"] == [{"n": 1}, {"n": 2}]
-    assert row["tags"] == [None, 0.5, 2.0]
+    assert (row["lines"], row["tags"]) == ([{"n": 1}, {"n": 2}], [None, 0.5, 2.0])
     assert row["by.name"] == {"a": 7}
 
 

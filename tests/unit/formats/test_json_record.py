@@ -40,8 +40,7 @@ def array(items: Any) -> dict[str, Any]:
 
 def decimal(precision: int, scale: int) -> dict[str, Any]:
     parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
-    title = f"{CONNECT}Decimal"
-    return {"type": "number", "title": title, "connect.parameters": parameters}
+    return {"type": "number", "title": f"{CONNECT}Decimal", "connect.parameters": parameters}
 
 
 def plan(writer: Any, latest: Any) -> JsonPlan:
@@ -123,7 +122,35 @@ def value(schema: Any, text: str) -> Any:
     return json_schema.record_decoder(pairing)(payload)["f"]
 
 
+SINGLE = {"type": "number", "connect.type": "float32"}
+
+
 BYTES = {"type": "string", "connect.type": "bytes"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        (WHOLE, f"1{'0' * 5_000}e-5000", 1),
+        (WHOLE, f"0.{'0' * 5_000}1e5001", 1),
+        (NUMBER, "1e-99999999999999999999999", 0.0),
+        (NUMBER, f"0.{'1' * 5_000}", 1 / 9),
+        (SINGLE, "1.000000059604644775390625", 1.0),  # halfway between two floats
+        (SINGLE, "1.0000000596046447753906250000000001", 1 + 2**-23),
+        (SINGLE, "7.1e-46", 2.0**-149),
+        (decimal(4, 2), '"/////////////////////////wA="', -256),
+        (BYTES, '"aGlo\\r\\naGk="', b"hihhi"),
+        *(({}, text, text) for text in ("[1, -0 ,-0.0]", "[1e400]", f"[1{'0' * 5_000}]")),
+        *(
+            ({}, text, text)
+            for text in ('{"\\u0041": "\\/\\u001f\\\\u001f"}', "[" * 900 + "]" * 900)
+        ),
+    ],
+)
+def test_record_decoder_unusual_value_is_what_its_text_says(
+    schema: Any, text: str, expected: Any
+) -> None:
+    assert value(schema, f" {text}\t") == expected
 
 
 @pytest.mark.parametrize(
@@ -232,8 +259,7 @@ OF_A, OF_B = closed("a", a=WHOLE), closed("b", b=WHOLE)
 def test_record_decoder_union_has_the_member_that_loses_nothing(
     members: list[Any], text: str
 ) -> None:
-    assert member_of(members, text)[0] == 1
-    assert member_of(members[::-1], text)[0] == 0
+    assert (member_of(members, text)[0], member_of(members[::-1], text)[0]) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -429,8 +455,7 @@ def test_record_is_explained_in_a_time_of_its_own_length(name: str) -> None:
         )
 
         def explained() -> None:
-            found = reason(json_schema, record.encode(), pairing)
-            assert str(found).startswith("field z (string)")
+            assert str(reason(json_schema, record.encode(), pairing)).startswith("field z (string)")
 
         return explained
 
@@ -445,8 +470,7 @@ def test_long_key_is_shortened_in_the_reason() -> None:
 
 
 def test_large_value_is_shortened_in_the_reason() -> None:
-    schema = properties(f={"oneOf": [WHOLE, FLAG]})
-    values = ",".join(["[1,2]"] * 100)
+    schema, values = properties(f={"oneOf": [WHOLE, FLAG]}), ",".join(["[1,2]"] * 100)
     found = explain(schema, f'{{"f": {{"a": [{values}]}}}}')
     text = f'{{"a":[{values}]}}'
     assert found == f"field f (struct): value {text[:80]}… is none of its 2 types"

@@ -30,8 +30,7 @@ DRAFT_2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
 def columns(schema: Any, **references: Any) -> list[NestedField]:
     named = tuple((name, json.dumps(text)) for name, text in references.items())
-    registered = RegisteredSchema(1, "JSON", json.dumps(schema), named)
-    return fields("s", registered, itertools.count(1))
+    return fields("s", RegisteredSchema(1, "JSON", json.dumps(schema), named), itertools.count(1))
 
 
 def properties(**schemas: Any) -> dict[str, Any]:

@@ -121,16 +121,14 @@ def cases(
 def rows(schema: Schema, values: list[Any]) -> list[Any]:
     """The rows of records, on which both decoders agree; None: a record is malformed."""
     writer = RegisteredSchema(1, "JSON", json.dumps(schema))
-    fields = json_schema.fields("s", writer, itertools.count(1))
-    pairing = ResolvedSchema(writer, writer, fields)
+    pairing = ResolvedSchema(writer, writer, json_schema.fields("s", writer, itertools.count(1)))
     return Decoders(json_schema, pairing).decoded([json.dumps(value).encode() for value in values])
 
 
 def within(case: tuple[Schema, list[Any]]) -> tuple[Schema, list[Any]]:
     """Records with a value as their property, and their schema."""
     schema, values = case
-    whole = {"type": "object", "properties": {"f": schema}}
-    return whole, [{"f": value} for value in values]
+    return {"type": "object", "properties": {"f": schema}}, [{"f": value} for value in values]
 
 
 def restored(schema: Schema, stored: Any, value: Any) -> Any:
@@ -153,8 +151,7 @@ def restored(schema: Schema, stored: Any, value: Any) -> Any:
         return [restored(schema["items"], *pair) for pair in zip(stored, value, strict=True)]
     if schema["type"] != "object":
         return stored
-    others = dict.fromkeys(stored, schema.get("additionalProperties"))
-    inner_of = schema.get("properties", others)
+    inner_of = schema.get("properties", dict.fromkeys(stored, schema.get("additionalProperties")))
     return {
         name: restored(inner_of[name], inner, value[name])
         for name, inner in stored.items()

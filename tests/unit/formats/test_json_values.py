@@ -325,8 +325,7 @@ def test_columns_of_others() -> None:
         NestedField(9, "key", BinaryType(), required=False),
         *fields("s", writer, itertools.count(1)),
     ]
-    pairing = ResolvedSchema(writer, writer, columns)
-    payload = b'{"a": 1, "key": "x"}'
+    pairing, payload = ResolvedSchema(writer, writer, columns), b'{"a": 1, "key": "x"}'
     assert json_schema.record_decoder(pairing)(payload) == {"a": 1}
     assert Decoders(json_schema, pairing).decoded([payload]) == [{"key": None, "a": 1}]
 
@@ -389,8 +388,7 @@ def test_date_times_are_times_at_every_depth() -> None:
     }
     writer = timed({"type": "object", "properties": properties})
     target = fields("s", writer, itertools.count(1))
-    texts = [*GOOD_TIMES, *FAR_TIMES, *BAD_TIMES]
-    times = GOOD_TIMES | FAR_TIMES
+    texts, times = [*GOOD_TIMES, *FAR_TIMES, *BAD_TIMES], GOOD_TIMES | FAR_TIMES
     shapes: dict[str, tuple[Callable[[str], Any], Callable[[Any], Any]]] = {
         "at": (lambda text: text, lambda row: row["at"]),
         "inner": (lambda text: {"at": text}, lambda row: row["inner"]["at"]),
@@ -421,8 +419,7 @@ def test_date_times_are_times_at_every_depth() -> None:
 
 
 def test_date_times_stay_text_by_default() -> None:
-    schema = {"type": "object", "properties": {"at": TIME}}
-    assert rows(schema, '{"at": "now"}') == [{"at": "now"}]
+    assert rows({"type": "object", "properties": {"at": TIME}}, '{"at": "now"}') == [{"at": "now"}]
 
 
 def test_date_times_of_versions_follow_the_column() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from decoders import Decoders
-from fuzz_protobuf import comparable, row
+from fuzz_protobuf import comparable, row, schema_and_records
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.message import DecodeError
 from reasons import reason
@@ -195,6 +196,13 @@ def test_references() -> None:
 
 def test_format_of_the_schema() -> None:
     assert format_of(proto("int32 a = 1;")).identity(proto("int32 a = 1;")) == "shop.Trade"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_records(seed: int) -> None:
+    sample = schema_and_records(random.Random(seed), 40)
+    rows = decode(sample.payloads, registered(sample.text))
+    assert list(map(comparable, rows)) == list(map(comparable, sample.rows)), sample.text
 
 
 # --- records ---
@@ -552,6 +560,38 @@ def test_reasons_of_message_indexes() -> None:
     assert all("no message indexes at byte 0" in reason for reason in reasons[2:])
 
 
+OWN_RULES = re.compile(r"is not a date|is not a time of a day|is not UTF-8|wire type \S+ at byte")
+
+
+@pytest.mark.parametrize("seed", [0, 3, 4, 5, 14, 27])
+def test_damaged_record_is_what_google_reads(seed: int) -> None:
+    rng = random.Random(seed)
+    sample = schema_and_records(rng, 40)
+    file = protoc.compiled("fuzz.proto", sample.text)
+    message = message_factory.GetMessageClass(next(iter(file.message_types_by_name.values())))
+    damaged = []
+    for payload in sample.payloads:
+        broken = bytearray(payload.removeprefix(b"\x02\x00").removeprefix(b"\x00"))
+        for _ in range(rng.randint(1, 3) if broken else 0):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        damaged += [bytes(broken), bytes(broken[: rng.randint(0, len(broken))])]
+    pairing = pairing_of(registered(sample.text))
+    rows = decode([b"\x00" + data for data in damaged], pairing.writer)
+    for data, found in zip(damaged, rows, strict=True):
+        why = reason(protobuf, b"\x00" + data, pairing)
+        try:
+            expected = message.FromString(data)
+        except DecodeError:
+            assert why, data
+            continue
+        if found is not None:
+            assert expected.IsInitialized()
+            assert comparable(found) == comparable(row(expected))
+        elif expected.IsInitialized():
+            assert OWN_RULES.search(str(why)), data
+    assert min(rows.count(None), len(rows) - rows.count(None)) > 10
+
+
 def test_long_list_is_read_beside_short_records() -> None:
     body = "repeated string f = 1; int32 a = 2;"
     trade = message_factory.GetMessageClass(
@@ -654,8 +694,7 @@ def test_message_that_gets_fields_keeps_the_rows_without_them() -> None:
 
 
 def test_messages_without_fields_are_told_apart() -> None:
-    decoders = Decoders(protobuf, pairing_of(registered(EMPTY)))
-    there = {"is_present": True}
+    decoders, there = Decoders(protobuf, pairing_of(registered(EMPTY))), {"is_present": True}
     nothing: dict[str, Any] = {"created": None, "deleted": None, "many": [], "by_name": {}}
     payloads = [b"\0", b"\0\x0a\0", b"\0\x12\0\x1a\0\x1a\0", b"\0\x22\x03\x0a\x01k"]
     assert decoders.decoded(payloads) == [

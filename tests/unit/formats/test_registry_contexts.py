@@ -48,8 +48,7 @@ def test_context_is_part_of_a_subjects_name() -> None:
 
 def test_id_is_looked_up_in_the_context(client: SchemaRegistryClient) -> None:
     default = client.register_schema("other", avro("a"))
-    inside = client.register_schema(":.eu:other", avro("b"))
-    assert default == inside == 1
+    assert default == client.register_schema(":.eu:other", avro("b")) == 1
     reader = SubjectReader(client)
     plain, eu = ForeignSchemas(reader), ForeignSchemas(reader, ".eu")
     assert plain.look_up([1])
@@ -66,8 +65,7 @@ def test_guid_is_the_id_of_its_context(client: SchemaRegistryClient, registry: R
     client.register_schema("other", avro("z"))
     ids = [client.register_schema(subject, avro("a")) for subject in ("other", ":.eu:other")]
     assert ids == [2, 1]
-    guid = UUID(client.get_latest_version("other").guid)
-    reader = SubjectReader(client)
+    guid, reader = UUID(client.get_latest_version("other").guid), SubjectReader(client)
     plain, eu = ForeignSchemas(reader), ForeignSchemas(reader, ".eu")
     assert plain.look_up([guid])
     assert eu.look_up([guid])
@@ -82,8 +80,7 @@ def test_guid_is_the_id_of_its_context(client: SchemaRegistryClient, registry: R
 def test_guid_is_looked_up_if_only_its_id_is_known(client: SchemaRegistryClient) -> None:
     """The version left its subject, or was one of too many."""
     number = client.register_schema("orders-value", avro("a"))
-    guid = UUID(client.get_latest_version("orders-value").guid)
-    reader = SubjectReader(client)
+    guid, reader = UUID(client.get_latest_version("orders-value").guid), SubjectReader(client)
     reader.read("orders-value")
     foreign = ForeignSchemas(reader)
     assert foreign.guids == {guid: number}
@@ -103,8 +100,7 @@ def test_guids_of_versions_are_known_without_a_request(
 
 
 def test_unknown_guid_is_missing(client: SchemaRegistryClient, registry: Registry) -> None:
-    guid = uuid4()
-    foreign = ForeignSchemas(SubjectReader(client))
+    guid, foreign = uuid4(), ForeignSchemas(SubjectReader(client))
     assert not foreign.look_up([guid])
     assert foreign.missing == {guid: "which the schema registry does not have"}
     registry.has_guids = False

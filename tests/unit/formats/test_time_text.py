@@ -78,12 +78,10 @@ def by_the_rfc(text: str) -> datetime | None:
 @settings(max_examples=500)
 @given(st.one_of(PARTS.map("".join), LEAP_SECONDS, st.text("0129-:TZ+. ", max_size=26)))
 def test_date_time_micros_any_text_is_what_the_rfc_says(text: str) -> None:
-    expected = by_the_rfc(text)
-    found = date_time_micros(text)
+    expected, found = by_the_rfc(text), date_time_micros(text)
     assert found == (None if expected is None else (expected - EPOCH) // timedelta(microseconds=1))
     if found is not None:  # RFC 3339 is a part of what `iso` reads
-        read = moment(text, is_iso=True)
-        assert read.utc_micros == found
+        assert moment(text, is_iso=True).utc_micros == found
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,7 @@ def test_vector_changes_the_hours_of_its_data_file(catalog: SqlCatalog, table: T
     delete(table, (data(table)[1], [0]))
     head = table.current_snapshot()
     assert head is not None
-    found = {hour - HOUR for hours in affected_hours(table, head, "at") for hour in hours}
-    assert found == {1, 2}
+    assert {hour - HOUR for hours in affected_hours(table, head, "at") for hour in hours} == {1, 2}
     facts = report(head)
     assert (facts.deleted_records, facts.total_records) == (1, 2)
     delete(table, (data(table)[1], [1]))

@@ -12,6 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.iceberg import data_files
-from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget, repeated
 from topicberg.iceberg.files import partition_of
 
 SCHEMA = Schema(
@@ -187,6 +188,27 @@ def test_rows_of_more_partitions_than_open_files_are_read_again(
     assert found == places
 
 
+def test_a_written_file_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, most = WeakSet[pq.ParquetWriter](), 0
+
+    class Counted(pq.ParquetWriter):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            nonlocal most
+            super().__init__(*arguments, **options)
+            alive.add(self)
+            most = max(most, len(alive))
+
+    monkeypatch.setattr(pq, "ParquetWriter", Counted)
+    spec = PartitionSpec(PartitionField(5, 1000, IdentityTransform(), "number"))
+    table = make_table(tmp_path, spec)
+    with DataFileWriter(WriteTarget.of(table), table.io, 2**30) as writer:
+        writer.write(columns(rows(1_000)))
+    assert len(writer.files) == 1_000
+    assert most <= data_files.MAX_OPEN + 8  # those that are written at once
+
+
 @pytest.mark.parametrize("most", [0, 3, 64])
 @pytest.mark.parametrize("group", [0, 2**22])
 @pytest.mark.parametrize("width", [10, 1_000])
@@ -232,6 +254,29 @@ def test_rows_are_grouped_by_any_number_of_fields(data: st.DataObject) -> None:
     for wanted in set(rows):
         of_group = [place for place in places if rows[place] == wanted]
         assert of_group == [place for place in given_order if rows[place] == wanted]
+
+
+def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
+    struct = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.field("element", pa.string())))])
+    table = pa.table(
+        {
+            "same": pa.array(["x"] * 100),
+            "unique": pa.array(range(100)),
+            "nested": pa.array([{"a": 1, "b": ["y"]}] * 100, struct),
+            "pairs": pa.array([[("k", b"v")]] * 100, pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    paths = ("same", "unique", "nested.a", "nested.b.list.element")
+    named = repeated(table, [*paths, "pairs.key_value.key", "pairs.key_value.value"])
+    pq.write_table(table, tmp_path / "f.parquet", use_dictionary=named)
+    group = pq.read_metadata(tmp_path / "f.parquet").row_group(0)
+    with_dictionary = {
+        group.column(n).path_in_schema
+        for n in range(group.num_columns)
+        if group.column(n).has_dictionary_page
+    }
+    assert with_dictionary == set(named)
+    assert {one.partition(".")[0] for one in named} == {"same", "nested", "pairs"}
 
 
 def test_fields_of_any_name_keep_their_values_at_every_depth(tmp_path: Path) -> None:
@@ -390,5 +435,4 @@ def test_partitions_of_zero_and_of_minus_zero_are_two_groups_of_files() -> None:
     ]
     for file in files:
         file.spec_id = 0
-    groups = {partition_of(file) for file in files}
-    assert len(groups) == 3
+    assert len({partition_of(file) for file in files}) == 3

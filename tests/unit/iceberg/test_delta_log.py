@@ -157,8 +157,7 @@ def test_one_version_for_each_snapshot_over_the_same_files(make_table: MakeTable
     assert delta_rows(table) == []
     for number in range(3):
         append(table, {"id": number, "note": f"n{number}"})
-    files = sorted(folder(table).rglob("*.parquet"))
-    last = delta.sync(table, BOTH)
+    files, last = sorted(folder(table).rglob("*.parquet")), delta.sync(table, BOTH)
     snapshot = table.current_snapshot()
     # The first rows of a table come as one version, whatever came before.
     assert (last.version, last.snapshot_id) == (1, snapshot.snapshot_id)
@@ -174,8 +173,7 @@ def test_one_version_for_each_snapshot_over_the_same_files(make_table: MakeTable
 def test_without_news_nothing_is_written(make_table: MakeTable) -> None:
     table = make_table()
     append(table, {"id": 1, "note": "a"})
-    first = delta.sync(table, BOTH)
-    before = versions(table)
+    first, before = delta.sync(table, BOTH), versions(table)
     assert delta.sync(table, BOTH) == first
     assert versions(table) == before
 
@@ -205,8 +203,7 @@ def test_no_other_writer_can_harm_the_table(make_table: MakeTable) -> None:
 
 
 def test_every_type_and_encoded_names(make_table: MakeTable) -> None:
-    table = make_table(NESTED)
-    day = datetime(2024, 5, 1, 12, tzinfo=UTC)
+    table, day = make_table(NESTED), datetime(2024, 5, 1, 12, tzinfo=UTC)
     append(
         table,
         *(
@@ -419,6 +416,19 @@ def test_checkpoints_and_old_logs(make_table: MakeTable) -> None:
         os.utime(path, (0, 0))
     append(table, {"id": 1000})
     delta.sync(table, BOTH)
+    assert delta_rows(table) == iceberg_rows(table)
+
+
+def test_a_checkpoint_that_a_kill_prevented_comes_later(make_table: MakeTable) -> None:
+    table = make_table()
+    for number in range(CHECKPOINT_EVERY + 1):
+        append(table, {"id": number, "note": "n"})
+        delta.sync(table, BOTH)
+    log = folder(table) / "_delta_log"
+    for path in (*log.glob("*.parquet"), log / "_last_checkpoint"):
+        path.unlink()
+    delta.sync(table, BOTH)
+    assert (log / "_last_checkpoint").exists()
     assert delta_rows(table) == iceberg_rows(table)
 
 

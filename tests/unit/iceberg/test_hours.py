@@ -69,8 +69,7 @@ def commit(table: Table, replaced: list[FileRows], *hours: int | None, column: s
     """Commit a batch, as the engine does it."""
     head = table.metadata.current_snapshot_id
     files = [file for hour in hours for file in written(table, rows_of(hour))]
-    properties = {END_OFFSETS: "{}"}
-    add_files(table, head, files, replaced, properties, time=column)
+    add_files(table, head, files, replaced, {END_OFFSETS: "{}"}, time=column)
     table.refresh()
 
 
@@ -157,8 +156,7 @@ def test_summary_with_too_many_ranges_is_left_to_the_manifests(
     catalog: SqlCatalog, count: int
 ) -> None:
     table = catalog.create_table("shop.orders", SCHEMA, partition_spec=HOURLY)
-    rows = rows_of(*range(0, 2 * count, 2))
-    add_files(table, None, written(table, rows), [], {}, time=TIME)
+    add_files(table, None, written(table, rows_of(*range(0, 2 * count, 2))), [], {}, time=TIME)
     head = table.refresh().current_snapshot()
     assert head
     assert (SUMMARY in summary(head)) is (count == MAX_SUMMARY_RANGES)

@@ -111,11 +111,9 @@ def test_emulator_of_snowflake_finds_all_rows(
 ) -> None:
     for name in ("TOPICBERG_S3_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    table = case.create(catalog, "shop")
-    path = path_of(table)
+    path = path_of(case.create(catalog, "shop"))
     query = select(Metadata.parse(path, Path(path).read_bytes()), path)
-    cursor = Engine(tmp_path / "snowflake").cursor()
-    assert not missed(case, in_duckdb(cursor, case, f"({query})"))
+    assert not missed(case, in_duckdb(Engine(tmp_path / "snowflake").cursor(), case, f"({query})"))
 
 
 @each_case({"identity(double)"})
@@ -145,8 +143,7 @@ def test_times_before_1970_without_bounds_are_of_a_careless_writer(
     has_nulls: bool, may_have: bool
 ) -> None:
     """ClickHouse/ClickHouse#118905: no bounds, and yet no nulls."""
-    field = PartitionFieldSummary(has_nulls, None, None, None)
-    manifest = SimpleNamespace(partitions=[field])
+    manifest = SimpleNamespace(partitions=[PartitionFieldSummary(has_nulls, None, None, None)])
     assert _may_have(cast("ManifestFile", manifest), 0, BEFORE_1970) is may_have
 
 
@@ -228,8 +225,7 @@ def test_deletes_in_a_rounded_partition_are_moved_to_that_of_their_rows(
         set_partition(each.file, Record(rounded))
     delete_rows(table, deleted, {}, ())
     of_data = partitions(files(table))
-    wrong = files(table, DataFileContent.POSITION_DELETES)
-    assert partitions(wrong) != of_data
+    assert partitions(files(table, DataFileContent.POSITION_DELETES)) != of_data
     assert misplaced_files(table) == (2 if version == 2 else 3)
     trim_deletes(table)
     assert partitions(files(table, DataFileContent.POSITION_DELETES)) == of_data

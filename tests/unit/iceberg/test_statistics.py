@@ -57,8 +57,7 @@ def written(table: Table, *groups: list[Any]) -> DataFile:
 
 @pytest.mark.parametrize("groups", [[["a", "b"], ["x", LONG]], [["x", LONG], ["a", "b"]]])
 def test_long_value_in_one_row_group_leaves_no_bounds(table: Table, groups: list[Any]) -> None:
-    file = written(table, *groups)
-    change = SnapshotChange(table, Operation.APPEND)
+    file, change = written(table, *groups), SnapshotChange(table, Operation.APPEND)
     change.add([file])
     change.commit()
     assert bounds_of(file, TEXTS) == (None, None)
@@ -72,8 +71,7 @@ def test_long_value_in_a_rewritten_file_leaves_no_bounds(
     change = SnapshotChange(table, Operation.APPEND)
     change.add([written(table, ["a", "b", "x", LONG])])
     change.commit()
-    head = table.refresh().current_snapshot()
-    (entry,) = entries(table.io, head.manifests(table.io))
+    (entry,) = entries(table.io, table.refresh().current_snapshot().manifests(table.io))
     copy = rewritten(table, entry, np.array([1]))
     assert copy is not None
     assert bounds_of(copy, TEXTS) == (None, None)

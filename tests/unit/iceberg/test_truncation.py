@@ -30,11 +30,9 @@ def truncated(
 def test_lowest_truncated_decimal_is_the_first_that_fits(
     width: int, precision: int, scale: int, data: st.DataObject
 ) -> None:
-    kind = DecimalType(precision, min(scale, precision))
-    most = 10**precision - 1
+    kind, most = DecimalType(precision, min(scale, precision)), 10**precision - 1
     unscaled = data.draw(st.integers(-most, most) | st.integers(-most, min(0, width - most)))
-    value = Decimal(f"{unscaled}E-{kind.scale}")
-    lowest = lowest_truncated(kind, width)
+    value, lowest = Decimal(f"{unscaled}E-{kind.scale}"), lowest_truncated(kind, width)
     assert isinstance(lowest, Decimal)
     fits = truncated(kind, width, value) >= Decimal(f"-{most}E-{kind.scale}")
     assert (value >= lowest) == fits

@@ -59,10 +59,8 @@ def test_written_vectors_are_read_again(tmp_path: Path, vectors: list[Any]) -> N
     assert len({identity(vector) for vector in written}) == len(written)
     assert {(vector.spec_id, vector.partition[0]) for vector in written} == {(3, 7)}
     expected = {file.file_path: positions.tolist() for file, positions in of}
-    found = {path: each.tolist() for path, each in read_vectors(target.io, written)}
-    assert found == expected
-    last = dict(read_vectors(target.io, written[-1:]))
-    assert last.keys() == {of[-1][0].file_path}
+    assert {path: each.tolist() for path, each in read_vectors(target.io, written)} == expected
+    assert dict(read_vectors(target.io, written[-1:])).keys() == {of[-1][0].file_path}
     content = Path(written[0].file_path.removeprefix("file://")).read_bytes()
     assert len(content) == written[0].file_size_in_bytes
     puffin = PuffinFile(content)
@@ -87,8 +85,7 @@ def test_contiguous_rows_take_few_bytes() -> None:
 
 @pytest.mark.parametrize("place", [0, 5, 20, -1])
 def test_damaged_vector_is_reported(tmp_path: Path, place: int) -> None:
-    target = table(tmp_path)
-    positions = np.array([1, 2, 70_000], np.uint32)
+    target, positions = table(tmp_path), np.array([1, 2, 70_000], np.uint32)
     (vector,) = write_vectors(target, [(data_file("file:///data/0.parquet"), positions)])
     path = Path(vector.file_path.removeprefix("file://"))
     content = bytearray(path.read_bytes())

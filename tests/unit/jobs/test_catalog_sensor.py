@@ -30,8 +30,7 @@ NAME = ("stock_trades", "stock_total_trades")
 @pytest.fixture
 def client() -> Iterator[Any]:
     with mock_aws():
-        client = boto3.client("glue", region_name="us-east-1")
-        yield client
+        yield boto3.client("glue", region_name="us-east-1")
 
 
 class Ticks:

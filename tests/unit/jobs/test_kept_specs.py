@@ -21,8 +21,7 @@ SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {par
 
 
 def write(config: Settings, name: str, partitions: int | str) -> None:
-    text = SPEC.format(name=name, partitions=partitions)
-    (config.topics_dir / f"{name}.yaml").write_text(text)
+    (config.topics_dir / f"{name}.yaml").write_text(SPEC.format(name=name, partitions=partitions))
 
 
 @pytest.fixture

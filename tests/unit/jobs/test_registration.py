@@ -44,8 +44,7 @@ def catalogs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogs]:
 
 
 def test_failure_stops_no_other(catalogs: Catalogs) -> None:
-    registrar = Registrar(catalogs.move)
-    found = registrar.register([table("a"), table(BROKEN), table("b")])
+    found = Registrar(catalogs.move).register([table("a"), table(BROKEN), table("b")])
     assert set(found.events) == {"a", "b"}
     assert [str(error) for error in found.failed.values()] == ["no such database"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -55,14 +56,21 @@ def test_schedule_rests_after_a_run_as_long_as_it_says() -> None:
 
 
 def test_checks_that_took_long_are_overdue_later() -> None:
-    now = datetime.now(UTC)
-    took = timedelta(minutes=2)
+    now, took = datetime.now(UTC), timedelta(minutes=2)
     for age, is_overdue in ((timedelta(), False), (CHECKS_REST * took, False)):
         runs = CheckRuns("job", "schedule", True, False, now - CHECKED_WITHIN - age, took)
         assert runs.overdue(now) is is_overdue
     late = CHECKED_WITHIN + CHECKS_REST * took + timedelta(seconds=1)
     assert CheckRuns("job", "schedule", True, False, now - late, took).overdue(now)
     assert not CheckRuns("job", "schedule", False, False, now - late, took).overdue(now)
+
+
+def test_skipped_tick_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PASSWORD", "never-in-a-tick")
+    error = ConnectionError("refused: Authorization: never-in-a-tick")
+    skipped = skip_if_unavailable(Mock(side_effect=error))()
+    assert isinstance(skipped, dg.SkipReason)
+    assert "Authorization: [redacted]" in (skipped.skip_message or "")
 
 
 def test_failed_tick_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,7 @@ def trades(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
     serve_catalog(monkeypatch, catalog)
     with memory_instance() as instance:
         trades = Trades(catalog, instance)
-        clock = "topicberg.orchestration.jobs.sensors._now"
-        monkeypatch.setattr(clock, lambda: trades.now)
+        monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: trades.now)
         yield trades
 
 
@@ -199,8 +198,7 @@ def test_run_that_failed_is_tried_again_for_each_table_of_which_something_is_lef
     trades.end(RunFailureReason.STEP_FAILURE, computed={"stock_total_trades"})
     assert trades.tick() == [], "it waits for the next attempt"
     trades.now += MAX_DELAY_SECONDS
-    runs = sorted(trades.tick(), key=str)
-    assert runs == [set(), {MOVING}, {"stock_trades_with_totals"}]
+    assert sorted(trades.tick(), key=str) == [set(), {MOVING}, {"stock_trades_with_totals"}]
     (registered,) = (each for each in trades.requests[-3:] if not tables(each))
     keys = registered.asset_selection or ()
     assert {key.path[0] for key in keys} == {"glue", "snowflake"}
@@ -241,7 +239,6 @@ def test_scattered_hours_are_one_run_of_exactly_these(trades: Trades) -> None:
     assert OTHERS in trades.tick()
     request = next(each for each in trades.requests if tables(each) == OTHERS)
     assert request.tags[RANGE_START] == request.tags[RANGE_END], "of which Dagster plans one"
-    partitions = time_partitions(trades.lake.topics[0])
-    windows = requested_windows(partitions, request.tags)
+    windows = requested_windows(time_partitions(trades.lake.topics[0]), request.tags)
     assert sum(len(each.hours) for each in windows) == len(windows) == 200
     assert request.tags[HOURS].endswith(" and 195 more")

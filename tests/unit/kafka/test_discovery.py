@@ -52,8 +52,7 @@ class Services:
         if isinstance(config := self.configs[name], int):
             future.set_exception(KafkaException(KafkaError(config)))
         else:
-            entries = {key: SimpleNamespace(value=value) for key, value in config.items()}
-            future.set_result(entries)
+            future.set_result({key: SimpleNamespace(value=value) for key, value in config.items()})
         return future
 
     def schema_registry_client(self) -> Services:
@@ -192,8 +191,7 @@ def test_spec_from_another_subject_names_it_and_the_subject_of_the_keys(
     assert spec.key.format == ("bytes" if expected is None else "avro")
     assert expected in (None, spec.key_subject)
     discover(cast(Any, services), config)
-    assert spec.unknown_schemas(config) == []
-    assert spec.columns(config)["a"] == "int"
+    assert (spec.unknown_schemas(config), spec.columns(config)["a"]) == ([], "int")
     assert path.read_text().count("file:") == 0
 
 

@@ -68,8 +68,7 @@ def test_python_client_names_the_record_that_it_cannot_read() -> None:
 def test_key_of_such_a_record_is_found_for_erasure(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log({3: [cast(Any, Message(0))]}, kafka_settings={"cleanup.policy": "compact"})
     broker = MemoryKafka({"orders": log}).serve(monkeypatch)
-    found = records.records_of(broker.endpoints, "orders", set)
-    assert found.newest == {(KEY_BYTES, 3): False}
+    assert records.records_of(broker.endpoints, "orders", set).newest == {(KEY_BYTES, 3): False}
 
 
 def test_key_of_such_a_record_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

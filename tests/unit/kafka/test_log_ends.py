@@ -89,11 +89,9 @@ ENDPOINTS = cast(
 
 def test_ends_cost_one_request_while_nothing_waits(broker: Broker) -> None:
     clock = [0.0]
-    reader = EndReader(ENDPOINTS, lambda: clock[0])
-    held = {"idle": HELD["idle"]}
+    reader, held = EndReader(ENDPOINTS, lambda: clock[0]), {"idle": HELD["idle"]}
     for _ in range(3):
-        found = reader.read(held)
-        assert found == {"idle": Ends("id of idle", {0: 3, 1: 4}, {0: 3, 1: 4})}
+        assert reader.read(held) == {"idle": Ends("id of idle", {0: 3, 1: 4}, {0: 3, 1: 4})}
     assert (broker.described, broker.listed) == ([["idle"]], [["idle"]] * 3)
     reader.read(HELD)  # a new topic is described at once
     assert broker.described[1:] == [["busy", "idle"]]

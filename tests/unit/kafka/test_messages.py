@@ -72,8 +72,7 @@ def test_end_before_a_committed_range_is_waited_for(
     early, late = Message(1, is_end=True), Message(3, is_end=True)
     client = Client([Message(0), early], [], [Message(1)], [late])
     serve_clients(monkeypatch, None, lambda _: client)
-    ranges = {0: (0, 3)}
-    found = consumer.messages(ENDPOINTS, "t", ranges, may_end_early=may_end_early)
+    found = consumer.messages(ENDPOINTS, "t", {0: (0, 3)}, may_end_early=may_end_early)
     assert [message.offset() for message in found] == ([0] if may_end_early else [0, 1])
 
 

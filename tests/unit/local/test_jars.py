@@ -34,8 +34,7 @@ def test_coordinates(text: str, path: str) -> None:
 
 def test_lock_is_of_the_source() -> None:
     """Every coordinate that jars.toml asks for is locked, in the bundle that asks."""
-    lock = jars.read_lock()
-    source = tomllib.loads(lock_jars.SOURCE.read_text())
+    lock, source = jars.read_lock(), tomllib.loads(lock_jars.SOURCE.read_text())
     assert set(lock.bundles) == set(source)
     for name, bundle in source.items():
         assert {*bundle["coordinates"], *bundle.get("plain", [])} <= set(lock.bundles[name])

@@ -35,8 +35,7 @@ def _unpacked(home: Path) -> dict[str, bytes]:
 
 
 def test_stacks_that_start_at_once_share_one_folder(archive: Path, tmp_path: Path) -> None:
-    home = tmp_path / "cache" / "registry"
-    start = threading.Barrier(STACKS)
+    home, start = tmp_path / "cache" / "registry", threading.Barrier(STACKS)
 
     def of_stack() -> dict[str, bytes]:
         start.wait()

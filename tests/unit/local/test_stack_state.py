@@ -111,8 +111,7 @@ def test_directory_that_no_class_path_can_name(tmp_path: Path) -> None:
 
 def test_full_disk_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
-        free = 10**9
-        available = 10**9
+        free, available = 10**9, 10**9
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: Usage())

@@ -222,13 +222,11 @@ def test_the_commands_that_change_a_pool(tmp_path: Path) -> None:
         spark_connect="sc://127.0.0.1:9",
         snowflake=SnowflakeEndpoint(account="a", user="u"),
     )
-    config = Settings(state_dir=tmp_path)
-    save_endpoints(config, {}, endpoints)
+    save_endpoints(Settings(state_dir=tmp_path), {}, endpoints)
     (commands,) = [
         text for language, text in blocks(PROJECT_ROOT / "docs" / "checks.md") if language == "bash"
     ]
-    output = run_block(commands, PROJECT_ROOT, {"TOPICBERG_STATE_DIR": str(tmp_path)})
-    assert "spark" in output
+    assert "spark" in run_block(commands, PROJECT_ROOT, {"TOPICBERG_STATE_DIR": str(tmp_path)})
     with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
         limits = instance.event_log_storage.get_pool_limits()
         assert {limit.name: limit.limit for limit in limits} == {"spark": 4}

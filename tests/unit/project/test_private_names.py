@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from repository import PROJECT_ROOT
@@ -67,3 +68,14 @@ def test_core_uses_at_most_five_private_names_of_other_libraries() -> None:
     }
     assert found == {*USED.items()}
     assert len(found) <= 5
+
+
+def test_public_class_names_of_the_library_are_unique() -> None:
+    """Who searches for a name finds one class."""
+    found = Counter(
+        node.name
+        for path in CORE.rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, times in found.items() if times > 1] == []

@@ -114,15 +114,13 @@ def test_what_holds_secrets_is_ignored_by_git() -> None:
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-production.lock"])
 def test_every_python_package_is_pinned_with_hashes(lock: str) -> None:
-    text = (PROJECT_ROOT / lock).read_text()
-    joined = re.sub(r"\\\n\s*", "", text)
+    joined = re.sub(r"\\\n\s*", "", (PROJECT_ROOT / lock).read_text())
     entries = [line for line in joined.splitlines() if re.match(r"[a-z0-9]", line)]
     assert len(entries) > 100
     for entry in entries:
         assert re.match(r"[a-z0-9._-]+(?:\[[a-z,]+\])?==\S+", entry), entry[:80]
         assert "--hash=sha256:" in entry, entry[:80]
-    makefile = (PROJECT_ROOT / "Makefile").read_text()
-    assert "--require-hashes requirements.lock" in makefile
+    assert "--require-hashes requirements.lock" in (PROJECT_ROOT / "Makefile").read_text()
 
 
 def test_images_have_neither_emulators_nor_test_tools() -> None:

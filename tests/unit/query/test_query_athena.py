@@ -117,8 +117,7 @@ def test_values_have_the_types_of_their_columns(aws: Aws, stub: Stubber) -> None
 
 def test_every_page_is_read_and_only_one_header_dropped(aws: Aws, stub: Stubber) -> None:
     started(stub, "SUCCEEDED")
-    first = page({"name": "varchar"}, ["name"], ["a"], more="token")
-    stub.add_response("get_query_results", first)
+    stub.add_response("get_query_results", page({"name": "varchar"}, ["name"], ["a"], more="token"))
     stub.add_response("get_query_results", page({"name": "varchar"}, ["name"], ["b"]))
     assert asked(aws) == (("name",), [("a",), ("name",), ("b",)])
 
@@ -132,8 +131,7 @@ def test_no_more_pages_than_rows_are_asked_for(aws: Aws, stub: Stubber) -> None:
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
 def test_what_fails_says_why(aws: Aws, stub: Stubber, state: str) -> None:
-    reason = "TABLE_NOT_FOUND: line 1:15: Table 'x' does not exist"
-    started(stub, state, StateChangeReason=reason)
+    started(stub, state, StateChangeReason="TABLE_NOT_FOUND: line 1:15: Table 'x' does not exist")
     with pytest.raises(TopicbergError, match=f"is {state}: TABLE_NOT_FOUND"):
         asked(aws)
 

@@ -181,6 +181,22 @@ def test_commits_since_counts_the_states_after_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT 1 FROM ordrs", "did you mean the table orders?"),
+        ("SELECT 1 FROM airline.skyone", 'did you mean the table "airline.skyone"?'),
+        ('SELECT "offset" FROM orders', 'did you mean the column "$$offset"?'),
+    ],
+)
+def test_hint_of_duckdb_names_what_is_similar(sql: str, expected: str) -> None:
+    with duckdb.connect() as connection:
+        connection.execute('CREATE TABLE orders (price INT, "$$offset" INT, "ship-to" TEXT)')
+        with pytest.raises(duckdb.Error) as raised:
+            connection.sql(sql).fetchall()
+    assert hint(str(raised.value), "duckdb", lambda: KNOWN) == expected
+
+
+@pytest.mark.parametrize(
     ("engine", "expected"),
     [
         ("duckdb", 'write "$$offset"'),

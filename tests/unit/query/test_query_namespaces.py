@@ -81,8 +81,7 @@ def test_spark_has_views_of_the_deployments_tables_only(shared: SqlCatalog) -> N
             return shared
 
     sql = "SELECT * FROM large_trades, their_trades, stock_trades"
-    named = _mentioned_elsewhere(sql, cast(Any, At()), CONFIG)
-    assert named == [(OURS, "large_trades")]
+    assert _mentioned_elsewhere(sql, cast(Any, At()), CONFIG) == [(OURS, "large_trades")]
 
 
 TRADES = 'L."lkc"."stock_trades"'

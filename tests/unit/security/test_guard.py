@@ -71,8 +71,7 @@ def test_guard_two_hosts_are_refused() -> None:
 
 @given(st.text(max_size=30))
 def test_guard_any_other_host_is_refused(host: str) -> None:
-    name = host.strip().lower().partition(":")[0].rstrip(".")
-    if name not in {"127.0.0.1", "localhost", "["}:
+    if host.strip().lower().partition(":")[0].rstrip(".") not in {"127.0.0.1", "localhost", "["}:
         assert refusal(host=host or "x")
 
 
@@ -100,8 +99,7 @@ def test_guard_other_origin_is_refused(origin: str, method: str) -> None:
 
 
 def test_guard_own_origin_is_accepted() -> None:
-    own = f"http://{OWN}"
-    assert refusal("POST", origin=own, content_type="application/json") is None
+    assert refusal("POST", origin=f"http://{OWN}", content_type="application/json") is None
     behind_tls = Guard(hosts=frozenset({"ui.example.org"}))
     assert (
         refusal("GET", behind_tls, host="ui.example.org", origin="https://ui.example.org") is None
@@ -155,8 +153,7 @@ def owner_of_client(family: int, user: int, *, closed: bool = False) -> int | No
     """What a server finds out about a client that is a process of ``user``."""
     with ThreadPoolExecutor() as pool, socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
-        port = listener.getsockname()[1]
-        code = CLIENT.format(family=family, port=port, closed=closed)
+        code = CLIENT.format(family=family, port=listener.getsockname()[1], closed=closed)
         running = pool.submit(as_other_user, code, "socket", user=user)
         connection, client = listener.accept()
         signal, _ = listener.accept()  # the first connection is open, or closed, by now
@@ -204,8 +201,7 @@ def test_peers_server_is_of_this_user(host: str) -> None:
 @pytest.mark.skipif(not peers.is_supported(), reason="needs /proc/net/tcp")
 @pytest.mark.usefixtures("_sockets")
 def test_guard_unknown_client_is_refused() -> None:
-    guard = Guard(is_own=peers.is_own)
-    headers = {"host": [OWN]}
+    guard, headers = Guard(is_own=peers.is_own), {"host": [OWN]}
     for client in (None, ("127.0.0.1", 0), ("10.1.2.3", 5), ("unix", 1), ("::1", 70000)):
         assert guard.refusal(Request("GET", headers, client, ("127.0.0.1", 3000)))
 
@@ -238,8 +234,7 @@ def test_middleware_own_request_is_accepted() -> None:
 
 
 def test_middleware_websocket_of_another_page_is_refused() -> None:
-    client = application()
-    own = {"Host": OWN}
+    client, own = application(), {"Host": OWN}
     with client.websocket_connect("/ws", headers=own) as websocket:
         assert websocket.receive_text() == "secret"
     foreign = {**own, "Origin": "http://evil.example"}

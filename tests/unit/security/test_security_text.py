@@ -25,8 +25,7 @@ ANY = st.text(ACTIVE, max_size=40) | st.text(max_size=40) | st.sampled_from(TEXT
 @example("\\`[x](y)`")
 @example("`a``[x](y)``b`")
 def test_markdown_line_shows_any_text_and_no_more(value: str) -> None:
-    line = text.one_line(value)
-    found = shown(text.markdown_line(value))
+    line, found = text.one_line(value), shown(text.markdown_line(value))
     # A word that begins or ends with a backtick is padded, and commands lose their backticks.
     assert re.sub("[` ]", "", found) == re.sub("[` ]", "", line)
 

@@ -110,8 +110,7 @@ def test_modules_that_import_topicberg_are_sent_by_value(root: Path) -> None:
     (root / "src/parcels/typed.py").write_text(
         "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import pyspark\n"
     )
-    found = project._of_driver(packages(root))
-    assert found == {"parcels.pipelines", "parcels.other"}
+    assert project._of_driver(packages(root)) == {"parcels.pipelines", "parcels.other"}
     (root / "src/parcels/__init__.py").write_text("from parcels.pipelines import labels\n")
     assert "parcels.prices" in project._of_driver(packages(root))
 

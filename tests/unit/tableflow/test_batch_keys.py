@@ -50,8 +50,7 @@ def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random
     for number, chunks in enumerate(parts):
         collected, sizes = WrittenKeys(), Counter[str]()
         for chunk in chunks:
-            keys = keys_of(chunk)
-            offsets = np.arange(offset, offset + len(chunk))
+            keys, offsets = keys_of(chunk), np.arange(offset, offset + len(chunk))
             offset += len(chunk)
             kept = np.sort(newest(keys.high, keys.low))
             has_value = np.array([one[2] for one in chunk], np.bool_)
@@ -83,8 +82,7 @@ def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random
     of_files = dict(batch.of_files())
     assert {path: len(held.high) for path, held in of_files.items()} == Counter(p for p, _ in rows)
     for held in of_files.values():
-        again = merged([held])
-        assert np.array_equal(np.sort(again.high), held.high)
+        assert np.array_equal(np.sort(merged([held]).high), held.high)
         assert sorted(held.position.tolist()) == list(range(len(held.high)))
 
 
@@ -127,11 +125,9 @@ def test_keys_of_many_headers_are_held_with_their_schemas(monkeypatch: pytest.Mo
             "write_mode": "upsert",
         }
     )
-    layout = read_layout(spec, readers_of(Registry()))
-    catalog = InMemoryCatalog("test")
+    layout, catalog = read_layout(spec, readers_of(Registry())), InMemoryCatalog("test")
     catalog.create_namespace("n")
-    table = catalog.create_table("n.t", table_schema(spec, layout))
-    plan, _ = plan_of(spec, layout, table)
+    plan, _ = plan_of(spec, layout, catalog.create_table("n.t", table_schema(spec, layout)))
     keys = [encoded(number, number) for number in VERSIONS]
     headers: list[Any] = [[(NAMES["key"], wire_prefix(number))] for number in VERSIONS]
     rows, reasons = rows_of(plan, [(key, b"v") for key in keys], headers)

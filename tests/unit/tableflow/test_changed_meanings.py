@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -41,6 +41,8 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.layout.layout import table_schema
 from topicberg.tableflow.layout.meanings import MEANINGS, columns_of, followed, noted
 from topicberg.tableflow.layout.message_fields import Layout, MessageField
+from topicberg.tableflow.layout.writers import ForeignSchemas
+from topicberg.tableflow.service.topic_table import message_decoders
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.topics import TopicSpec
 
@@ -126,8 +128,7 @@ class Topic:
 
     def ensure(self) -> Table:
         layout = self.layout
-        schema = table_schema(self.spec, layout)
-        older = layout.older_columns()
+        schema, older = table_schema(self.spec, layout), layout.older_columns()
         return ensure_table(self.catalog, self.spec, self.config, schema, older=older)
 
     def columns(self) -> StructType:
@@ -259,6 +260,25 @@ def test_edited_comment_changes_no_meaning(
         topic.ensure()
 
 
+def test_edited_comment_of_a_field_without_a_description_stays(make_topic: Any) -> None:
+    topic = make_topic("JSON").register(_JSON["json"])
+    topic.ensure()
+    topic.comment("free notes")
+    assert topic.ensure().schema().find_field("a").doc == "free notes"
+
+
+def test_edited_comment_changes_no_decoded_value(make_topic: Any) -> None:
+    """Records of an older version in another unit than the column's stay malformed."""
+    topic = make_topic("JSON").register(_JSON["ns"]).register(_JSON["us"])
+    topic.ensure()
+    topic.register(_JSON["long"]).ensure()  # now only the table has the unit
+    for text in ("free notes", NANOS):
+        topic.comment(text)
+        foreign = ForeignSchemas(cast("Any", None))
+        decoders = message_decoders(topic.spec, topic.layout, topic.ensure(), {"value": foreign})
+        assert f"in {NANOS}, its column in {MICROS}" in decoders["value"].refused[1]
+
+
 def test_renamed_column_keeps_its_meaning(make_topic: Any) -> None:
     topic = make_topic("JSON").register(_JSON["json"])
     with topic.ensure().update_schema() as update:
@@ -293,8 +313,7 @@ def test_description_that_is_a_unit_is_no_meaning(
     make_topic: Any, kind: SchemaType, text: str
 ) -> None:
     topic = make_topic(kind).register(_FIELDS[kind]["long"], text)
-    table = topic.ensure()
-    assert noted_meanings(table) == {}
+    assert noted_meanings(topic.ensure()) == {}
     topic.register(_FIELDS[kind]["long"], MILLIS)
     assert noted_meanings(topic.ensure()) == {}
 
@@ -315,6 +334,17 @@ def test_nulls_become_either_text_and_back(
         assert NULLS not in str(table.schema())
     assert [*noted_meanings(table).values()] == ([JSON_TEXT] if name == "json" else [])
     topic.register(wrapped(_JSON["text" if name == "json" else "json"]))
+    with pytest.raises(TableflowError, match="cannot follow the new schema: the column a"):
+        topic.ensure()
+
+
+@pytest.mark.parametrize(("before", "now"), [("text", "json"), ("json", "text")])
+def test_nulls_between_text_and_json_text_hide_no_contradiction(
+    make_topic: Any, before: str, now: str
+) -> None:
+    topic = make_topic("JSON").register(_JSON[before])
+    topic.register(_JSON["null"]).ensure()  # a new table, of both versions' records
+    topic.register(_JSON[now])
     with pytest.raises(TableflowError, match="cannot follow the new schema: the column a"):
         topic.ensure()
 

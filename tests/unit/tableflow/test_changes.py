@@ -132,8 +132,7 @@ def test_nanoseconds_are_the_time_of_a_source_that_has_no_other() -> None:
     nanos = pa.array([1_745_527_444_910_044_999, None])
     found = read(pa.StructArray.from_arrays([nanos], ["ts_ns"]))
     assert found.facts["m"].to_pylist() == [1_745_527_444_910_044, None]
-    both = [pa.array([7, None]), nanos]
-    found = read(pa.StructArray.from_arrays(both, ["ts_ms", "ts_ns"]))
+    found = read(pa.StructArray.from_arrays([pa.array([7, None]), nanos], ["ts_ms", "ts_ns"]))
     assert found.facts["m"].to_pylist() == [7_000, None]
 
 
@@ -252,8 +251,7 @@ def test_only_the_placeholder_is_recognized(
     kind: T.IcebergType, placeholder: Any, other: Any
 ) -> None:
     values = pa.array([placeholder, other, None], arrow_type(kind))
-    found = is_placeholder(values, kind, TEXT)
-    assert found.tolist() == [placeholder is not None, False, False]
+    assert is_placeholder(values, kind, TEXT).tolist() == [placeholder is not None, False, False]
     # A part of a column, as records that are left out make it.
     assert is_placeholder(values.slice(1), kind, TEXT).tolist() == [False, False]
 
@@ -275,8 +273,7 @@ def decoded(schema: dict[str, Any], value: Any) -> tuple[T.IcebergType, pa.Array
     fields = json_format.fields("s", registered, itertools.count(1))
     decode = json_format.record_decoder(ResolvedSchema(registered, registered, fields))
     # As Kafka Connect's JsonConverter writes it.
-    record = json.dumps({"a": value}, separators=(",", ":"), ensure_ascii=False)
-    row = decode(record.encode())
+    row = decode(json.dumps({"a": value}, separators=(",", ":"), ensure_ascii=False).encode())
     kind = fields[0].field_type
     return kind, pa.array([row["a"], None], arrow_type(kind))
 

@@ -84,8 +84,7 @@ def test_batch_that_may_still_be_committed_keeps_its_files(table: Table) -> None
 
     catalog: Any = table.catalog
     catalog.answer = refuse
-    overtaken = table.catalog.load_table(table.name())
-    files = written(table, ROWS)
+    overtaken, files = table.catalog.load_table(table.name()), written(table, ROWS)
     with pytest.raises(CommitConflictError):
         add_files(overtaken, None, files, [], {})
     assert {Path(file.file_path).name for file in files} <= names(table, ".parquet")

@@ -76,8 +76,7 @@ def test_history_begins_where_the_topics_table_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
 ) -> None:
     topic = topic_at(tmp_path, monkeypatch, "latest", 7)
-    ingestor = topic.ingestor()
-    own = ingestor.table()
+    own = topic.ingestor().table()
     history = topic.catalog.create_table((own.name()[-2], "history"), own.schema())
 
     def first(table: Table, beginning: int, end: int) -> Offsets:
@@ -106,8 +105,7 @@ def test_step_beside_another_engine_that_adds_columns(
     identifier = topic.spec.table_identifier(topic.config)
     topic.catalog.create_namespace_if_not_exists(identifier[0])
     topic.catalog.create_table(identifier, Schema(partition))
-    two = topic.ingestor()
-    one = topic.interrupted(two.table)
+    one = topic.interrupted(topic.ingestor().table)
     assert one.step().records == 0
     assert "value" in one.table().schema().column_names
 
@@ -176,8 +174,7 @@ def test_free_session_serves_the_next_topic(spark: Spark, clock: Clock) -> None:
     pool.give_back(first)
     pool.discard(second)
     assert stopped == [1]
-    third = pool.take()
-    assert third is first
+    assert pool.take() is first
     pool.give_back(first)
     # Spark ended during a batch of another session: this one is none of Spark's any more.
     lent = pool.take()

@@ -74,8 +74,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def row(email: str | None, n: int) -> dict[str, Any]:
-    time = 1_700_000_000_000_000 + n
-    inside = {"raw": f"r{n}".encode()}
+    time, inside = 1_700_000_000_000_000 + n, {"raw": f"r{n}".encode()}
     return {
         **{"email": email, "n": n, "inside": inside, "$$at": time, "price": n, "tags": [str(n)]}
     }
@@ -126,8 +125,7 @@ def test_erase_version_3_with_vectors_leaves_no_file(
     rows = [row(email, n) for n, email in enumerate(["carol", "dave", SECRET, "frank"])]
     format_versions.append(table, pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
     (new,) = [f for f in live_files(table.refresh()) if f.file_path != old.file_path and is_data(f)]
-    deletes = [FileRows(new, np.array([0, 2], np.uint32))]
-    delete_rows(table, deletes, {}, [])
+    delete_rows(table, [FileRows(new, np.array([0, 2], np.uint32))], {}, [])
     assert find(table.refresh(), secret(table)).rows == 2
     assert holders(table)
     lineage = "email, _row_id, _last_updated_sequence_number"
@@ -299,16 +297,13 @@ def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
     make: Make, tmp_path: Path
 ) -> None:
     """The folder may be that of other tables too: nothing in it is deleted."""
-    table = make()
-    elsewhere = tmp_path / "elsewhere"
+    table, elsewhere = make(), tmp_path / "elsewhere"
     with table.transaction() as transaction:
         transaction.set_properties({"write.data.path": f"file://{elsewhere}/"})
     append(table, SECRET, "bob")
-    rows = secret(table.refresh())
-    left = elsewhere / "a" / "left.parquet"
+    rows, left = secret(table.refresh()), elsewhere / "a" / "left.parquet"
     left.parent.mkdir()
-    arrow = pa.Table.from_pylist([row(SECRET, 1)], schema=table.schema().as_arrow())
-    pq.write_table(arrow, left)
+    pq.write_table(pa.Table.from_pylist([row(SECRET, 1)], schema=table.schema().as_arrow()), left)
     other_type = pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "1"})
     other = pa.table([pa.array([7])], schema=pa.schema([other_type]))
     pq.write_table(other, elsewhere / "other.parquet")

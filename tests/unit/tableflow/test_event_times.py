@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
-from pyiceberg.types import DoubleType, IcebergType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, IcebergType, LongType, NestedField, StringType, StructType
 from specs import Project, minimal
 
 from topicberg.errors import TableflowError
@@ -81,8 +81,7 @@ def read(event_time: EventTime, values: Any, kind: Any, kafka_ms: int = KAFKA_MS
 def test_iso_of_an_array_is_that_of_each_text(values: list[datetime | str]) -> None:
     texts = [one if isinstance(one, str) else one.isoformat() for one in values]
     event_time = rule(StringType(), format="iso")
-    found = read(event_time, texts, pa.string())
-    for one, text, at in zip(values, texts, found, strict=True):
+    for one, text, at in zip(values, texts, read(event_time, texts, pa.string()), strict=True):
         if isinstance(one, datetime):
             assert at == micros(one)
         assert event_time.micros(text, KAFKA_MS) == at
@@ -143,6 +142,14 @@ def test_text_is_read_or_has_a_reason(more: Any, text: str | None, expected: str
     else:
         assert expected in at
         assert at.startswith("field at (string): ")
+
+
+def test_reading_of_a_struct(tmp_path: Path) -> None:
+    kind = StructType(NestedField(2, "ms", LongType(), required=False))
+    event_time = rule(kind, field="at.ms", format="milliseconds")
+    found = read(event_time, [{"ms": 5}, None, {"ms": None}], pa.struct([("ms", pa.int64())]))
+    missing = "field at.ms (long): the event time is missing"
+    assert found == [5_000, missing, missing]
 
 
 def test_kafkas_time_replaces_and_is_counted() -> None:
@@ -236,8 +243,7 @@ def test_field_that_does_not_exist_is_refused() -> None:
 def test_wrong_rule_is_refused(tmp_path: Path, event_time: Any, field: str, expected: str) -> None:
     project = Project(tmp_path)
     project.topic(minimal(event_time=event_time))
-    found = {one.field: one.reason for one in check_topics(project.config)[1]}
-    assert expected in found[field]
+    assert expected in {one.field: one.reason for one in check_topics(project.config)[1]}[field]
 
 
 def test_partitions_by_the_event_time(tmp_path: Path) -> None:
@@ -252,5 +258,4 @@ def test_partitions_by_the_event_time(tmp_path: Path) -> None:
     assert problems == []
     assert specs[0].event_time == "$$event-time"
     assert specs[0].columns(project.config)["$$event-time"] == "timestamptz"
-    again = TopicSpec.model_validate(specs[0].model_dump(mode="json", by_alias=True))
-    assert again == specs[0]
+    assert TopicSpec.model_validate(specs[0].model_dump(mode="json", by_alias=True)) == specs[0]

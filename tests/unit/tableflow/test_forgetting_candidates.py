@@ -112,8 +112,7 @@ def test_candidates_are_all_columns_that_hold_the_value(catalog: SqlCatalog) -> 
 
 
 def test_candidates_of_a_composite_key_have_all_of_its_columns(catalog: SqlCatalog) -> None:
-    table = written(catalog, "totals")
-    key = key_of('{"a": 4, "b": 3}', "a", "b")
+    table, key = written(catalog, "totals"), key_of('{"a": 4, "b": 3}', "a", "b")
     options = {each.option for each in find_candidates("t", table, key, lambda _: True)}
     assert {"t.customer=a", "t.person.id=a", "t.quantity=b", "t.customer=b"} <= options
     key = key_of('{"a": 4, "b": 77}', "a", "b")
@@ -135,8 +134,7 @@ def test_search_counts_as_a_scan_does(
     arrow = pa.Table.from_pylist(rows, schema=schema_to_pyarrow(schema, include_field_ids=False))
     for path, each in values.items():
         held = Rows(schema, ({path: each},)).among(arrow)
-        expected = [str(row[path[0]]) == str(wanted) for row in rows]
-        assert [*held] == expected
+        assert [*held] == [str(row[path[0]]) == str(wanted) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -227,8 +225,7 @@ def test_table_without_lineage_is_a_candidate_and_not_erased(
     catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A key 3 is also a quantity of 3: the row of quantity 3 stays, and is named."""
-    table = written(catalog, "sales")
-    key_rows = rows_of(catalog, key_of("3", "id"))
+    table, key_rows = written(catalog, "sales"), rows_of(catalog, key_of("3", "id"))
     found = plan(monkeypatch, key_rows, [derived("sales", "orders"), derived("elsewhere", "users")])
     assert found.targets == []
     found.report()
@@ -243,8 +240,7 @@ def test_table_without_lineage_is_a_candidate_and_not_erased(
 def test_chosen_columns_are_erased_and_proved_and_no_other(
     catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = written(catalog, "sales")
-    below = written(catalog, "below")
+    table, below = written(catalog, "sales"), written(catalog, "below")
     key_rows = rows_of(catalog, key_of("3", "id"))
     tables = [
         derived("sales", "orders"),
@@ -259,8 +255,7 @@ def test_chosen_columns_are_erased_and_proved_and_no_other(
         table_and_rows = key_rows.of_table(target)
         assert table_and_rows is not None
         Erasure(*table_and_rows).erase()
-        proof = job.prove(target)
-        assert proof.holders == 0
+        assert job.prove(target).holders == 0
     table.refresh()
     assert [row["quantity"] for row in table.scan().to_arrow().to_pylist()] == [13, 3]
     # In the table below, the lineage carries on from what was chosen.

@@ -31,6 +31,7 @@ from topicberg.tableflow.layout.layout import foreign_schemas, read_layout, tabl
 from topicberg.tableflow.layout.message_fields import KEY, Layout
 from topicberg.tableflow.layout.waiting import KEY_FRAMING, check_table
 from topicberg.tableflow.layout.writers import MessageDecoder, named_schemas
+from topicberg.tableflow.upsert.key_hashing import times_of
 from topicberg.topics import TopicSpec
 
 names = itertools.count()
@@ -57,8 +58,7 @@ class Topic:
     """A topic whose schemas are in AWS Glue; the registry is read as an engine does it."""
 
     def __init__(self, name: str, reader: GlueReader, **fields: Any) -> None:
-        given = {"name": name, "pipeline": "shop", **fields}
-        self.spec = TopicSpec.model_validate(given)
+        self.spec = TopicSpec.model_validate({"name": name, "pipeline": "shop", **fields})
         self.readers = readers_of(glue=reader)
         self.foreign = foreign_schemas(self.spec, self.readers)
         self.layout: Layout = read_layout(self.spec, self.readers)
@@ -146,10 +146,8 @@ def test_random_json_equals_that_of_confluents_registry(registry: GlueRegistry, 
         spec = TopicSpec.model_validate(
             {"name": f"{name}{seed}", "pipeline": "shop", "schema": {"format": "json"}}
         )
-        layout = read_layout(spec, readers_of(Confluent()))
-        plan, _ = plan_of(spec, layout, topic.table)
-        framed = [(None, wire_prefix(1) + one) for one in payloads]
-        assert (rows, reasons) == rows_of(plan, framed)
+        plan, _ = plan_of(spec, read_layout(spec, readers_of(Confluent())), topic.table)
+        assert (rows, reasons) == rows_of(plan, [(None, wire_prefix(1) + one) for one in payloads])
 
 
 def test_version_of_another_schema_needs_the_same_name(registry: GlueRegistry, name: str) -> None:
@@ -175,8 +173,7 @@ def test_version_of_another_schema_needs_the_same_name(registry: GlueRegistry, n
 def test_malformed_records_group_by_their_reasons(registry: GlueRegistry, name: str) -> None:
     version = registry.register(name, "avro", json.dumps(avro("id")))
     topic = Topic(name, registry.reader(), schema=glue("avro"))
-    good = glue_record(version, encoded(avro("id"), {"id": 1}))
-    packed = b"\3\5" + version.bytes
+    good, packed = glue_record(version, encoded(avro("id"), {"id": 1})), b"\3\5" + version.bytes
     bad = [
         b"",
         b"x",
@@ -274,12 +271,10 @@ def test_keys_are_held_as_they_were_sent_and_read_again(registry: GlueRegistry, 
     _, key = plan_of(topic.spec, topic.layout, topic.table, topic.foreign)
     assert key is not None
     # Another process knows none of the ids by which this one decoded the keys.
-    other = registry.reader()
-    readers = readers_of(glue=other)
+    readers = readers_of(glue=registry.reader())
     layout = read_layout(topic.spec, readers)
     read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
-    held = pa.array([*sent, None, b"other", sent[1]], pa.binary())
-    texts = read.texts(held).to_pylist()
+    texts = read.texts(pa.array([*sent, None, b"other", sent[1]], pa.binary())).to_pylist()
     assert texts == [row["__topicberg_identity"] for row in rows] + [None, None, texts[1]]
 
 
@@ -296,6 +291,18 @@ def test_keys_of_another_schema_are_read_again(registry: GlueRegistry, name: str
     read = RawKeys(layout.key, key, foreign_schemas(topic.spec, readers)[KEY])
     held = pa.array([row["$$raw-key"] for row in rows], pa.binary())
     assert len({*read.texts(held).to_pylist()}) == 1
+
+
+def test_newer_version_of_a_key_is_newer_within_a_millisecond(
+    registry: GlueRegistry, name: str
+) -> None:
+    _, first = upserts(registry, name)
+    second = registry.register(f"{name}-key", "avro", json.dumps(avro("k", "more", name="K")))
+    again = upsert_topic(registry, name)
+    _, key = plan_of(again.spec, again.layout, again.table, again.foreign)
+    assert key is not None
+    raw = pa.array([glue_record(one, b"x") for one in (first, second, uuid4())], pa.binary())
+    assert times_of(pa.array([1000, 1000, 1000]), raw, key).tolist() == [1001, 1002, 1000]
 
 
 def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -> None:

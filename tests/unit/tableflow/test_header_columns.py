@@ -130,7 +130,6 @@ def test_field_of_key_and_value_is_the_values_with_any_number_of_headers(tmp_pat
     headers: list[RecordHeaders] = [[(NAMES["value"], wire_prefix(2))]] * count
     junk: list[RecordHeaders] = [[(NAMES["value"], b"junk %d" % n)] for n in range(count)]
     values = [wire_prefix(2) + value] * count + [value] * count
-    records = [(key, one) for one in values]
-    found, rejected = rows_of(made, records, [*junk, *headers])
+    found, rejected = rows_of(made, [(key, one) for one in values], [*junk, *headers])
     assert len(rejected) == count
     assert [one["id"] for one in found] == [2] * count

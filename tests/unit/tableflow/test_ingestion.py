@@ -85,8 +85,7 @@ def test_turn_that_found_nothing_waits_for_other_ends(schedule: Schedule) -> Non
     """Offsets without records, such as markers of transactions that nothing follows."""
     assert schedule.due(ends(5), full=1) == 0.0
     schedule.end_turn(is_exhausted=True)
-    assert schedule.due(ends(5), full=1) == 60.0
-    assert schedule.due(ends(6), full=1) == 0.0
+    assert (schedule.due(ends(5), full=1), schedule.due(ends(6), full=1)) == (60.0, 0.0)
 
 
 @pytest.mark.parametrize(

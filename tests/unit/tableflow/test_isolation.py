@@ -34,11 +34,9 @@ def test_isolation_blames_failing_records_only(
     until = {p: first + count for p, (first, count) in log.items()}
     blamed: set[PartitionOffset] = set()
     read: set[PartitionOffset] = set()
-    attempts = 0
-    search = Isolation(dict(start), until)
+    attempts, search = 0, Isolation(dict(start), until)
     while search.rest:
-        ends = search.next_ends(limit, parts)
-        batch = plan_batch(search.start, start, ends, limit, blamed)
+        batch = plan_batch(search.start, start, search.next_ends(limit, parts), limit, blamed)
         assert batch.records
         attempts += 1
         found = {(p, o) for p, (first, end) in batch.ranges.items() for o in range(first, end)}
@@ -121,8 +119,7 @@ def test_isolation_bounds_failures(size: int, data: st.DataObject, parts: int) -
 
 
 def test_size_fits_the_bytes_of_a_commit() -> None:
-    size = BatchSize.of(5_000_000, 250_000_000)
-    large = [1_000_000.0] * 5
+    size, large = BatchSize.of(5_000_000, 250_000_000), [1_000_000.0] * 5
     assert size.fit(large, 100_000)[0] == 250
     assert size.fit([100.0] * 5, 100_000)[0] == 100_000
     assert size.fit([], 3_000_000) == (3_000_000, None)
@@ -145,18 +142,15 @@ def test_size_fits_the_bytes_of_a_commit() -> None:
 def test_size_is_within_its_limits(
     sizes: list[float], offsets: int, max_bytes: int, ratio: float
 ) -> None:
-    size = BatchSize(5_000_000, max_bytes, 5_000_000, ratio)
-    records, average = size.fit(sizes, offsets)
+    records, average = BatchSize(5_000_000, max_bytes, 5_000_000, ratio).fit(sizes, offsets)
     assert 1 <= records <= min(offsets, 5_000_000)
     if average and records > 1:
         assert (records - 1) * average * max(ratio, MIN_RATIO) <= max_bytes * 1.01 + average
 
 
 def test_size_shrinks_after_failures_and_grows_again() -> None:
-    size = BatchSize.of(5_000_000, 250_000_000)
-    full = size.out_of_space(10_000, None)
-    assert full.limit == 5_000
-    assert full.committed(5_000, None, 1).limit == 10_000
+    full = BatchSize.of(5_000_000, 250_000_000).out_of_space(10_000, None)
+    assert (full.limit, full.committed(5_000, None, 1).limit) == (5_000, 10_000)
     assert small(1_000_000.0) == SMALL_BYTES // 1_000_000
     for _ in range(60):
         full = full.out_of_space(full.limit, 10_000_000.0)

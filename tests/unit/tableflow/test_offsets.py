@@ -54,13 +54,11 @@ def test_shorter_batch_has_only_its_own_skips() -> None:
 
 
 def test_new_partition_starts_at_its_beginning() -> None:
-    batch = plan_batch({0: 5}, {0: 0, 1: 0}, {0: 5, 1: 9}, 100)
-    assert batch.ranges == {1: (0, 9)}
+    assert plan_batch({0: 5}, {0: 0, 1: 0}, {0: 5, 1: 9}, 100).ranges == {1: (0, 9)}
 
 
 def test_first_batch_starts_where_the_log_does() -> None:
-    batch = plan_batch({}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
-    assert batch.ranges == {0: (0, 5), 1: (3, 9)}
+    assert plan_batch({}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100).ranges == {0: (0, 5), 1: (3, 9)}
 
 
 @given(

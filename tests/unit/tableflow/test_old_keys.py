@@ -155,8 +155,7 @@ def test_old_key_is_that_of_the_column(
 
 
 def test_old_key_with_a_decimal_of_many_digits_is_exact() -> None:
-    field = {**DECIMAL, "precision": 38, "scale": 2}
-    keys = reader("AVRO", text_of("AVRO", ("id", field)))
+    keys = reader("AVRO", text_of("AVRO", ("id", {**DECIMAL, "precision": 38, "scale": 2})))
     digits = "123456789012345678901234567890.12"
     assert keys.read(f'{{"id": {digits}}}') == (Decimal(digits),)
 
@@ -164,8 +163,7 @@ def test_old_key_with_a_decimal_of_many_digits_is_exact() -> None:
 def test_old_key_with_its_own_schema_is_read_by_it() -> None:
     """The versions of the key's schema differ, so only the schema says what it is."""
     millis = text_of("AVRO", ("id", avro("long", f"{TIME}Timestamp")))
-    micros = text_of("AVRO", ("id", avro("long", f"{TIME}MicroTimestamp")))
-    keys = reader("AVRO", millis, micros)
+    keys = reader("AVRO", millis, text_of("AVRO", ("id", avro("long", f"{TIME}MicroTimestamp"))))
     own = {
         "type": "struct",
         "fields": [{"field": "id", "type": "int64", "name": f"{TIME}Timestamp"}],

@@ -121,8 +121,7 @@ class Site:
 
     def verify(self) -> None:
         """The table has every record once; of compacted ones, it may have those that it read."""
-        rows = Counter(self.values())
-        logs = self.topic.partitions.values()
+        rows, logs = Counter(self.values()), self.topic.partitions.values()
         if self.topic.spec.write_mode == "upsert":
             newest = {(m.partition(), m.key()): m.value() for log in logs for m in log}
             needed = possible = Counter((v or b"").decode() for v in newest.values())
@@ -212,8 +211,7 @@ def test_topic_goes_on_when_its_former_log_is_back() -> None:
         one.produce(0, 5)
         assert one.turn() == "RUNNING"
         one.verify()
-        table = one.topic.ingestor().table()
-        assert OTHER_LOG not in table.properties
+        assert OTHER_LOG not in one.topic.ingestor().table().properties
 
 
 def test_record_that_was_sent_again_is_another_one() -> None:
@@ -313,8 +311,7 @@ def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit
             return ingest(*given)
 
         one.topic.processes.ingest = put_back_first
-        assert one.turn() == "SUSPENDED"
-        assert one.values() == before
+        assert (one.turn(), one.values()) == ("SUSPENDED", before)
 
 
 @pytest.mark.parametrize("write_mode", ["append", "upsert"])

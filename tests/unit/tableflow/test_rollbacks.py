@@ -86,8 +86,7 @@ def test_committed_behind_an_expired_snapshot_is_what_the_tag_has(
 def test_committed_after_a_rollback_behind_the_tag_is_an_error(
     table: Table, expire: Expire
 ) -> None:
-    earlier = commit_batch(table, 2)
-    good = compact(table)
+    earlier, good = commit_batch(table, 2), compact(table)
     table.manage_snapshots().create_tag(good, "good").commit()
     commit_batch(table, 5)
     roll_back(table.refresh(), good)
@@ -140,8 +139,7 @@ def test_committed_of_a_replaced_table_is_nothing(table: Table) -> None:
     metadata = table.metadata
     refs = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
     table.metadata = metadata.model_copy(update={"refs": refs, "current_snapshot_id": None})
-    change = SnapshotChange(table, Operation.APPEND)
-    snapshot = change._snapshot()
+    snapshot = SnapshotChange(table, Operation.APPEND)._snapshot()
     assert (snapshot.sequence_number, snapshot.parent_snapshot_id) == (2, None)
     table.metadata = table.metadata.model_copy(
         update={

@@ -118,20 +118,17 @@ class Upserted:
         hashed = hash_keys(self.table.metadata.table_uuid, text, partition, are_decoded=True)
         times = times_of(rows.column("$$timestamp"), rows.column("$$raw-key"), self.key)
         keys = in_order(hashed.high, hashed.low)
-        keys = keys.chosen(keys.is_newest(times))
-        head = self.table.current_snapshot()
+        keys, head = keys.chosen(keys.is_newest(times)), self.table.current_snapshot()
         located: list[FileRows] = []
         stale = np.zeros(len(keys.high), np.bool_)
         if head is not None:
             located, stale = self.index.older_rows(self.table, head, keys, times)
         kept = sorted(keys.position[~stale].tolist())
         live = [at for at in kept if records[at].value is not None]
-        added = rows.take(pa.array(live, pa.int64()))
-        self.commit(located, added)
+        self.commit(located, rows.take(pa.array(live, pa.int64())))
 
     def commit(self, located: Sequence[FileRows], added: pa.Table) -> None:
-        head = self.table.current_snapshot()
-        if head is None:
+        if self.table.current_snapshot() is None:
             append(self.table, added)
         else:
             replace(self.table, located, added)
@@ -266,6 +263,5 @@ def test_hash_of_a_decoded_key_keeps_its_order() -> None:
         are_decoded=True,
     )
     assert isinstance(found, Keys)
-    assert found.position.tolist() == [10, 12]
-    assert found.high[0] == found.high[1]
+    assert (found.position.tolist(), found.high[0]) == ([10, 12], found.high[1])
     assert (found.low >> np.uint64(48)).tolist() == [1, 3]

@@ -67,8 +67,7 @@ def test_engine_starts_again_with_the_key_of_a_rotation_unless_it_is_stopped(
 
 
 def test_engine_that_cannot_listen_does_not_join_the_others(tmp_path: Path) -> None:
-    config = Settings(state_dir=tmp_path)
-    found = endpoints("key").model_dump(mode="json")
+    config, found = Settings(state_dir=tmp_path), endpoints("key").model_dump(mode="json")
     runtime_file(config).write_text(json.dumps({"endpoints": found}))
     threads = {*threading.enumerate()}
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -140,8 +139,7 @@ def test_topic_of_a_changed_spec_still_misses_a_service(
 def test_keeper_inspects_tables_that_change_most_often(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
 ) -> None:
-    config = Settings(state_dir=tmp_path)
-    nothing = cast("Any", None)
+    config, nothing = Settings(state_dir=tmp_path), cast("Any", None)
     topic = Ingestion(load_topic("stock_trades", config), nothing, config, nothing)
     report = SimpleNamespace(changed=False)
     runs: list[float] = []
@@ -176,8 +174,7 @@ def test_keeper_maintains_several_tables_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two tables that wait for each other are both maintained, and each of all tables once."""
-    config = Settings(state_dir=tmp_path, engine_workers=8)
-    nothing = cast("Any", None)
+    config, nothing = Settings(state_dir=tmp_path, engine_workers=8), cast("Any", None)
     spec = load_topic("stock_trades", config)
     specs = [spec.model_copy(update={"name": f"topic_{number}"}) for number in range(6)]
     topics = {each.name: Ingestion(each, nothing, config, nothing) for each in specs}

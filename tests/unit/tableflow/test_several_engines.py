@@ -167,6 +167,15 @@ def test_engine_takes_only_the_topics_that_it_has(config: Settings, spec: TopicS
     assert share.pool.queue._next() is not None
 
 
+def test_topic_that_was_given_up_is_not_removed_again(config: Settings, spec: TopicSpec) -> None:
+    """A rebalance and `topicberg tableflow disable` at the same time, in two threads."""
+    pool = Pool(cast("Any", Endpoints()), config, "one")
+    pool.add(spec)
+    pool.give_up([spec.name], 0.0)
+    pool.remove(spec.name, 0.0)
+    assert pool.queue.topics == {}
+
+
 def test_identity_outlives_a_restart(config: Settings) -> None:
     first, second = Identity(config), Identity(config)
     assert second.name == f"{first.name}-2"
@@ -282,8 +291,7 @@ def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec)
     old.report.update(rows_committed=7, commits=2)
     share.converge({spec.name: spec})
     assert share.pool.queue.topics[spec.name] is old
-    changed = spec.model_copy(update={"owners": ()})
-    share.converge({spec.name: changed})
+    share.converge({spec.name: spec.model_copy(update={"owners": ()})})
     status = share.pool.queue.topics[spec.name].report.status
     assert (status.rows_committed, status.commits) == (7, 2)
     assert status.error_handling == spec.tableflow.error_handling.mode

@@ -63,8 +63,7 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     assert control.enabled_topics(config) == {}
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
     spec = control.enabled_topics(config)["orders"]
-    assert spec.tableflow.error_handling.mode == "SKIP"
-    assert spec.pipeline == "shop"
+    assert (spec.tableflow.error_handling.mode, spec.pipeline) == ("SKIP", "shop")
     assert control.as_requested(config, load_topic("orders", config)) == spec
 
 
@@ -201,6 +200,20 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     assert requested.resumed() == ["orders"]
 
 
+def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
+    control.enable(config, "views", discovered=FOUND)
+    requested = control.Requested(config)
+    first = requested.topics()
+    assert set(first[0]) == {"orders", "views"}
+    assert requested.topics()[0]["orders"] is first[0]["orders"]
+    control.resume(config, "views")
+    assert requested.topics() == first
+    assert [requested.resumed(), requested.resumed()] == [["views"], []]
+    (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
+    control.disable(config, "views")
+    assert requested.topics() == ({}, {})
+
+
 def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Settings) -> None:
     assert control.awaited(config, {"orders"}) == []
     for _ in range(2):
@@ -253,8 +266,7 @@ def test_status_metrics_and_check_have_the_same_numbers(
     (document,) = json.loads(capsys.readouterr().out)
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: [status]))
-    spec = control.find_topic(config, "orders")
-    facts = check_engine(spec, status, datetime.now(UTC)).facts
+    facts = check_engine(control.find_topic(config, "orders"), status, datetime.now(UTC)).facts
     for name, number in numbers.items():
         metric = registry.get_sample_value(f"topicberg_tableflow_{name}_total", {"topic": "orders"})
         assert document[name] == metric == facts[name] == number
@@ -399,9 +411,7 @@ def queries() -> list[str]:
 
 @pytest.mark.parametrize("query", queries())
 def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
-    known = samples()
-    text = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
-    names = re.findall(r"[a-z_]{2,}", text)
+    known, names = samples(), re.findall(r"[a-z_]{2,}", re.sub(r'"[^"]*"|\[[^]]*\]', "", query))
     metrics = {name for name in names if name.startswith("topicberg_")}
     assert metrics
     assert metrics <= known.keys()

@@ -89,8 +89,7 @@ class Registry:
         ]
 
     def read(self, name: str) -> Subject:
-        by_id = {one.schema_id: one for one in self.versions}
-        return Subject(name, by_id, self.versions[-1])
+        return Subject(name, {one.schema_id: one for one in self.versions}, self.versions[-1])
 
     def version(self, _: str, version: int | None) -> RegisteredSchema:
         return self.versions[-1 if version is None else version - 1]
@@ -165,8 +164,7 @@ def test_bare_protobuf_is_of_the_specs_message(project: Project, message: str) -
 
 
 def test_subject_of_plain_records_gives_the_newest_or_a_fixed_version(project: Project) -> None:
-    first = {"type": "object", "properties": {"id": {"type": "integer"}}}
-    registry = Registry(first, ORDER)
+    registry = Registry({"type": "object", "properties": {"id": {"type": "integer"}}}, ORDER)
     value, own = b'{"id": 7, "note": "a"}', {"format": "json", "framing": "none", "subject": "s"}
     newest = Topic(project, registry, schema=own)
     assert newest.values([value], "id", "note") == [(7, "a")]
@@ -279,8 +277,7 @@ def test_keys_that_become_text_are_refused_in_a_table_of_bytes(project: Project)
     with pytest.raises(TableflowError, match=r"cannot follow the new schema: .*key"):
         ensure_table(catalog, spec, project.config, schema)
     table = catalog.load_table(new.name())
-    none = TopicSpec.model_validate(fields)
-    assert list(unapplied(table, none)) == [], "the same column"
+    assert list(unapplied(table, TopicSpec.model_validate(fields))) == [], "the same column"
     assert [one.what for one in unapplied(new, earlier)] == [
         "its table was created with key.format string, the spec says bytes: rows before the change "
         "keep what they have"

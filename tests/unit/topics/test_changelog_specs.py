@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -23,7 +23,15 @@ from topicberg.formats.json.connect import json_schema, opening
 from topicberg.kafka.discovery import discover
 from topicberg.kafka.schemas import why_no_files
 from topicberg.settings import Settings
-from topicberg.tableflow.changelog.fold_state import Deletion, FoldState
+from topicberg.tableflow.changelog.changes import envelope
+from topicberg.tableflow.changelog.fold_state import (
+    Deletion,
+    FoldState,
+    is_repetition,
+    order_of,
+    precedes,
+)
+from topicberg.tableflow.layout.layout import read_layout, row_columns, table_schema
 from topicberg.topics import check_topics, load_topic
 from topicberg.topics.discovery import FoundTopic, read_discovery
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
@@ -60,8 +68,7 @@ def test_changelog_upsert_has_the_columns_of_the_row(project: Project) -> None:
 
 def test_changelog_append_has_both_rows(project: Project) -> None:
     changes(project, write_mode="append", key={"format": "none"})
-    spec = load_topic("trades", project.config)
-    columns = spec.columns(project.config)
+    columns = load_topic("trades", project.config).columns(project.config)
     assert {columns["before"], columns["after"]} == {"struct"}
     assert columns["$$op"] == "string"
 
@@ -120,6 +127,23 @@ def test_envelope_schema_of_another_shape_is_none(text: str) -> None:
     assert not is_envelope(text)
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later", "repeats"),
+    [
+        ((1_000, 900), (2_000, 5), False),  # after a failover, positions may start again lower
+        ((1_000, None), (1_000, "0000002a:01"), True),
+    ],
+)
+def test_order_is_that_of_time_then_position(earlier: Any, later: Any, repeats: bool) -> None:
+    one, other = order_of(*earlier), order_of(*later)
+    assert one is not None
+    assert other is not None
+    assert one < other
+    assert precedes(one, other)
+    assert (is_repetition(one, other), is_repetition(other, one)) == (repeats, False)
+    assert order_of(None, None) is None
+
+
 def test_state_of_unreadable_property_is_empty() -> None:
     state = FoldState(deletes={"k": Deletion(partition=1, micros=2, position=3)})
     assert FoldState.load({"topicberg.changelog": state.model_dump_json()}) == state
@@ -138,8 +162,7 @@ def test_changelog_in_json_has_the_columns_of_the_row(project: Project) -> None:
         schema={"format": "json", "file": "changes.json"},
         key={"format": "json", "file": "key.json"},
     )
-    spec = load_topic("trades", project.config)
-    columns = spec.columns(project.config)
+    columns = load_topic("trades", project.config).columns(project.config)
     assert {name: columns[name] for name in ("region", "no", "qty", "note")} == {
         "region": "string",
         "no": "int",
@@ -182,6 +205,14 @@ def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> 
     assert "a schema of Kafka Connect in each record" in notes[0]
 
 
+def test_new_topic_of_other_json_with_schemas_is_refused(project: Project) -> None:
+    record = b'{"schema": {"type": "struct", "fields": []}, "payload": {"a": 1}}'
+    found = FoundTopic(partitions=3, is_compacted=False)
+    given = "shop.orders", [(None, record)], "shop", project.config, found, no_glue
+    with pytest.raises(SpecError, match="not Debezium's envelope"):
+        new_topic_from_kafka(*given, is_enabled=False)
+
+
 @pytest.mark.parametrize("sparse", [{"1": "a"}, {"A": 1, "a": 2}, {"": 1}, [[1, "a"]]], ids=str)
 def test_new_topic_of_json_without_schemas_is_valid(project: Project, sparse: Any) -> None:
     """A transaction that is null has no type, and one column's values are maps of any names."""
@@ -203,10 +234,23 @@ def test_new_topic_of_json_without_schemas_is_valid(project: Project, sparse: An
     ]
     has = FoundTopic(partitions=3, is_compacted=False)
     new_topic_from_kafka("shop.m", read, "shop", project.config, has, no_glue, is_enabled=True)
-    spec = load_topic("shop.m", project.config)
-    assert spec.columns(project.config)["m"] in ("string", "list")
+    assert load_topic("shop.m", project.config).columns(project.config)["m"] in ("string", "list")
     written = json.loads((project.config.schemas_dir / "shop.m.json").read_text())
     assert written["properties"]["transaction"]["type"] == ["null", "object"]
+
+
+def test_envelope_without_type_of_transaction_is_read(project: Project) -> None:
+    row = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    source = {"type": "object", "properties": {"lsn": {"type": "integer"}}}
+    parts = {"after": row, "source": source, "op": {"type": "string"}, "transaction": {}}
+    schema = {"type": "object", "properties": parts, "title": "e"}
+    project.schema("changes.json", json.dumps(schema))
+    own = {"format": "json", "file": "changes.json", "framing": "none"}
+    changes(project, schema=own, write_mode="append", key={"format": "none"})
+    spec = load_topic("trades", project.config)
+    layout = read_layout(spec, cast("Any", None), project.config)
+    rows = row_columns(spec, table_schema(spec, layout).fields)
+    assert "transaction" not in [part.name for part in envelope(layout, rows)]
 
 
 ORDER = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
@@ -332,8 +376,7 @@ def test_new_spec_names_the_schema_of_the_newest_record(
     version = registry.register("orders-of-shop", "avro", ORDER)
     key = registry.register("orders-key", "json", '{"type": "object"}')
     record = glue_record(key, b"{}"), glue_record(version, b"\2")
-    has = FoundTopic(partitions=3, is_compacted=True)
-    find = registry.reader().version
+    has, find = FoundTopic(partitions=3, is_compacted=True), registry.reader().version
     (path,), notes = new_topic_from_kafka(
         "orders", [record], "shop", project.config, has, find, is_enabled=True
     )
@@ -366,8 +409,7 @@ def test_new_spec_of_the_topics_own_schema_has_text_as_keys(
 def test_new_spec_of_an_unknown_version_is_refused(
     project: Project, registry: GlueRegistry
 ) -> None:
-    record = [(None, glue_record(UUID(int=5), b"\2"))]
-    has = FoundTopic(partitions=3)
+    record, has = [(None, glue_record(UUID(int=5), b"\2"))], FoundTopic(partitions=3)
     given = record, "shop", project.config, has
     with pytest.raises(SpecError, match="which AWS Glue Schema Registry does not have in us-east"):
         new_topic_from_kafka("orders", *given, registry.reader().version, is_enabled=False)

@@ -145,8 +145,7 @@ def test_number_has_the_type_only_if_its_digits_come_back(value: Decimal) -> Non
 
 
 def test_object_with_names_of_its_own_in_each_record_is_a_map() -> None:
-    raws = [json.dumps({"v": {f"device-{n}": n}}).encode() for n in range(30)]
-    found = infer(raws, "t")
+    found = infer([json.dumps({"v": {f"device-{n}": n}}).encode() for n in range(30)], "t")
     assert found.schema["properties"]["v"] == {
         "type": "object",
         "additionalProperties": {"type": "integer"},
@@ -251,8 +250,7 @@ def test_new_topic_reads_keys(
     tmp_path: Path, key: bytes | None, has: Any, expected_key: Any, mode: str
 ) -> None:
     document, _ = new(Project(tmp_path), [{"n": 1, "ts": 1_767_225_600_000}], key, **has)
-    assert document["key"] == expected_key
-    assert document["write_mode"] == mode
+    assert (document["key"], document["write_mode"]) == (expected_key, mode)
     assert document["event_time"] == {"field": "ts", "format": "milliseconds"}
 
 
@@ -286,8 +284,7 @@ def test_infer_few_records_of_other_types_are_named_as_garbage() -> None:
 
 def test_infer_types_of_many_records_differ_has_no_type() -> None:
     values = [{"n": 1}] * 90 + [{"n": "x"}] * 10
-    found = infer([json.dumps(one).encode() for one in values], "t")
-    assert found.schema["properties"]["n"] == {}
+    assert infer([json.dumps(one).encode() for one in values], "t").schema["properties"]["n"] == {}
 
 
 def test_infer_object_with_numbers_as_names_is_a_map() -> None:

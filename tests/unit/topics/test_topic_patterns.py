@@ -58,8 +58,7 @@ def found(config: Settings, *names: str, **more: object) -> None:
     fields = {"partitions": 3, "is_compacted": False, **more}
     fields.setdefault("value", FoundSchema(format="avro", version=1))
     topics = {name: FoundTopic.model_validate(fields) for name in names}
-    known = read_discovery(config).topics
-    write_discovery(config, Discovery(topics=known | topics))
+    write_discovery(config, Discovery(topics=read_discovery(config).topics | topics))
     for name in names:
         schema_file(config, name, "value", "avro").write_text(AVSC)
 
@@ -119,8 +118,7 @@ def test_topic_of_two_patterns_is_reported_alone(config: Settings) -> None:
 
 @given(st.sampled_from(["_", "__", "topicberg."]), st.text("abc._-", max_size=8))
 def test_internal_topics_never_match(prefix: str, rest: str) -> None:
-    pattern = TopicPattern.model_validate({"match": ["*", "/.*/"]})
-    assert not pattern.matches(prefix + rest)
+    assert not TopicPattern.model_validate({"match": ["*", "/.*/"]}).matches(prefix + rest)
 
 
 def test_dead_letter_topics_never_match(config: Settings) -> None:
@@ -209,8 +207,7 @@ def test_unreadable_schema_of_one_topic_stops_no_other(config: Settings, text: s
     found(config, "orders.eu", "orders.us")
     schema_file(config, "orders.us", "value", "avro").write_text(text)
     specs, wrong = control.usable_topics(config)
-    assert list(specs) == ["orders.eu"]
-    assert list(wrong) == ["orders.us"]
+    assert (list(specs), list(wrong)) == (["orders.eu"], ["orders.us"])
 
 
 def test_topics_that_would_be_one_table_concern_only_themselves(config: Settings) -> None:

@@ -107,8 +107,7 @@ def test_spec_of_the_own_engine_only_is_refused_for_confluents_tableflow(
 
 @pytest.mark.parametrize("kind", ["map", "list"])
 def test_columns_have_headers_of_the_kind_that_the_spec_says(project: Project, kind: str) -> None:
-    checks = {"unique": ["$$headers"]}
-    project.topic(minimal(table={"headers": kind}, checks=checks))
+    project.topic(minimal(table={"headers": kind}, checks={"unique": ["$$headers"]}))
     assert (
         f"$$headers is a {kind}, which cannot be a key" in check_topics(project.config)[1][0].reason
     )
@@ -479,6 +478,15 @@ def test_missing_fields_and_unknown_topic(project: Project) -> None:
     ]
     with pytest.raises(SpecError, match="did you mean stock_trades"):
         load_topic("stock_trade")
+
+
+def test_fields_that_differ_only_in_case_are_refused(project: Project) -> None:
+    fields = '[{"name": "Side", "type": "int"}, {"name": "side", "type": "int"}]'
+    project.schema("case.avsc", f'{{"type": "record", "name": "T", "fields": {fields}}}')
+    project.topic(minimal(schema={"format": "avro", "file": "case.avsc"}))
+    assert problems(project) == [
+        "topics/trades.yaml: schema.file: fields Side and side would be one column in Glue"
+    ]
 
 
 def test_owner_rule_is_dagsters() -> None:

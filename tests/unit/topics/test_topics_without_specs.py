@@ -75,8 +75,7 @@ def test_topic_is_the_same_wherever_it_has_no_spec(
     broker = MemoryKafka({"orders": topic_of()}).serve(monkeypatch)
     monkeypatch.setattr(discovery, "find_topic", lambda *_: found)
     requests.requests_folder(config).joinpath("orders.json").unlink()
-    shown = peek._spec("orders", broker.endpoints, config)
-    assert facts(shown) == facts(enabled)
+    assert facts(peek._spec("orders", broker.endpoints, config)) == facts(enabled)
 
     write_discovery(config, Discovery(topics={"orders": found}))
     path = new_pattern("all", "*", "shop", config, is_enabled=True)

@@ -182,8 +182,7 @@ def test_readers_without_a_snapshot_see_no_rows(
 
 def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: Table) -> None:
     source = glue.create_table(("shop", "orders"), COLUMNS, location=f"{glue.properties[TABLES]}o")
-    rows = [{"at": NOW - timedelta(hours=2), "id": 1}]
-    source.append(pa.Table.from_pylist(rows, schema=COLUMNS))
+    source.append(pa.Table.from_pylist([{"at": NOW - timedelta(hours=2), "id": 1}], schema=COLUMNS))
 
     def up_to_date(now: datetime, before: Finding | None) -> Finding:
         sources = {"shop.orders": SourceTable(source, "at")}
@@ -192,8 +191,7 @@ def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: T
             killed, "at", sources, 30, now, memory, lambda _: ["k"], lambda _: "mend"
         )
 
-    later = datetime.now(UTC) + timedelta(minutes=31)
-    first = up_to_date(NOW, None)
+    later, first = datetime.now(UTC) + timedelta(minutes=31), up_to_date(NOW, None)
     assert first.passed
     assert not up_to_date(later, first).passed
     assert check_merged(VIEW, killed, source, 30, NOW, "mend").passed

@@ -60,9 +60,7 @@ def test_calls_of_any_runs_read_the_same_for_a_partition(
     lookback: timedelta | None, lookahead: timedelta | None, width: int, cuts: set[int]
 ) -> None:
     derivation = plan(lookback, lookahead, width)
-    edges = [0, *sorted(cuts), 80]
-    runs = list(pairwise(edges))
-    found = reads(derivation, runs)
+    found = reads(derivation, list(pairwise([0, *sorted(cuts), 80])))
     assert found == reads(derivation, [(0, 80)])
     assert len(found) == 80
     for partition, read in found.items():
@@ -96,8 +94,7 @@ def test_rows_where_they_may_be_are_in_partitions_that_are_computed_again(
     allowed = derivation.placed(source, derivation.sources)
     if not (row < allowed.end and (allowed.start is None or row >= allowed.start)):
         return
-    stop = source.hours.stop
-    hour = stop - data.draw(st.integers(1, width if source.start else 1000))
+    hour = source.hours.stop - data.draw(st.integers(1, width if source.start else 1000))
     orders = derivation.sources[0]
     later, earlier = derivation.reach(orders), derivation.ahead(orders)
     hours = reached(Hours(hour, hour + 1), later, first + 1000 * HOUR, earlier)
@@ -221,8 +218,7 @@ def test_misplaced_row_names_what_was_found_expected_and_needed(
     end = START if number is None else START + (number + 1) * HOUR
     source = Window(end - HOUR if number else None, end)
     text = f"[USER_RAISED_EXCEPTION] {OUTSIDE} {source} <{time}> SQLSTATE: P0001"
-    refused = REFUSED.search(text)
-    error = misplaced(plan, *refused.groups())
+    error = misplaced(plan, *REFUSED.search(text).groups())
     assert expected in error.message
     assert hint in (error.hint or "")
 
