@@ -180,7 +180,7 @@ def _failure(
     by_key: dict[str, Resource],
     failed: dict[str, Exception],
     context: DeployContext,
-    what: str,
+    problem: str,
     hint: str | None,
 ) -> DeployError:
     """Return the error of a walk. A login to AWS that expired explains every other failure as well:
@@ -193,7 +193,7 @@ def _failure(
             hint=login_hint(expired, context.deploy.profile),
         )
     lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
-    return DeployError(f"{len(failed)} resources {what}:\n  " + "\n  ".join(lines), hint=hint)
+    return DeployError(f"{len(failed)} resources {problem}:\n  " + "\n  ".join(lines), hint=hint)
 
 
 def converge(resource: Resource, context: DeployContext, report: Report) -> Live:
@@ -417,8 +417,8 @@ def _clear(graph: list[Resource], context: DeployContext, report: Report) -> Non
         return
     steps = plan(with_needs(unwanted, graph), context)
     dead = [step.resource for step in steps if step.action is Action.DELETE]
-    found: list[Found] = [(resource, context.live[resource.key]) for resource in reversed(dead)]
-    if left := delete(found, context, report):
+    obsolete: list[Found] = [(resource, context.live[resource.key]) for resource in reversed(dead)]
+    if left := delete(obsolete, context, report):
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
 
@@ -427,12 +427,12 @@ def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Re
     """The chosen ones and all that they need."""
     by_key = {resource.key: resource for resource in graph}
     needed: dict[str, Resource] = {}
-    found = [*chosen]
-    while found:
-        resource = found.pop()
+    waiting = [*chosen]
+    while waiting:
+        resource = waiting.pop()
         if resource.key not in needed:
             needed[resource.key] = resource
-            found += [by_key[key] for key in resource.needs if key in by_key]
+            waiting += [by_key[key] for key in resource.needs if key in by_key]
     return list(needed.values())
 
 

@@ -78,7 +78,7 @@ def check(context: DeployContext, before: Command | None = None) -> None:
         ("AWS IAM", creates and in_cloud, lambda: check_permissions(context)),
     ]
     problems, hint = [], "see docs/cloud.md for what each account needs"
-    for name, ask in ((name, ask) for name, is_asked, ask in requests if is_asked):
+    for name, ask in ((name, ask) for name, is_due, ask in requests if is_due):
         try:
             ask()
         except TopicbergError as error:

@@ -33,12 +33,12 @@ def options(class_path: Iterable[Path], folder: Path) -> list[str]:
     :param class_path: files, and folders followed by ``*``, as ``java`` reads them
     :param folder: of the service; where no library fits this machine, the JVM looks for one itself
     """
-    found: list[str] = []
+    given: list[str] = []
     for jar in _jars(class_path):
         texts = _LIBRARIES.get(re.sub(r"-\d.*", "", jar.stem), ())
         if texts and (path := _unpack(jar, folder)):
-            found += [text.format(path=path) for text in texts]
-    return found
+            given += [text.format(path=path) for text in texts]
+    return given
 
 
 def _jars(class_path: Iterable[Path]) -> Iterator[Path]:

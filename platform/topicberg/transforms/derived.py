@@ -376,9 +376,11 @@ def _computed(
     calls = [call for window in windows for call in derivation.calls(window)]
     parts = [part for window in windows for part in derivation.partitions(window)]
     if len(parts) > 1:
-        held = _held(derivation, sources)
-        calls = [call for call in calls if _is_read(derivation, held, call)] or calls[-1:]
-        parts = [part for part in parts if any(_meets(each, part) for each in held.values())]
+        source_hours = _held(derivation, sources)
+        calls = [call for call in calls if _is_read(derivation, source_hours, call)] or calls[-1:]
+        parts = [
+            part for part in parts if any(_meets(each, part) for each in source_hours.values())
+        ]
     frames = {each.name: rows_at_head(spark, sources[each.name]) for each in derivation.sources}
 
     def result(read: Callable[[Source], Window | None]) -> DataFrame:

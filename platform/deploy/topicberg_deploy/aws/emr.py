@@ -226,7 +226,7 @@ class Application(Resource):
         )
         return sorted(
             applications,
-            key=lambda one: (not _is_tagged(one, tag), one["createdAt"], one["applicationId"]),
+            key=lambda app: (not _is_tagged(app, tag), app["createdAt"], app["applicationId"]),
         )
 
     def desired(self, context: DeployContext) -> Fields:

@@ -359,10 +359,12 @@ class Role(Resource):
             lacking = self._lacking(context, live)
         except MissingError as error:
             return f"IAM role {self.given}: whom it must trust is known once {error.key} exists"
-        what = "does not exist: create it with the trust"
+        problem = "does not exist: create it with the trust"
         if live is not None and live.id == self.given:
-            what = "lacks statements of its trust: add"
-        return f"IAM role {self.given} {what} {json.dumps(document(*lacking))}" if lacking else ""
+            problem = "lacks statements of its trust: add"
+        return (
+            f"IAM role {self.given} {problem} {json.dumps(document(*lacking))}" if lacking else ""
+        )
 
     def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
         """Return the statements of the trust that a given role does not have."""

@@ -466,9 +466,15 @@ def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
     chosen: list[Resource] = []
     for target in targets:
         prefix = target.removesuffix("/") + "/"
-        meant = [one for one in graph if one.key == target or one.key.startswith(prefix)]
+        meant = [
+            resource
+            for resource in graph
+            if resource.key == target or resource.key.startswith(prefix)
+        ]
         if not meant:
-            close = suggestion(target, [one.key for one in graph]).partition("; there are")[0]
+            close = suggestion(target, [resource.key for resource in graph]).partition(
+                "; there are"
+            )[0]
             raise TopicbergError(
                 f"no resource {target!r}{close}",
                 hint="`topicberg deploy status` lists the keys of all resources",

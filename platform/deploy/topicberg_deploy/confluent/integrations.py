@@ -135,14 +135,14 @@ class ProviderIntegration(NamedObject):
     def params(self, context: DeployContext) -> dict[str, str]:
         return {"environment": context.environment}
 
-    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
-        config, within = found["config"], context.need(ENVIRONMENT).facts["crn"]
+    def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
+        config, within = listed["config"], context.need(ENVIRONMENT).facts["crn"]
         facts = {
-            "crn": f"{within}/provider-integration={found['id']}",
+            "crn": f"{within}/provider-integration={listed['id']}",
             "principal": config["iam_role_arn"],
             "external_id": config["external_id"],
         }
-        return Live(found["id"], {"role": config.get("customer_iam_role_arn")}, facts)
+        return Live(listed["id"], {"role": config.get("customer_iam_role_arn")}, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         return {"role": context.aws.role_arn(self.role)}
@@ -187,8 +187,8 @@ class CatalogIntegration(NamedObject):
     def api(self, context: DeployContext) -> Api:
         return context.confluent.tableflow
 
-    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
-        spec, status = found["spec"], found.get("status") or {}
+    def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
+        spec, status = listed["spec"], listed.get("status") or {}
         config, is_failed = spec.get("config") or {}, status.get("phase") == "FAILED"
         fields: Fields = {"kind": config.get("kind"), "suspended": bool(spec.get("suspended"))}
         if config.get("kind") == self.catalog.kind:
@@ -201,7 +201,7 @@ class CatalogIntegration(NamedObject):
                 login = context.record.login_state(self.key, self.catalog.login(context))
                 fields["login"] = "one that fails" if is_failed else login
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
-        return Live(found["id"], fields, facts)
+        return Live(listed["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         return {

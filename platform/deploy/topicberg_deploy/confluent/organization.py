@@ -118,7 +118,7 @@ class NamedObject(Resource):
             )
         return candidates[0] if candidates else None
 
-    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
+    def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
         """Return the object as the API describes it."""
         raise NotImplementedError
 
@@ -157,11 +157,11 @@ class Environment(GivenObject):
     path = "/org/v2/environments"
     plural = "environments"
 
-    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
-        package = (found.get("stream_governance_config") or {}).get("package")
+    def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
+        package = (listed.get("stream_governance_config") or {}).get("package")
         within = f"crn://confluent.cloud/organization={organization(context.confluent.cloud)}"
-        crn = f"{within}/environment={found['id']}"
-        return Live(found["id"], {"stream_governance": package}, {"crn": crn})
+        crn = f"{within}/environment={listed['id']}"
+        return Live(listed["id"], {"stream_governance": package}, {"crn": crn})
 
     def desired(self, context: DeployContext) -> Fields:
         if self.given:
@@ -210,8 +210,8 @@ class Cluster(GivenObject):
     def _type(self, live: Live | None) -> str:
         return self.type or (live.fields["type"] if live else CLUSTER_TYPE)
 
-    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
-        spec = found["spec"]
+    def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
+        spec = listed["spec"]
         availability, endpoint = spec.get("availability"), spec.get("http_endpoint")
         fields = {
             "cloud": str(spec.get("cloud", "")).upper(),
@@ -220,12 +220,12 @@ class Cluster(GivenObject):
             "availability": AVAILABILITY.get(availability, availability),
         }
         facts = {
-            "phase": (found.get("status") or {}).get("phase"),
+            "phase": (listed.get("status") or {}).get("phase"),
             "http_endpoint": endpoint.rstrip("/") if endpoint else None,
             "bootstrap": _bootstrap(spec),
-            "crn": f"{context.need(ENVIRONMENT).facts['crn']}/cloud-cluster={found['id']}",
+            "crn": f"{context.need(ENVIRONMENT).facts['crn']}/cloud-cluster={listed['id']}",
         }
-        return Live(found["id"], fields, facts)
+        return Live(listed["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         if self.given:
@@ -314,8 +314,8 @@ class ServiceAccount(NamedObject):
     plural = "service accounts"
     quota = QUOTAS["service accounts"]
 
-    def as_live(self, context: DeployContext, found: dict[str, Any]) -> Live:
-        return Live(found["id"], {"description": found.get("description") or ""})
+    def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
+        return Live(listed["id"], {"description": listed.get("description") or ""})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"description": self.description}

@@ -86,15 +86,15 @@ class Volume(_UsedByTables):
     column = "external_volume_name"
     replaced_for = frozenset({"base_url", "role", "external_id", "private"})
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
-        location = parsed(found["STORAGE_LOCATION_1"], f"DESC {self.title}")
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
+        location = parsed(shown["STORAGE_LOCATION_1"], f"DESC {self.title}")
         external_id = location["STORAGE_AWS_EXTERNAL_ID"]
         fields = {
             "base_url": location["STORAGE_BASE_URL"],
             "role": location["STORAGE_AWS_ROLE_ARN"],
             "external_id": external_id,
-            "allow_writes": found["ALLOW_WRITES"].lower(),
-            "private": str(found.get("COMMENT") == PRIVATE).lower(),
+            "allow_writes": shown["ALLOW_WRITES"].lower(),
+            "private": str(shown.get("COMMENT") == PRIVATE).lower(),
         }
         principal = location["STORAGE_AWS_IAM_USER_ARN"]
         return Live(self.name, fields, {"principal": principal, "external_id": external_id})
@@ -126,7 +126,7 @@ class _CatalogIntegration(_UsedByTables):
     column = "catalog_name"
 
     def parts(
-        self, found: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+        self, shown: VendorAnswer, config: VendorAnswer, login: VendorAnswer
     ) -> tuple[Fields, Parts]:
         """Return the fields and the facts that only this kind of integration has.
 
@@ -139,19 +139,19 @@ class _CatalogIntegration(_UsedByTables):
         """Return the desired values of these fields."""
         raise NotImplementedError
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
         config, login = (
             VendorAnswer(
-                parts(found.get(name) or ""), f"Snowflake ({name} of {self.name})", is_certain=True
+                parts(shown.get(name) or ""), f"Snowflake ({name} of {self.name})", is_certain=True
             )
             for name in ("REST_CONFIG", "REST_AUTHENTICATION")
         )
-        fields, facts = self.parts(found, config, login)
+        fields, facts = self.parts(shown, config, login)
         fields |= {
-            "namespace": found["CATALOG_NAMESPACE"],
+            "namespace": shown["CATALOG_NAMESPACE"],
             "delegation": config.get("ACCESS_DELEGATION_MODE"),
-            "enabled": found["ENABLED"].lower(),
-            "refresh_seconds": int(found["REFRESH_INTERVAL_SECONDS"]),
+            "enabled": shown["ENABLED"].lower(),
+            "refresh_seconds": int(shown["REFRESH_INTERVAL_SECONDS"]),
         }
         return Live(self.name, fields, facts)
 
@@ -186,19 +186,19 @@ class Integration(_CatalogIntegration):
     )
 
     def parts(
-        self, found: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+        self, shown: VendorAnswer, config: VendorAnswer, login: VendorAnswer
     ) -> tuple[Fields, Parts]:
-        source = found["CATALOG_SOURCE"]
+        source = shown["CATALOG_SOURCE"]
         rest = source == "ICEBERG_REST"
         return {
             "source": config["CATALOG_URI"] if rest else source,
             "api": config.get("CATALOG_API_TYPE", "AWS_GLUE") if rest else None,
-            "role": login["SIGV4_IAM_ROLE"] if rest else found["GLUE_AWS_ROLE_ARN"],
-            "catalog": config["CATALOG_NAME"] if rest else found["GLUE_CATALOG_ID"],
-            "region": login["SIGV4_SIGNING_REGION"] if rest else found["GLUE_REGION"],
+            "role": login["SIGV4_IAM_ROLE"] if rest else shown["GLUE_AWS_ROLE_ARN"],
+            "catalog": config["CATALOG_NAME"] if rest else shown["GLUE_CATALOG_ID"],
+            "region": login["SIGV4_SIGNING_REGION"] if rest else shown["GLUE_REGION"],
         }, {
-            "principal": _aws_property(found, "IAM_USER_ARN"),
-            "external_id": _aws_property(found, "EXTERNAL_ID"),
+            "principal": _aws_property(shown, "IAM_USER_ARN"),
+            "external_id": _aws_property(shown, "EXTERNAL_ID"),
         }
 
     def wanted_of(self, context: DeployContext) -> Fields:
@@ -228,10 +228,10 @@ class RestIntegration(_CatalogIntegration):
     )
 
     def parts(
-        self, found: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+        self, shown: VendorAnswer, config: VendorAnswer, login: VendorAnswer
     ) -> tuple[Fields, Parts]:
         return {
-            "source": found["CATALOG_SOURCE"],
+            "source": shown["CATALOG_SOURCE"],
             "uri": config["CATALOG_URI"],
             "api": config.get("CATALOG_API_TYPE", "PUBLIC"),
             "catalog": config.get("CATALOG_NAME", ""),
@@ -239,8 +239,8 @@ class RestIntegration(_CatalogIntegration):
             "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
         }, {}
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
-        live = super().as_live(context, found)
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
+        live = super().as_live(context, shown)
         live.fields["login"] = context.record.login_state(self.key, context.catalog_client)
         return live
 
@@ -317,12 +317,12 @@ def rest_login(context: DeployContext) -> RestLogin:
 
 def parts(value: str) -> Parts:
     """``{A=x, B=[y, z], C=null}``, as DESC CATALOG INTEGRATION has it, without what is null."""
-    found = dict(
+    shown = dict(
         part.split("=", 1)
         for part in re.split(r",\s*(?![^\[]*\])", value.strip("{}"))
         if "=" in part
     )
-    return {name: given for name, given in found.items() if given not in ("null", "")}
+    return {name: given for name, given in shown.items() if given not in ("null", "")}
 
 
 def verification(context: DeployContext, function: str, name: str) -> VendorAnswer:

@@ -91,12 +91,12 @@ class User(SqlObject):
     def read(self, context: DeployContext) -> VendorAnswer | None:
         return self.described(context)
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
-        prints = {slot: found[f"{slot}_FP"] for slot in _SLOTS.values()}
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
+        prints = {slot: shown[f"{slot}_FP"] for slot in _SLOTS.values()}
         versions: list[Version] = context.need(KEYS).facts.get("versions", [])
         published = "published" if versions and versions[-1].current else "not published"
         fields = {
-            **{name: found[name] for name in self.properties},
+            **{name: shown[name] for name in self.properties},
             **{slot: None if print_ in ("", "null") else print_ for slot, print_ in prints.items()},
             "secret": published,
         }
@@ -213,8 +213,8 @@ class SnowflakeRole(SqlObject):
     of = "ROLE"
     owner = OWNER
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
-        return Live(self.name, {"comment": found["comment"]})
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
+        return Live(self.name, {"comment": shown["comment"]})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"comment": self.comment}

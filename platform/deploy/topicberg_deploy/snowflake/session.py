@@ -70,7 +70,7 @@ class SqlObject(Resource):
         """Return what Snowflake has of the object; None: it does not exist."""
         return self.shown(context)
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
         raise NotImplementedError
 
     def find(self, context: DeployContext) -> Live | None:

@@ -43,9 +43,9 @@ class Warehouse(SqlObject):
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         return Cost(PRICES["credit"] * WAREHOUSE_HOURS, "an hour a day")
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
-        size = str(found["size"]).upper().replace("-", "")
-        return Live(self.name, {"size": size, "auto_suspend": int(found["auto_suspend"] or 0)})
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
+        size = str(shown["size"]).upper().replace("-", "")
+        return Live(self.name, {"size": size, "auto_suspend": int(shown["auto_suspend"] or 0)})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"size": "XSMALL", "auto_suspend": SUSPEND_SECONDS}

@@ -52,7 +52,7 @@ class LinkedDatabase(SqlObject):
         basis = f"discovery every {config.snowflake_refresh_seconds} s, beyond what is free"
         return Cost(usd, basis)
 
-    def as_live(self, context: DeployContext, found: VendorAnswer) -> Live:
+    def as_live(self, context: DeployContext, shown: VendorAnswer) -> Live:
         response = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
         namespaces = response["allowed_namespaces"] or []  # null means all namespaces
         fields = {

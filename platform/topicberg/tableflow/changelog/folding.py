@@ -136,7 +136,11 @@ class Folding:
             truncates.check_order(int(np.count_nonzero(no_order)))
             wanted &= is_tombstone | ~truncates.precede(facts)
         counts = np.atleast_1d((facts.missing & stays & facts.is_live).any(axis=1))
-        missing = sorted(name for name, one in zip(self.target.toast, counts, strict=True) if one)
+        missing = sorted(
+            name
+            for name, placeholders in zip(self.target.toast, counts, strict=True)
+            if placeholders
+        )
         has_moves = bool((stays & facts.has("new_key", "old_key")).any())
         changes = self.changes.chosen(wanted)
         if self.progress.may_move and (missing or has_moves):
@@ -281,9 +285,11 @@ class Folding:
         hashes = self.target.hashed(moves.alone.select(self.target.key_columns))
         rows = values.rows.matches(moves.keys).tolist()
         columns = moves.alone.select(["partition", "offset", "m", "p"]).to_pydict().values()
-        for number, (*at, m, p) in enumerate(zip(*columns, strict=True)):
+        for number, (*time_and_position, m, p) in enumerate(zip(*columns, strict=True)):
             if (m is not None or p is not None) and (key := hashes.get(number)):
-                before = LostChanges([change for change in lost if change.is_before(*at)])
+                before = LostChanges(
+                    [change for change in lost if change.is_before(*time_and_position)]
+                )
                 lacks = rows[number] >= 0 and any(
                     lost_changes.is_after(key, *values.rows.place(rows[number]))
                     for lost_changes in (self.lost, before)
@@ -356,8 +362,8 @@ class Folding:
                 continue
             deletes.pop(key, None)
             if order is not None:
-                at = {"micros": row["m"], "position": row["p"]}
-                deletion = Deletion(partition=row["partition"], **at)
+                moment = {"micros": row["m"], "position": row["p"]}
+                deletion = Deletion(partition=row["partition"], **moment)
             if row["op"] == "d" and deletion is not None:
                 deletes[key] = deletion  # without an order, a tombstone after the deletion
         kept = list(deletes.items())

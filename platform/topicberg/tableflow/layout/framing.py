@@ -194,7 +194,7 @@ def _other_record(value: bytes | None) -> str | None:
     if opening is None or opening.schema is None:
         return None
     fields = opening.schema.get("fields")
-    names = [one.get("field") for one in fields or () if isinstance(one, dict)]
+    names = [field.get("field") for field in fields or () if isinstance(field, dict)]
     if {AFTER, SOURCE, OPERATION} <= {*names}:
         return None
     return "the record is not a change of a row (after, source, op): its fields are " + ", ".join(

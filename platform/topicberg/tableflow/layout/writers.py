@@ -101,13 +101,13 @@ class ForeignSchemas:
             if reference not in missing and id_of(reference, guids) not in self.schemas
         ][: MAX_LOOKUPS - self._lookups]
         self._lookups += len(new)
-        found = [
+        are_new = [
             self._look_up_guid(reference)
             if isinstance(reference, UUID)
             else self._look_up(reference)
             for reference in new
         ]
-        return any(found)
+        return any(are_new)
 
     @property
     def _unknown(self) -> str:

@@ -88,8 +88,8 @@ class LogCheck:
             if offset > log.end.get(p, -1)
         }
         last = {p: r for p, r in last_records.items() if p not in reasons}
-        held = {p: record.offset for p, record in last.items()}
-        self.unproven = {p: o for p, o in self.unproven.items() if held.get(p) == o}
+        last_offsets = {p: record.offset for p, record in last.items()}
+        self.unproven = {p: o for p, o in self.unproven.items() if last_offsets.get(p) == o}
         wanted = {
             p: record
             for p, record in last.items()

@@ -245,10 +245,10 @@ def _records(
     """
     for message in messages(endpoints, topic, ranges):
         if (key := message.key()) is not None:
-            held, time_ms = held_key(key), 0
+            key_bytes, time_ms = held_key(key), 0
             if framing is not None:
                 time_ms = message.timestamp()[1]
                 decoded = framing.held(key, header_of(KEY, headers_of(message) or ()))
-                held = key if decoded is None else decoded
-            at = message.partition() or 0, message.offset() or 0
-            yield held, *at, message.value() is None, time_ms
+                key_bytes = key if decoded is None else decoded
+            place = message.partition() or 0, message.offset() or 0
+            yield key_bytes, *place, message.value() is None, time_ms

@@ -167,7 +167,7 @@ class KeyIndex:
         They are there if keys became equal: the table was written when raw keys were compared, or
         by an older version of the key's schema. Or another writer brought replaced rows back.
         """
-        chosen_rows = self._chosen_rows(table, head, lambda held: (np.sort(held.position),))
+        chosen_rows = self._chosen_rows(table, head, lambda keys: (np.sort(keys.position),))
         rows_and_keys = [(rows, self.store.keys_of(table, rows.file)) for rows, *_ in chosen_rows]
         files = [rows.file for rows, _ in rows_and_keys]
         by_file: dict[int, list[NDArray[np.uint32]]] = {}

@@ -94,7 +94,7 @@ class EmrServerless:
         return serve(self, operation, given, INVALID, why)
 
     def _create_application(self, clientToken: str, type: str, **given: Any) -> dict[str, Any]:
-        before = {one.token: one for one in self.applications.values()}
+        before = {application.token: application for application in self.applications.values()}
         if clientToken in before:
             return self._identity(before[clientToken])
         if type.upper() not in ("SPARK", "HIVE"):
@@ -157,7 +157,7 @@ class EmrServerless:
         self, states: list[str] | None = None, nextToken: str = "0", maxResults: int = 50
     ) -> dict[str, Any]:
         every = self.applications.values()
-        chosen = [one for one in every if not states or one.state in states]
+        chosen = [application for application in every if not states or application.state in states]
         begin, end = int(nextToken), int(nextToken) + maxResults
         summaries = [
             {

@@ -307,7 +307,8 @@ class Server:
 
 def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
     """:raises Refusal: no operation is there"""
-    matches = [(one, match) for one in OPERATIONS if (match := one.match(path)) is not None]
+    parsed = ((operation, operation.match(path)) for operation in OPERATIONS)
+    matches = [(operation, match) for operation, match in parsed if match is not None]
     for operation, parameters in matches:
         if operation.method == method:
             return operation, parameters

@@ -112,7 +112,10 @@ class Sources:
             resources = self._client("lakeformation").list_resources()["ResourceInfoList"]
         except FAILURES as error:
             return f"AWS Lake Formation does not answer: {error}"
-        bases = (one["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/") for one in resources)
+        bases = (
+            resource["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/")
+            for resource in resources
+        )
         if any(f"{bucket}/{key}".startswith(f"{base}/") for base in bases):
             return None
         return f"AWS Glue vends no credentials for '{url}': not registered with Lake Formation"
