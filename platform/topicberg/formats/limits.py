@@ -25,11 +25,13 @@ Result = TypeVar("Result")
 MAX_FIELDS = 10_000
 """Fields, elements, keys and values, including nested ones: Spark takes minutes to plan a query of
 so many."""
-MAX_DEPTH = 50  # Nested types.
+MAX_DEPTH = 50
+"""Nested types."""
 MAX_COLLECTIONS = 8
 """Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
 Avro's reader reserves memory."""
-MAX_MEMBERS = 200  # Types of a union: each is a column of its value.
+MAX_MEMBERS = 200
+"""Types of a union: each is a column of its value."""
 MAX_NAME = 255
 """Characters of a field's name: the limit of AWS Glue and Snowflake. Also of a symbol of an Avro
 enum: a byte of a record names it."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self
 from uuid import UUID
 
-MAX_SCHEMA_BYTES = 1024 * 1024  # Characters of a schema, including all that it refers to.
+MAX_SCHEMA_BYTES = 1024 * 1024
+"""Characters of a schema, including all that it refers to."""
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
 DEFAULT_CONTEXT = "."
 

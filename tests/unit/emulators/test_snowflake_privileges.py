@@ -302,15 +302,16 @@ class Emulated:
     """A deployment's sessions, answered by the emulator without its HTTP server."""
 
     def __init__(self, account: Account) -> None:
-        self.session = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+        self.snowflake = self
+        self._session = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
 
     @contextmanager
-    def snowflake(self) -> Iterator[Emulated]:
+    def session(self) -> Iterator[Emulated]:
         yield self
 
     def run(self, statement: str, role: str) -> list[dict[str, str]]:
-        self.session.context.role = role
-        found = self.session.execute(statement).payload
+        self._session.context.role = role
+        found = self._session.execute(statement).payload
         names = [column["name"].lower() for column in found["rowtype"]]
         return [dict(zip(names, row, strict=True)) for row in found["rowset"]]
 

@@ -33,7 +33,6 @@ from topicberg_deploy.cli.output import (
     show_status,
     step_document,
 )
-from topicberg_deploy.resource import Action, Step
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -179,6 +178,7 @@ def plan(
     from topicberg.topics import load_topics
     from topicberg_deploy import engine
     from topicberg_deploy.platform import resources
+    from topicberg_deploy.resource import Action, Step
     from topicberg_deploy.settings import NoLoginError, check_specs
 
     config = _settings(compute=not no_compute, generators=not no_generators)
@@ -335,6 +335,7 @@ def status(
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
     for something that is not topicberg's to do."""
     from topicberg_deploy import engine
+    from topicberg_deploy.resource import Action
 
     context, graph = _open(flags, _settings(compute=not no_compute, generators=not no_generators))
     steps = engine.plan(graph, context)

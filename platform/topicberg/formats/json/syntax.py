@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from topicberg.formats.reasons import MAX_LENGTH, MalformedError, byte, shortened, shown
 
-MAX_DEPTH = 1_000  # Arrays and objects in each other.
+MAX_DEPTH = 1_000
+"""Arrays and objects in each other."""
 _SPACE = " \t\n\r"
 _BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _HALF = re.compile(

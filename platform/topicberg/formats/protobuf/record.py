@@ -22,7 +22,8 @@ from topicberg.formats.protobuf import wire
 from topicberg.formats.protobuf.wire import Message, WireField
 from topicberg.formats.reasons import MalformedError, byte, field_at, place_at, shortened, shown
 
-MAX_VALUES = 4_000_000  # Values of a record: every second byte of it may be a row of a list.
+MAX_VALUES = 4_000_000
+"""Values of a record: every second byte of it may be a row of a list."""
 _MICROS = 1_000_000
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 """Years 1 to 9999, as the documentation of google.protobuf.Timestamp requires."""
