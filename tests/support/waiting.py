@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 def wait_until(
-    condition: Callable[[], Found | None], patience: float = 60, pause: float = 0.5
+    condition: Callable[[], Found | None], patience: float = 180, pause: float = 0.5
 ) -> Found:
     """Return the first true result, checked every ``pause`` seconds for ``patience`` seconds."""
     deadline = time.monotonic() + patience
