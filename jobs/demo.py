@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli import run
-from topicberg.cli.compute import load_lake, materialize
-from topicberg.cli.output import cell
+from topicberg.cli.output import cell, load_lake
 from topicberg.errors import TopicbergError
 from topicberg.security.text import terminal
+from topicberg_deploy.cli.runs import materialize
 from topicberg_local.cli.stack import start
 
 if TYPE_CHECKING:

@@ -271,7 +271,7 @@ def totals_{mark}(records):
 
 def compute(stack: Endpoints, config: Settings, topic: Topic) -> dict[str, Table]:
     """Refresh the upsert views and the derived tables of a topic, as their assets do."""
-    from topicberg.cli.compute import load_lake
+    from topicberg.cli.output import load_lake
     from topicberg.orchestration.assets.derived import derivation
 
     lake, catalog = load_lake(config), stack.catalog(config)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.compute import load_lake
-from topicberg.cli.output import Yes, confirm, echo, load_endpoints, settings, warn
+from topicberg.cli.output import Yes, confirm, echo, load_endpoints, load_lake, settings, warn
 from topicberg.cli.tableflow import require_own_engine
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.schemas import FileState
+    from topicberg.orchestration.assets import Lake
     from topicberg.settings import Settings
     from topicberg.tableflow.layout.waiting import WaitingChange
 
@@ -41,6 +42,15 @@ def load_endpoints(config: Settings) -> Endpoints:
     from topicberg import endpoints
 
     return endpoints.load_endpoints(config)
+
+
+def load_lake(config: Settings) -> Lake:
+    """Return all topics and derived tables, as Dagster has them while a spec is invalid; raise
+    SpecError if derived tables are invalid, or do not fit the specs."""
+    from topicberg.orchestration.assets.lake import lake_of
+    from topicberg.topics.kept import build_with_kept
+
+    return build_with_kept(config, partial(lake_of, config), keeps=False, report=warn_once)
 
 
 def echo(lines: str | Iterable[str], *, err: bool = False, **style: Any) -> None:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.compute import load_lake
-from topicberg.cli.output import AsJson, Yes, complain, confirm, echo, echo_json, exit_if, settings
+from topicberg.cli.output import (
+    AsJson,
+    Yes,
+    complain,
+    confirm,
+    echo,
+    echo_json,
+    exit_if,
+    load_lake,
+    settings,
+)
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
 from topicberg.wording import count, suggestion

@@ -48,6 +48,7 @@ from topicberg.orchestration.emr.client import write_window_on_emr
 from topicberg.settings import Settings, emr_settings
 from topicberg.settings.models import EmrSettings
 from topicberg.topics import load_topics
+from topicberg.transforms import upsert_view
 from topicberg.transforms.derived import FailedPartitionsError, WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
@@ -412,7 +413,7 @@ def test_job_computes_tables_of_the_requesters_prefix(
     config = CONFIG.model_copy(update={"prefix": "demo", "cluster_id": "lkc-9"})
     monkeypatch.setattr(job, "write_window", lambda *given, **_: asked.update(plan=given[2]))
     monkeypatch.setattr(
-        job.upsert_view,
+        upsert_view,
         "refresh",
         lambda *given: asked.update(plan=given[2]) or SimpleNamespace(current_snapshot=str),
     )

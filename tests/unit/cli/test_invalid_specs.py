@@ -11,7 +11,7 @@ from repository import PROJECT_ROOT
 from typer.testing import CliRunner, Result
 
 from topicberg.cli import app, output
-from topicberg.cli.compute import load_lake
+from topicberg.cli.output import load_lake
 from topicberg.errors import SpecError, StackError
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic, load_topics

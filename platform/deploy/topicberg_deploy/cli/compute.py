@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from topicberg.cli.compute import materialize, materialize_derived
 from topicberg.cli.output import echo, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg_deploy.cli.runs import materialize, materialize_derived
 from topicberg_deploy.polling import poll
 
 if TYPE_CHECKING:

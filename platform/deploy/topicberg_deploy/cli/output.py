@@ -7,8 +7,7 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from topicberg.cli.compute import load_lake
-from topicberg.cli.output import cell, echo, echo_section, print_table, warn
+from topicberg.cli.output import cell, echo, echo_section, load_lake, print_table, warn
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings

@@ -8,11 +8,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-from topicberg.cli.output import warn_once
+from topicberg.cli.output import load_lake
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 _QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-
-
-def load_lake(config: Settings) -> Lake:
-    """Return all topics and derived tables, as Dagster has them while a spec is invalid; raise
-    SpecError if derived tables are invalid, or do not fit the specs."""
-    from topicberg.orchestration.assets.lake import lake_of
-    from topicberg.topics.kept import build_with_kept
-
-    return build_with_kept(config, partial(lake_of, config), keeps=False, report=warn_once)
 
 
 def materialize(
