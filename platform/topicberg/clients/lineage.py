@@ -339,8 +339,8 @@ class TopicLineage:
             origins={name: ((self._source, name),) for name in of_record},
         )
         sender.put(partial(event, "START", run, namespace(), self._began))
-        counts = {"rows": self._rows, "size": self._bytes}
-        sender.put(partial(event, "COMPLETE", run, namespace(), now, state, **counts))
+        complete = partial(event, "COMPLETE", run, namespace(), now)
+        sender.put(partial(complete, state, self._rows, self._bytes))
         self._rows = self._bytes = 0
         self._began, self._sent_at = now, time.monotonic()
 
