@@ -304,23 +304,21 @@ class Emulated:
     """A deployment's sessions, answered by the emulator without its HTTP server."""
 
     def __init__(self, account: Account) -> None:
-        self.session = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+        self._emulated = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+
+    @property
+    def snowflake(self) -> Emulated:
+        return self
 
     @contextmanager
-    def snowflake(self) -> Iterator[Emulated]:
+    def session(self) -> Iterator[Emulated]:
         yield self
 
     def run(self, statement: str, role: str) -> list[dict[str, str]]:
-        self.session.context.role = role
-        found = self.session.execute(statement).payload
+        self._emulated.context.role = role
+        found = self._emulated.execute(statement).payload
         names = [column["name"].lower() for column in found["rowtype"]]
         return [dict(zip(names, row, strict=True)) for row in found["rowset"]]
-
-    def find(self, statement: str, role: str) -> list[dict[str, str]] | None:
-        try:
-            return self.run(statement, role)
-        except ProgrammingError:
-            return None
 
 
 def test_deploy_creates_changes_and_deletes_the_policy(account: Account, execute: Execute) -> None:
