@@ -315,12 +315,6 @@ class Emulated:
         names = [column["name"].lower() for column in found["rowtype"]]
         return [dict(zip(names, row, strict=True)) for row in found["rowset"]]
 
-    def find(self, statement: str, role: str) -> list[dict[str, str]] | None:
-        try:
-            return self.run(statement, role)
-        except ProgrammingError:
-            return None
-
 
 def test_deploy_creates_changes_and_deletes_the_policy(account: Account, execute: Execute) -> None:
     context = cast("Any", Emulated(account))
