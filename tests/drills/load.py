@@ -137,15 +137,14 @@ class Load(threading.Thread):
 
     def lost_and_twice(self) -> tuple[int, int]:
         """Rows that are missing or wrong, and rows that should not be there, in both tables."""
-        numbers = run_query(
+        ((rows, distinct, right),) = run_query(
             f"SELECT count(*), count(DISTINCT number), count(DISTINCT number) FILTER "
             f'(number BETWEEN 0 AND {self.sent - 1}) FROM lake."{self.config.cluster_id}"'
             f".{self.append}",
             "duckdb",
             self.endpoints,
             self.config,
-        )
-        ((rows, distinct, right),) = numbers.rows
+        ).rows
         lost, twice = self.sent - right, (rows - distinct) + (distinct - right)
         scan = self.table(self.upsert).scan(selected_fields=("key", "number"))
         held = scan.to_arrow().to_pylist()

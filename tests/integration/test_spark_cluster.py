@@ -150,10 +150,9 @@ def test_the_graph_on_two_workers(cluster: tuple[Endpoints, list[Path]]) -> None
     for folder in workers:
         (executor,) = folder.glob("work/app-*/*/stderr")
         assert "Running task" in executor.read_text() or "Finished task" in executor.read_text()
-    addresses = {
+    assert {
         connection.laddr.ip
         for process in psutil.Process().children(recursive=True)
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
-    }
-    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    } <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}

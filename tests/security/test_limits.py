@@ -268,11 +268,10 @@ def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
         return read
 
     columns = reading(most)()
-    found = [
-        columns,
-        *(c.field_type.fields for c in columns if isinstance(c.field_type, StructType)),
-    ]
-    assert count in map(len, found)
+    assert count in map(
+        len,
+        [columns, *(c.field_type.fields for c in columns if isinstance(c.field_type, StructType))],
+    )
     assert ratio(reading(most), reading(most // 8)) < 24
 
 

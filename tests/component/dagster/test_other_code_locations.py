@@ -177,10 +177,9 @@ def test_forgetting_leaves_events_of_other_assets(
             instance.report_runless_asset_event(dg.AssetMaterialization(key))
             instance.report_runless_asset_event(dg.AssetCheckEvaluation(key, "rows", True, {}))
     forget(instance, monkeypatch)
-    left = {
+    assert {
         key: len(instance.fetch_materializations(key, limit=9).records) for key in (ORDERS, STOCK)
-    }
-    assert left == {ORDERS: 1, STOCK: 3}
+    } == {ORDERS: 1, STOCK: 3}
     history = instance.event_log_storage.get_asset_check_execution_history
     assert len(history(dg.AssetCheckKey(ORDERS, "rows"), limit=9)) == 1
     assert len(history(dg.AssetCheckKey(STOCK, "rows"), limit=9)) == 3

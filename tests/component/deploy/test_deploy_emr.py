@@ -74,14 +74,13 @@ def opened(
         config = Settings.model_validate(given | new | changes)
         deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
         specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
-        context = DeployContext(
+        return DeployContext(
             config,
             deploy,
             specs,
             sleep=lambda seconds: time.sleep(min(seconds, 0.05)),
             live=dict(FACTS),
-        )
-        return context, [one for one in resources(config, specs) if one.key in KEYS]
+        ), [one for one in resources(config, specs) if one.key in KEYS]
 
     return opened
 

@@ -274,13 +274,12 @@ def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
     """Make an environment and a cluster as another team has them; return the settings."""
     cloud = opened(server)[0].confluent.cloud
     environment = cloud.create("/org/v2/environments", {"display_name": "platform-team"})["id"]
-    config = {"kind": kind, **({"cku": 2} if kind == "Dedicated" else {})}
     spec = {
         "display_name": "shared",
         "availability": "HIGH",
         "cloud": "AWS",
         "region": "us-east-1",
-        "config": config,
+        "config": {"kind": kind, **({"cku": 2} if kind == "Dedicated" else {})},
         "environment": {"id": environment},
         **changes,
     }

@@ -113,16 +113,15 @@ class Cloud:
     def run(self, purpose: Purpose, *command: str, code: int | None = 0) -> str:
         """Run `topicberg deploy` as the role of a purpose."""
         keys = self.vendors.governed.session(ci_role(self.deployed, purpose)).get_credentials()
-        environment = {
-            **os.environ,
-            **self.settings,
-            "AWS_ACCESS_KEY_ID": keys.access_key,
-            "AWS_SECRET_ACCESS_KEY": keys.secret_key,
-            "AWS_SESSION_TOKEN": keys.token,
-        }
         done = subprocess.run(
             [sys.executable, "-c", COMMAND, "deploy", *command],
-            env=environment,
+            env={
+                **os.environ,
+                **self.settings,
+                "AWS_ACCESS_KEY_ID": keys.access_key,
+                "AWS_SECRET_ACCESS_KEY": keys.secret_key,
+                "AWS_SESSION_TOKEN": keys.token,
+            },
             cwd=self.root,
             capture_output=True,
             text=True,

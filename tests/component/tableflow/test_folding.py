@@ -382,10 +382,9 @@ def test_newest_change_of_each_partition(
         order = one["m"] is not None, one["m"] or 0, one["p"] is not None, one["p"] or least
         order = (*order[:3], one["p"] if one["p"] is not None else least)
         expected[one["partition"]] = max(order, expected.get(one["partition"], order))
-    found = {
+    assert {
         row["partition"]: (row["m"], row["p"]) for row in newest_by_partition(table).to_pylist()
-    }
-    assert found == {
+    } == {
         partition: (m if has_m else None, p if has_p else None)
         for partition, (has_m, m, has_p, p) in expected.items()
     }

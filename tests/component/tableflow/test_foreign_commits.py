@@ -136,9 +136,8 @@ class Lake:
 
     def pick(self, picked: Snapshot) -> None:
         """Add the files that a snapshot added."""
-        table = self.table
         change = SnapshotChange(
-            table, Operation.APPEND, properties={PICKED_FROM: str(picked.snapshot_id)}
+            self.table, Operation.APPEND, properties={PICKED_FROM: str(picked.snapshot_id)}
         )
         change.add(self.added_by(picked))
         change.commit()

@@ -333,10 +333,9 @@ def test_any_fault_that_begins_while_the_disk_is_full_follows_from_it() -> None:
     seen = replace(QUIET, elsewhere=watched("service disk"), runs=runs)
     seen = replace(seen, failed_checks=failing("OSError: whatever"))
     assert operator.tick(seen) == []
-    earlier = failing("OSError: whatever", NOW - timedelta(hours=1))[:1]
-    assert operator.tick(replace(seen, failed_checks=earlier)) == [
-        ("firing", f"check {TABLES[0]}:tableflow")
-    ]
+    assert operator.tick(
+        replace(seen, failed_checks=failing("OSError: whatever", NOW - timedelta(hours=1))[:1])
+    ) == [("firing", f"check {TABLES[0]}:tableflow")]
 
 
 def test_hanging_tick_follows_from_the_service_that_is_away() -> None:

@@ -409,13 +409,12 @@ def test_equality_deletes_of_a_topic_block_if_topicberg_writes_it(tableflow: str
     cloud = {"deployment": "cloud", "tableflow": tableflow}
     config = Settings.model_validate(settings().model_dump() | cloud)
     lake = Lake(config, tuple(load_topics()), tuple(find_derived()))
-    blocking = {
+    assert {
         table.reported: check.blocking
         for table, system, checks in lake.checks
         for check in checks
         if system == "iceberg" and check.name == "equality_deletes"
-    }
-    assert blocking == {True: tableflow == "topicberg", False: True}
+    } == {True: tableflow == "topicberg", False: True}
 
 
 DAY = 24

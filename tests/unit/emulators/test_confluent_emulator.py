@@ -121,8 +121,7 @@ def test_every_api_wants_a_key_of_its_own_kind(cloud: Cloud) -> None:
         for other, key in keys.items():
             expected = 200 if kind == other else 401
             assert cloud.call("GET", path, auth=key).status_code == expected, (kind, other)
-    answer = cloud.call("GET", "/org/v2/environments", auth=keys["kafka"])
-    assert error(answer)["detail"] == (
+    assert error(cloud.call("GET", "/org/v2/environments", auth=keys["kafka"]))["detail"] == (
         "invalid API key: make sure you're using a Cloud API Key and not a Kafka API Key"
     )
     html = cloud.call("GET", reads["kafka"], auth=keys["cloud"])
