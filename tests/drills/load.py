@@ -77,8 +77,7 @@ class Load(threading.Thread):
         return self.append, self.upsert
 
     def run(self) -> None:
-        rng = random.Random(3)
-        parsed = fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
+        rng, parsed = random.Random(3), fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
         before = time.monotonic()
         while not self._over.wait(0.05):
             passed, before = time.monotonic() - before, time.monotonic()
@@ -124,8 +123,7 @@ class Load(threading.Thread):
 
     def caught_up(self, patience: float = 120) -> bool:
         """Wait until both tables are there and hold what the topics hold."""
-        deadline = time.monotonic() + patience
-        catalog = self.endpoints.catalog(self.config)
+        deadline, catalog = time.monotonic() + patience, self.endpoints.catalog(self.config)
         while not all(catalog.table_exists((self.config.cluster_id, t)) for t in self.topics):
             if time.monotonic() > deadline:
                 return False

@@ -261,8 +261,7 @@ def test_row_level_deletes_are_applied(
     stack: Endpoints, catalog: Catalog, query: Query, version: int
 ) -> None:
     name = f"deletes_v{version}"
-    full = f"lake.{NAMESPACE}.{name}"
-    spark = new_session(stack.spark_connect)
+    full, spark = f"lake.{NAMESPACE}.{name}", new_session(stack.spark_connect)
     for sql in (
         f"DROP TABLE IF EXISTS {full} PURGE",
         f"CREATE TABLE {full} (id BIGINT, name STRING) USING iceberg TBLPROPERTIES "

@@ -204,8 +204,7 @@ BOMBS = {
 def test_schema_beyond_the_limits_is_refused(name: str) -> None:
     """As a topic's own, and as a foreign one that a record names."""
     schema = BOMBS[name]
-    module = format_of(schema)
-    began, memory = time.process_time(), peak()
+    module, began, memory = format_of(schema), time.process_time(), peak()
     with pytest.raises(TableflowError):
         module.fields("s", schema, itertools.count(1))
     with suppress(TableflowError):

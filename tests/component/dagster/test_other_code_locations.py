@@ -163,8 +163,7 @@ def test_forgetting_leaves_runs_that_are_not_topicbergs(
         run_in(instance, None, ended, ORDERS),
         dg.materialize([orders], instance=instance).run_id,
     }
-    newest = dg.materialize([orders], instance=instance).run_id
-    left = forget(instance, monkeypatch)
+    newest, left = dg.materialize([orders], instance=instance).run_id, forget(instance, monkeypatch)
     assert left == {*foreign, newest}
     assert not left & own
 

@@ -282,8 +282,7 @@ def check_writes(context: DeployContext) -> None:
             for action in statement["Action"]:
                 if not action.partition(":")[2].startswith(("Get", "List")):
                     writes.setdefault(arn, set()).add(action)
-    glue = {"glue:CreateTable", "glue:UpdateTable"}
-    begin = "arn:aws:glue:us-east-1:123456789012"
+    glue, begin = {"glue:CreateTable", "glue:UpdateTable"}, "arn:aws:glue:us-east-1:123456789012"
     derived = {"s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"}
     assert writes == {
         "arn:aws:s3:::demo-123456789012-derived/*": derived,

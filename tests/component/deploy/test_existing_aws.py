@@ -302,8 +302,7 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     given = theirs(server, "Dedicated")
     context, graph = opened(server, **given)
     cloud, names, s3 = context.confluent.cloud, context.names, context.aws.client("s3")
-    cluster = given["existing_cluster"]
-    configs = {"cleanup.policy": "delete", "retention.ms": "-1"}
+    cluster, configs = given["existing_cluster"], {"cleanup.policy": "delete", "retention.ms": "-1"}
     server.topics["stock_trades"] = {"partitions_count": 6, "configs": configs}
     user = {"display_name": names.service_account("app_consumer"), "description": "theirs"}
     cloud.create("/iam/v2/service-accounts", user)

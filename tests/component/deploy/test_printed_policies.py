@@ -254,8 +254,7 @@ ELSEWHERE = {"plan": {"glue:GetTable": ["catalog", "database", "table"]}}
 def drift(aws: Cloud) -> None:
     """Change by hand what the next creation changes back."""
     iam, begin = boto3.client("iam"), f"arn:aws:iam::{ACCOUNT}:policy/demo"
-    name = "demo_s3_glue_role_access_policy"
-    policies = iam.list_policies(Scope="Local")["Policies"]
+    name, policies = "demo_s3_glue_role_access_policy", iam.list_policies(Scope="Local")["Policies"]
     arn = next(one["Arn"] for one in policies if "s3_glue_access" in one["Arn"])
     assert arn.startswith(begin), name
     other = json.dumps(as_document(allow(["s3:ListBucket"], "*")))

@@ -276,8 +276,7 @@ def test_snapshot_times_later_than_changes(
 ) -> None:
     """A snapshot reads a large table for long: changes have times from before the row was read."""
     topic = changed_topic(tmp_path, monkeypatch)
-    writer = Connector(topic)
-    read, late = {"id": 1, "v": 1, "big": "old"}, 900
+    writer, read, late = Connector(topic), {"id": 1, "v": 1, "big": "old"}, 900
     events = [
         Event(0, 1, "r", 10, read, ms=late),
         Event(0, 2, "r", 10, {**read, "id": 2}, ms=late),

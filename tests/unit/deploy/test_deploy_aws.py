@@ -468,8 +468,7 @@ def test_what_a_policy_does_not_name_is_denied(context: DeployContext, who: str)
         return {action: _try(visitor, action, bucket) for action in actions}
 
     allowed = attempts(ALLOWED[who], context.aws.bucket)
-    denied = attempts(DENIED[who], context.aws.bucket)
-    elsewhere = attempts(ALLOWED[who], "another")
+    denied, elsewhere = attempts(DENIED[who], context.aws.bucket), attempts(ALLOWED[who], "another")
     assert set(allowed.values()) == {""}, allowed
     assert set(denied.values()) == {"AccessDenied"}, denied
     assert set(elsewhere.values()) == {"AccessDenied"}, elsewhere

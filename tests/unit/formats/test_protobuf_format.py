@@ -457,8 +457,7 @@ def test_default_that_its_column_cannot_hold_is_refused() -> None:
 
 def test_identity_is_the_full_name() -> None:
     schema = registered('syntax = "proto3"; package a.b; message X { message Y { } } message Z { }')
-    assert protobuf.identity(schema) == "a.b.X"
-    assert protobuf.identity(schema, "X.Y") == "a.b.X.Y"
+    assert (protobuf.identity(schema), protobuf.identity(schema, "X.Y")) == ("a.b.X", "a.b.X.Y")
     assert protobuf.identity(schema, "a.b.Z") == "a.b.Z"
 
 

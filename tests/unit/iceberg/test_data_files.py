@@ -300,8 +300,7 @@ def test_fields_of_any_name_keep_their_values_at_every_depth(tmp_path: Path) -> 
     )
     catalog = InMemoryCatalog("test", warehouse=tmp_path.as_uri())
     catalog.create_namespace("n")
-    table = catalog.create_table("n.names", schema)
-    one = {"Kind'": "B", "p-x": [1, 2], "größe": 3}
+    table, one = catalog.create_table("n.names", schema), {"Kind'": "B", "p-x": [1, 2], "größe": 3}
     other = {"Kind'": None, "p-x": None, "größe": -1}
     rows_ = [
         {"a b": one, "l": [one, None, other], "m": [("k", one), ("n", None)]},
