@@ -394,7 +394,6 @@ def test_recipes_of_a_table_kind_and_of_its_check_work_in_three_files(library: L
 
         from topicberg.checks.check import Probe
         from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
-        from topicberg.orchestration.jobs.maintenance import check_job
         from topicberg.orchestration.jobs.pipelines import pipeline_jobs
         from topicberg.orchestration.jobs.watches import watches
         from topicberg.orchestration.resources import RESOURCES, Lakehouse
@@ -412,8 +411,7 @@ def test_recipes_of_a_table_kind_and_of_its_check_work_in_three_files(library: L
         lake = Lake(config, tuple(load_topics(config)), ())
         definitions = dg.Definitions(
             assets=list(lake_assets(lake)), asset_checks=list(lake_checks(lake)),
-            jobs=[*pipeline_jobs(lake), check_job(lake)],
-            resources=RESOURCES, executor=dg.in_process_executor,
+            jobs=list(pipeline_jobs(lake)), resources=RESOURCES, executor=dg.in_process_executor,
         )
         counts, = (one for one in lake.tables if one.name == "orders_counts")
         with (
@@ -422,10 +420,9 @@ def test_recipes_of_a_table_kind_and_of_its_check_work_in_three_files(library: L
             patch.object(Probe, "catalog", catalog),
         ):
             for passed in (True, False):
-                for job in ("shop_pipeline", "check_tables"):
-                    ran = definitions.resolve_job_def(job).execute_in_process(
-                        instance=instance, asset_selection=[counts.key("iceberg")]
-                    )
+                ran = definitions.resolve_job_def("shop_pipeline").execute_in_process(
+                    instance=instance, asset_selection=[counts.key("iceberg")]
+                )
                 found, = ran.get_asset_check_evaluations()
                 assert (found.check_name, found.passed) == ("snapshots", passed), found
         found = catalog.load_table(counts.identifier).scan().to_arrow()
