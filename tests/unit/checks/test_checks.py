@@ -257,15 +257,6 @@ def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
     assert repeated(None) is None
 
 
-def test_a_clean_table_is_judged_without_opening_a_data_file(
-    table: Table, shut: Callable[[], None]
-) -> None:
-    append(table, {"side": "BUY", "price": 3})
-    shut()
-    assert check(table, "not_null", NOT_NULL).passed
-    assert check(table, "ranges", Rules(ranges={"price": {"min": 1, "max": 5}})).passed
-
-
 def test_what_passed_once_is_not_read_again_unless_its_rule_or_snapshot_is_another(
     table: Table,
 ) -> None:
