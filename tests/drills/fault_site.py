@@ -290,8 +290,7 @@ def drill(site: Site, fault: Fault) -> None:
         found = [one for one in site.sent()[seen:] if re.fullmatch(fault.key, one.alert.key)]
         return [one for one in found if one.state == state]
 
-    began = time.monotonic()
-    end = fault.begin(site)
+    began, end = time.monotonic(), fault.begin(site)
     began = time.monotonic()
     try:
         with suppress(Exception):
@@ -302,8 +301,7 @@ def drill(site: Site, fault: Fault) -> None:
         end()
     with suppress(Exception):
         wait_until(lambda: len(notices("resolved")) == len(notices("firing")), PATIENCE_SECONDS)
-    seconds_resolved = time.monotonic() - ended
-    others = site.sent()[seen:]
+    seconds_resolved, others = time.monotonic() - ended, site.sent()[seen:]
     record(fault, others, seconds_reported, seconds_resolved)
     (notice,) = notices("firing")
     assert re.search(fault.says, notice.alert.what), notice.text

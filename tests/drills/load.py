@@ -77,8 +77,7 @@ class Load(threading.Thread):
         return self.append, self.upsert
 
     def run(self) -> None:
-        rng = random.Random(3)
-        parsed = fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
+        rng, parsed = random.Random(3), fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
         before = time.monotonic()
         while not self._over.wait(0.05):
             passed, before = time.monotonic() - before, time.monotonic()
@@ -124,8 +123,7 @@ class Load(threading.Thread):
 
     def caught_up(self, patience: float = 120) -> bool:
         """Wait until both tables are there and hold what the topics hold."""
-        deadline = time.monotonic() + patience
-        catalog = self.endpoints.catalog(self.config)
+        deadline, catalog = time.monotonic() + patience, self.endpoints.catalog(self.config)
         while not all(catalog.table_exists((self.config.cluster_id, t)) for t in self.topics):
             if time.monotonic() > deadline:
                 return False
@@ -137,15 +135,14 @@ class Load(threading.Thread):
 
     def lost_and_twice(self) -> tuple[int, int]:
         """Rows that are missing or wrong, and rows that should not be there, in both tables."""
-        numbers = run_query(
+        ((rows, distinct, right),) = run_query(
             f"SELECT count(*), count(DISTINCT number), count(DISTINCT number) FILTER "
             f'(number BETWEEN 0 AND {self.sent - 1}) FROM lake."{self.config.cluster_id}"'
             f".{self.append}",
             "duckdb",
             self.endpoints,
             self.config,
-        )
-        ((rows, distinct, right),) = numbers.rows
+        ).rows
         lost, twice = self.sent - right, (rows - distinct) + (distinct - right)
         scan = self.table(self.upsert).scan(selected_fields=("key", "number"))
         held = scan.to_arrow().to_pylist()

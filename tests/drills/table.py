@@ -97,8 +97,7 @@ def write(text: str, name: str, heads: Row, rows: list[Row]) -> str:
 
 def main() -> None:
     results = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-    text = DOCUMENT.read_text()
-    rows = short_faults(r for r in results if "faults" in r)
+    text, rows = DOCUMENT.read_text(), short_faults(r for r in results if "faults" in r)
     text = write(text, "results", ("component", *FAULTS), rows)
     rows = lasting_faults(r for r in results if "lasting" in r)
     text = write(text, "lasting", ("component", "alert", "seconds to recover"), rows)

@@ -289,8 +289,7 @@ def test_bad_night_has_one_alert_for_each_fault(night: Night) -> None:
 
 def played(night: Night, fault: Fault) -> str:
     """Begin a fault, see its alert, end it, see that it is resolved; return how long it took."""
-    before = len(night.sent())
-    end, began = fault.begin(night), time.monotonic()
+    before, end, began = len(night.sent()), fault.begin(night), time.monotonic()
     try:
         with ThreadPoolExecutor() as pool:  # each command takes a minute on a busy machine
             shown = pool.map(lambda command: night.command(*command), COMMANDS)

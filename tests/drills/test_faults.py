@@ -197,8 +197,7 @@ def test_glue_pointer_of_an_older_state(
     operator: Operator, stack: Endpoints, hasty_catalogs: None
 ) -> None:
     """Somebody restores Glue: a state that the table had, which all who read Glue take for new."""
-    config, client = settings(), stack.boto3("glue", settings())
-    table = committed(stack)
+    config, client, table = settings(), stack.boto3("glue", settings()), committed(stack)
     sync()
     body = glue.table_input(table, SPEC.glue_name, None)
     older = table.metadata.metadata_log[-1].metadata_file

@@ -120,13 +120,11 @@ def test_fault_that_lasts(
     load.go()
     began = time.monotonic()
     with lasting.fault(lasting.component):
-        reported = _told(operator, set(expected))
-        seconds_reported = time.monotonic() - began
+        reported, seconds_reported = _told(operator, set(expected)), time.monotonic() - began
         again = _round(operator)
     began = time.monotonic()
     _settle(load)
-    resolved = _resolved(operator)
-    seconds_back = time.monotonic() - began
+    resolved, seconds_back = _resolved(operator), time.monotonic() - began
     lost, twice = load.lost_and_twice()
     _record(str(lasting), reported, seconds_reported, seconds_back, lost, twice)
     assert sorted(notice.alert.key for notice in reported) == sorted(expected)
@@ -155,14 +153,11 @@ def test_a_component_that_cannot_start(
     """Another program has its port, say: its own last words are reported."""
     monkeypatch.setattr(health, "EXITS", 1)  # the supervisor waits longer from start to start
     _settle(load)
-    operator = Operator(instance, _spec(load), services=True)
-    began = time.monotonic()
+    operator, began = Operator(instance, _spec(load), services=True), time.monotonic()
     with robbed("aws"):
-        reported = _told(operator, {"service aws"})
-        seconds_reported = time.monotonic() - began
+        reported, seconds_reported = _told(operator, {"service aws"}), time.monotonic() - began
         again = _round(operator)
-    began = time.monotonic()
-    resolved = _resolved(operator)
+    began, resolved = time.monotonic(), _resolved(operator)
     _record(
         "aws-robbed", reported, seconds_reported, time.monotonic() - began, *load.lost_and_twice()
     )
@@ -194,8 +189,7 @@ def _round(operator: Operator) -> list[Notice]:
 
 def _told(operator: Operator, expected: set[str]) -> list[Notice]:
     """What is reported until all that is expected was."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    reported = _round(operator)
+    deadline, reported = time.monotonic() + PATIENCE_SECONDS, _round(operator)
     while not expected <= {notice.alert.key for notice in reported}:
         assert time.monotonic() < deadline, reported
         time.sleep(2)

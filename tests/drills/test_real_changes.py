@@ -364,15 +364,13 @@ def test_real_changes_equal_source_after_kills(
         try:
             began = time.monotonic()
             drill.start_connector()
-            start = source.changes
-            deadline = time.monotonic() + PATIENCE_SECONDS
+            start, deadline = source.changes, time.monotonic() + PATIENCE_SECONDS
             while not drill.are_found():  # changes while the connector reads its snapshot
                 assert time.monotonic() < deadline, "the connector writes no records"
                 source.run(10)
             drill.engine.start()
             steps = sorted(rng.random() for _ in range(KILLS))
-            left = [CHANGES * step for step in steps]
-            is_upgraded = False
+            left, is_upgraded = [CHANGES * step for step in steps], False
             while (done := source.changes - start) < CHANGES:
                 source.run(min(250, CHANGES - done))
                 if not is_upgraded and done > CHANGES / 2:

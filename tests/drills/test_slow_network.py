@@ -126,8 +126,7 @@ def test_engine_over_a_slow_network_loses_and_repeats_nothing(
     url = urlsplit(str(getattr(topic.endpoints, service)))
     assert url.port
     with SlowLink(url.port, LATENCY_SECONDS, LOSS) as link:
-        slow = urlunsplit(url._replace(netloc=f"127.0.0.1:{link.port}"))
-        fast = topic.endpoints
+        slow, fast = urlunsplit(url._replace(netloc=f"127.0.0.1:{link.port}")), topic.endpoints
         topic.endpoints = fast.model_copy(update={service: slow})
         deadline = time.monotonic() + LIMIT_SECONDS
         failures: list[TopicbergError] = []

@@ -32,8 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_the_document(stack: Endpoints, project: Path) -> None:
-    environment = {"PYTHONPATH": f"{project}:{project / 'platform'}"}
-    commands = 0
+    environment, commands = {"PYTHONPATH": f"{project}:{project / 'platform'}"}, 0
     output = ""
     for language, text in blocks():
         first, _, rest = text.partition("\n")

@@ -61,8 +61,7 @@ def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) ->
 @pytest.mark.slow  # test_graph has the daemon's ticks
 def test_the_daemon_carries_records_to_snowflake(stack: Endpoints) -> None:
     run_here(settings(), "stock_trades", rate=0, count=1000)
-    produced = sum(kafka.end_offsets(stack, "stock_trades").values())
-    seen = -1
+    produced, seen = sum(kafka.end_offsets(stack, "stock_trades").values()), -1
     with dagster_dev(settings()):
         deadline = time.monotonic() + 240
         while seen != produced:

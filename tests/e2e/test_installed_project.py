@@ -55,8 +55,7 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Installed]:
     with TemporaryDirectory(prefix="topicberg-installed-") as name:
-        own = Installed(Path(name))
-        tools = ["dagster-dg-cli", "editables", "hatchling", "pytest"]
+        own, tools = Installed(Path(name)), ["dagster-dg-cli", "editables", "hatchling", "pytest"]
         install_wheels(own.folder, DISTRIBUTIONS, "[local,production]", tools)
         own.run("topicberg init post-office", own.folder)
         editable = ["--no-deps", "--no-build-isolation", "--editable", "post-office"]

@@ -72,10 +72,9 @@ def created(resource: Resource, context: DeployContext) -> Live:
 @pytest.mark.parametrize("catalog", ["glue", "glue_rest"])
 def test_glue_by_both_of_its_doors(make_context: MakeContext, catalog: str) -> None:
     context = make_context(catalog)
-    integration = Integration(
-        "snowflake/integration", SnowflakeNames.of(context.config).integration
-    )
-    facts = created(integration, context).facts
+    facts = created(
+        Integration("snowflake/integration", SnowflakeNames.of(context.config).integration), context
+    ).facts
     assert facts["principal"].startswith("arn:aws:iam::")
     assert facts["external_id"] == ("kinds" if catalog == "glue_rest" else facts["external_id"])
 

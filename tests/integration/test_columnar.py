@@ -221,8 +221,7 @@ def test_upserts_are_the_same_by_both(
     table = {"partitioning": partitioning, "format_version": version}
     topic = make_topic(KEPT, write_mode="upsert", table=table)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
-    rng = random.Random(version)
-    keys = [b"", b"k" * 300, *(f"key {n}".encode() for n in range(60))]
+    rng, keys = random.Random(version), [b"", b"k" * 300, *(f"key {n}".encode() for n in range(60))]
     newest: dict[tuple[bytes, int], int | None] = {}
     for batch in range(4):
         producer = Producer(topic.endpoints.kafka_config())

@@ -194,13 +194,12 @@ def test_secrets_are_in_no_output_log_or_readable_file(deployed: Platform) -> No
         if (content := _exposed(path, folder)) is not None
     }
     assert len(ours) > 10
-    found = {
+    assert {
         (name, secret[:4])
         for name, content in ours.items()
         for secret in secrets
         if secret.encode() in content
-    }
-    assert found == set()
+    } == set()
     for process in printed:
         assert not any(secret.encode() in process.stdout + process.stderr for secret in secrets)
 

@@ -27,8 +27,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def mark(stack: Endpoints) -> Iterator[str]:
     """The beginning of the names of an append, a compacted and a raw topic."""
-    mark = f"pattern{uuid.uuid4().hex[:6]}"
-    admin = stack.kafka_admin()
+    mark, admin = f"pattern{uuid.uuid4().hex[:6]}", stack.kafka_admin()
     new = [
         NewTopic(f"{mark}.orders", 2),
         NewTopic(f"{mark}.accounts", 3, config={"cleanup.policy": "compact"}),

@@ -248,8 +248,7 @@ def test_both_ways_write_the_same(
 ) -> None:
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
     source = lake.origin("stock_trades").identifier
-    target = lake.table(lake.derived_by_name[TABLE]).identifier
-    catalog = stack.catalog(settings())
+    target, catalog = lake.table(lake.derived_by_name[TABLE]).identifier, stack.catalog(settings())
     with spark_session() as session:
         frame = topic_frame(session, "stock_trades", trades(3000))
         frame.writeTo(spark_name(source)).append()  # the stack's engine made the table

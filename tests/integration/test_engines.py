@@ -158,8 +158,7 @@ def shares(load: Load) -> dict[str, str]:
 
 def moving(load: Load, patience: float) -> float:
     """Wait until every table has more records than now; return the seconds."""
-    began = time.monotonic()
-    before = {name: load.held(name) for name in load.names}
+    began, before = time.monotonic(), {name: load.held(name) for name in load.names}
     wait_until(lambda: all(load.held(n) > before[n] for n in load.names), patience, 0.2)
     return time.monotonic() - began
 

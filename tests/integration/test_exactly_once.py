@@ -53,8 +53,7 @@ def produce(endpoints: Endpoints, count: int, failures: list[object]) -> None:
     """An outside producer: the record's number is in ``userid``, so that each can be identified."""
     spec = load_topic("stock_trades")
     schema = (settings().schemas_dir / "stock_trades.avsc").read_text()
-    registry = endpoints.schema_registry_client()
-    schema_id = registry.register_schema(
+    schema_id = endpoints.schema_registry_client().register_schema(
         spec.value_subject, Schema(json.dumps(json.loads(schema)), "AVRO")
     )
     head = (

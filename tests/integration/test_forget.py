@@ -318,8 +318,7 @@ def test_forget_command_erases_views_and_derived_tables(
     (tmp_path / "pyproject.toml").write_text(f'[tool.topicberg]\npipelines = ["pipeline_{mark}"]\n')
     admin = stack.kafka_admin()
     admin.create_topics([NewTopic(log, 2, config={"cleanup.policy": "compact"})])[log].result(30)
-    registry = stack.schema_registry_client()
-    number = registry.register_schema(
+    number = stack.schema_registry_client().register_schema(
         topic.spec.key_subject, Schema(json.dumps(PERSON_KEY), "AVRO")
     )
     parsed = fastavro.parse_schema(json.loads(json.dumps(PERSON_KEY)))

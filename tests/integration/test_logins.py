@@ -250,8 +250,7 @@ def test_login_by_python_reads_by_compiled_code(
 def test_path_through_expiring_tokens_is_complete(site: Site, topic: Callable[..., Topic]) -> None:
     """One engine with one Spark session, for three lives of a token."""
     one = topic("oidc")
-    engine = Ingestor(one.spec, one.endpoints, one.config)
-    began, sent = time.monotonic(), 0
+    engine, began, sent = Ingestor(one.spec, one.endpoints, one.config), time.monotonic(), 0
     try:
         while sent < 3 or time.monotonic() - began < 3 * SECONDS:
             send(one, 10 * sent)

@@ -246,8 +246,7 @@ def test_compaction_beside_ingestion(make_topic: MakeTopic) -> None:
     topic = make_topic()
     topic.send(ORDER, [{"id": -1, "note": ""}])
     topic.ingest()
-    policy = replace(EAGER, staged_age=timedelta(hours=1))
-    compactions, sent = 0, 0
+    policy, compactions, sent = replace(EAGER, staged_age=timedelta(hours=1)), 0, 0
     deadline = time.monotonic() + 240
     with ingesting(topic):
         while compactions < 3 and time.monotonic() < deadline:
@@ -294,8 +293,7 @@ def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillServi
 def test_any_table_can_be_maintained(topic: Topic) -> None:
     """A derived table: no topic, no offsets."""
     identifier = ("shop", f"derived_{topic.spec.name}")
-    catalog = topic.endpoints.catalog(topic.config)
-    name = f"{CATALOG}.{quote(*identifier)}"
+    catalog, name = topic.endpoints.catalog(topic.config), f"{CATALOG}.{quote(*identifier)}"
     spark = new_session(topic.endpoints.spark_connect)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.shop")
     spark.sql(f"CREATE TABLE {name} USING iceberg AS SELECT id, 'x' AS note FROM range(5)")

@@ -87,8 +87,7 @@ def test_a_reference_is_missing(make_topic: Callable[..., Topic]) -> None:
 @pytest.fixture
 def bucket(stack: Endpoints) -> Iterator[str]:
     """A bucket of its own."""
-    s3 = stack.boto3("s3")
-    name = f"outage-{uuid.uuid4().hex[:8]}"
+    s3, name = stack.boto3("s3"), f"outage-{uuid.uuid4().hex[:8]}"
     s3.create_bucket(Bucket=name)
     yield name
     empty(stack, name)

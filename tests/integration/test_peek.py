@@ -34,8 +34,7 @@ message Order { int64 id = 1; repeated Line lines = 2; }
 @pytest.fixture
 def topic(stack: Endpoints) -> Iterator[Topic]:
     """A topic without a spec file."""
-    name = f"peek-{uuid.uuid4().hex[:8]}"
-    admin = stack.kafka_admin()
+    name, admin = f"peek-{uuid.uuid4().hex[:8]}", stack.kafka_admin()
     admin.create_topics([NewTopic(name, 2)])[name].result(30)
     document = {"name": name, "pipeline": "shop", "schema": {"format": "avro", "file": "x.avsc"}}
     yield Topic(stack, TopicSpec.model_validate(document))

@@ -185,12 +185,11 @@ def test_the_example_environment_has_every_setting() -> None:
     stated = {name.partition("__")[0] for name in given}
     unknown = {name for name in stated if name.startswith("TOPICBERG_")} - known
     assert unknown == set()
-    required = {
+    assert {
         f"TOPICBERG_{name.upper()}"
         for name, field in CloudSettings.model_fields.items()
         if field.is_required()
-    }
-    assert required <= set(given)
+    } <= set(given)
     assert not any(value for name, value in given.items() if re.search("SECRET|PASSWORD|KEY", name))
 
 

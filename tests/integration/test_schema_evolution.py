@@ -202,7 +202,6 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
     live = subject("FORWARD").find(context)
     assert live is not None
     assert differences(live.fields, subject("FORWARD").desired(context)) == {}
-    answer = requests.get(
+    assert requests.get(
         f"{topic.stack.schema_registry}/subjects/{topic.spec.value_subject}/versions", timeout=10
-    )
-    assert answer.json() == [1, 2]
+    ).json() == [1, 2]

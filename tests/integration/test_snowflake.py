@@ -213,8 +213,7 @@ def test_every_type_comes_back(stack: Endpoints, catalog: Catalog, query: Query)
     register(stack, "types", table.metadata_location)
     query(f"CREATE OR REPLACE ICEBERG TABLE types {OPTIONS} CATALOG_TABLE_NAME = 'types'")
 
-    described = {r[0]: r[1] for r in query("DESC ICEBERG TABLE types")}
-    assert described == {
+    assert {r[0]: r[1] for r in query("DESC ICEBERG TABLE types")} == {
         **{name.upper(): field[3] for name, field in fields.items()},
         "TAGS": "ARRAY(VARCHAR(134217728))",
         "$$HEADERS": "MAP(VARCHAR(134217728), BINARY(67108864))",
@@ -227,11 +226,10 @@ def test_every_type_comes_back(stack: Endpoints, catalog: Catalog, query: Query)
     assert inside == [["a", None], {"h": "0076"}, {"X": 1, "y": "7A"}]
     (nothing,) = query("SELECT * FROM types WHERE flag IS NULL")
     assert set(nothing) == {None}
-    picked = query(
+    assert query(
         'SELECT mixedcase, MixedCase, "$$timestamp", "$$headers":h::varchar, tags[0]::varchar, '
         "SUM(price) FROM types WHERE key IS NOT NULL GROUP BY ALL"
-    )
-    assert picked == [("ä'\"", "ä'\"", fields["$$timestamp"][2], "0076", "a", Decimal("12.34"))]
+    ) == [("ä'\"", "ä'\"", fields["$$timestamp"][2], "0076", "a", Decimal("12.34"))]
 
 
 def test_a_table_is_stale_until_it_is_refreshed(
@@ -263,8 +261,7 @@ def test_row_level_deletes_are_applied(
     stack: Endpoints, catalog: Catalog, query: Query, version: int
 ) -> None:
     name = f"deletes_v{version}"
-    full = f"lake.{NAMESPACE}.{name}"
-    spark = new_session(stack.spark_connect)
+    full, spark = f"lake.{NAMESPACE}.{name}", new_session(stack.spark_connect)
     for sql in (
         f"DROP TABLE IF EXISTS {full} PURGE",
         f"CREATE TABLE {full} (id BIGINT, name STRING) USING iceberg TBLPROPERTIES "
@@ -384,8 +381,7 @@ def test_bootstrap_creates_the_admin_user(stack: Endpoints, query: Query) -> Non
     assert secret["snowflake_rsa_private_key_1_pem"] not in printed.output + done.output
     assert secret["snowflake_rsa_public_key_1_pem"] in printed.stdout
     pem = base64.b64decode(secret["snowflake_rsa_private_key_1_pem"])
-    key = serialization.load_pem_private_key(pem, password=None)
-    der = key.private_bytes(
+    der = serialization.load_pem_private_key(pem, password=None).private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     with snowflake.connector.connect(

@@ -73,8 +73,7 @@ def _process(
 
     :param started: what it logs once it serves
     """
-    home = Path(pyspark.__file__).parent
-    main = f"org.apache.spark.deploy.{name}"
+    home, main = Path(pyspark.__file__).parent, f"org.apache.spark.deploy.{name}"
     log = folder / "log"
     with (
         log.open("wb") as output,
@@ -115,8 +114,7 @@ def _wait_for_line(log: Path, text: str, seconds: float = 60) -> None:
 def cluster(tmp_path: Path, _own_state_dir: None) -> Iterator[tuple[Endpoints, list[Path]]]:
     """A stack of its own on a cluster, and the folders of the two workers."""
     port = choose({}, {})["spark"]
-    address = f"spark://127.0.0.1:{port}"
-    workers = [tmp_path / "1", tmp_path / "2"]
+    address, workers = f"spark://127.0.0.1:{port}", [tmp_path / "1", tmp_path / "2"]
     with ExitStack() as processes, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
         patch.setenv("TOPICBERG_SPARK_MASTER", address)
@@ -150,10 +148,9 @@ def test_the_graph_on_two_workers(cluster: tuple[Endpoints, list[Path]]) -> None
     for folder in workers:
         (executor,) = folder.glob("work/app-*/*/stderr")
         assert "Running task" in executor.read_text() or "Finished task" in executor.read_text()
-    addresses = {
+    assert {
         connection.laddr.ip
         for process in psutil.Process().children(recursive=True)
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
-    }
-    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    } <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}

@@ -102,8 +102,7 @@ def test_topics_that_need_a_new_namespace_at_once_all_get_it(
     catalogs = [stack.catalog(settings()) for _ in range(at_once)]
     found = CheckedCatalog.namespace_exists
     for _ in range(30):
-        namespace = f"shared_{uuid.uuid4().hex[:8]}"
-        none_has_it = threading.Barrier(at_once)
+        namespace, none_has_it = f"shared_{uuid.uuid4().hex[:8]}", threading.Barrier(at_once)
 
         def first_look(self: CheckedCatalog, name: Any, ready: Any = none_has_it) -> bool:
             exists = found(self, name)

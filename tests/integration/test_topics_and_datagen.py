@@ -85,8 +85,7 @@ def read_all(stack: Endpoints, topic: str) -> list[Message]:
 
 
 def test_ensure_topic_is_idempotent(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
-    first = kafka.ensure_topic(spec, stack, config)
-    again = kafka.ensure_topic(spec, stack, config)
+    first, again = kafka.ensure_topic(spec, stack, config), kafka.ensure_topic(spec, stack, config)
     assert (first.created, again.created) == (True, False)
     assert first.partitions == again.partitions == 6
     assert first.value_schema_id == again.value_schema_id is not None

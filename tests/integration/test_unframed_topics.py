@@ -114,7 +114,6 @@ def test_json_without_a_schema_id_says_what_to_set(make: Make) -> None:
 def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Settings) -> None:
     columns = {"id": {"type": "integer"}, "n": {"type": "string"}}
     row = {"type": ["object", "null"], "properties": columns}
-    source = {"type": "object", "properties": {"lsn": {"type": "integer"}}}
     envelope = {
         "type": "object",
         "properties": {
@@ -122,7 +121,7 @@ def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Set
             "after": row,
             "op": {"type": "string"},
             "ts_ms": {"type": "integer"},
-            "source": source,
+            "source": {"type": "object", "properties": {"lsn": {"type": "integer"}}},
         },
     }
     (own_project.schemas_dir / "id.json").write_text(

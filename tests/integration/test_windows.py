@@ -263,8 +263,7 @@ def test_hour_that_cannot_be_computed_is_named_and_the_others_are(
     def inverse(at: datetime, number: int) -> float:
         return 1 / number
 
-    catalog, source = copied.catalog, copied.source
-    inverted = F.udf(inverse, "double")
+    catalog, source, inverted = copied.catalog, copied.source, F.udf(inverse, "double")
     plan = replace(
         copied.derivation, transform=lambda rows: rows.withColumn("n", inverted("at", "n"))
     )

@@ -98,8 +98,7 @@ def test_web_page_gets_nothing_of_the_registry(
 
 def test_own_client_needs_an_address_only(stack: Endpoints) -> None:
     """Records up to the broker's limit arrive unchanged, in transactions too."""
-    address = {"bootstrap.servers": stack.kafka_bootstrap}
-    topic = f"proxied_{uuid.uuid4().hex[:8]}"
+    address, topic = {"bootstrap.servers": stack.kafka_bootstrap}, f"proxied_{uuid.uuid4().hex[:8]}"
     admin = stack.kafka_admin()
     admin.create_topics([NewTopic(topic, 2)])[topic].result(30)
     values = [bytes([n]) * size for n, size in enumerate((0, 1, 1_000, 1_000_000, 8_000_000))]

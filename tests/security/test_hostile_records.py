@@ -327,8 +327,7 @@ def test_compressed_bombs_are_skipped(
     good.send(ORDER, [{"id": 0, "note": "first"}])
     enabled(good, "SKIP")
     wait_until(lambda: status(good).commits, PATIENCE_SECONDS)
-    registry = bad.endpoints.schema_registry_client()
-    schema = Schema(SCHEMAS["AVRO"], "AVRO")
+    registry, schema = bad.endpoints.schema_registry_client(), Schema(SCHEMAS["AVRO"], "AVRO")
     own = wire_prefix(registry.register_schema(bad.spec.value_subject, schema))
     sizes = [200_000_000, 900_000_000]
     for size in sizes:

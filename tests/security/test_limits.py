@@ -204,8 +204,7 @@ BOMBS = {
 def test_schema_beyond_the_limits_is_refused(name: str) -> None:
     """As a topic's own, and as a foreign one that a record names."""
     schema = BOMBS[name]
-    module = format_of(schema)
-    began, memory = time.process_time(), peak()
+    module, began, memory = format_of(schema), time.process_time(), peak()
     with pytest.raises(TableflowError):
         module.fields("s", schema, itertools.count(1))
     with suppress(TableflowError):
@@ -268,11 +267,10 @@ def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
         return read
 
     columns = reading(most)()
-    found = [
-        columns,
-        *(c.field_type.fields for c in columns if isinstance(c.field_type, StructType)),
-    ]
-    assert count in map(len, found)
+    assert count in map(
+        len,
+        [columns, *(c.field_type.fields for c in columns if isinstance(c.field_type, StructType))],
+    )
     assert ratio(reading(most), reading(most // 8)) < 24
 
 

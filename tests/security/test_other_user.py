@@ -118,10 +118,9 @@ def test_own_user_has_everything(stack: Endpoints) -> None:
     assert isinstance(stack.catalog().list_namespaces(), list)
     for engine in ENGINES:
         assert run_query("SELECT 1 AS one", engine, stack, settings()).scalar() == 1
-    answer = requests.get(
+    assert requests.get(
         f"{stack.iceberg_rest}/v1/config", headers=stack.iceberg_rest_headers(), timeout=10
-    )
-    assert answer.ok
+    ).ok
 
 
 def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:

@@ -234,8 +234,7 @@ def serving(
                 service.objects[path] = body
                 self.reply(200, b"")
                 return
-            found = service.objects.get(path)
-            missing = b"<Error><Code>NoSuchKey</Code></Error>"
+            found, missing = service.objects.get(path), b"<Error><Code>NoSuchKey</Code></Error>"
             self.reply(404 if found is None else 200, missing if found is None else found)
 
         def reply(self, status: int, body: bytes, code: str = "") -> None:

@@ -28,8 +28,7 @@ def with_equality_deletes(table: Table, summary: dict[str, str]) -> str:
 
     :param summary: of that snapshot
     """
-    folder = f"{table.location()}/metadata"
-    snapshot = table.current_snapshot()
+    folder, snapshot = f"{table.location()}/metadata", table.current_snapshot()
     output = table.io.new_output(f"{folder}/deletes.avro")
     with _DeleteManifest(
         table.spec(), table.schema(), output, snapshot.snapshot_id, "deflate"

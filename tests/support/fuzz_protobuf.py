@@ -160,8 +160,7 @@ class _Writer:
                     f"optional group G{name}{number} = {number} {{ optional int32 a = 1; }}"
                 )
             elif self.proto2:
-                word, kind = rng.choice(("optional", "required")), self.type()
-                default = ""
+                word, kind, default = rng.choice(("optional", "required")), self.type(), ""
                 if kind in INTEGERS and word == "optional" and rng.random() < 0.5:
                     default = " [default = 7]"
                 body.append(f"{word} {kind} f{number} = {number}{default};")

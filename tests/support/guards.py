@@ -124,8 +124,7 @@ def _joined(parts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64
 @njit
 def _damage(record, size, pool, pool_offsets, words, word_offsets):  # type: ignore[no-untyped-def]
     """Damage a record behind its wire format; return its new size."""
-    kind = np.random.randint(0, 7)
-    at = WIRE_BYTES + np.random.randint(0, size - WIRE_BYTES + 1)
+    kind, at = np.random.randint(0, 7), WIRE_BYTES + np.random.randint(0, size - WIRE_BYTES + 1)
     if kind == 0 and at < size:
         record[at] ^= np.uint8(1 << np.random.randint(0, 8))
     elif kind == 1 and at < size:

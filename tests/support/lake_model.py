@@ -148,8 +148,7 @@ def from_far(window: Window, rows: Rows) -> Rows:
 
 def neighbours(window: Window, rows: Rows) -> Rows:
     """Each row, with the number of those in the hours before and after it."""
-    hour = timedelta(hours=1)
-    times = [at for at, _ in rows if at]
+    hour, times = timedelta(hours=1), [at for at, _ in rows if at]
     return [
         (at, number * 1000 + sum(1 for other in times if at - hour <= other <= at + hour))
         for at, number in rows
@@ -498,8 +497,7 @@ class Lake:
 
     def truth(self, name: str) -> Rows:
         """What computing everything again makes of the sources."""
-        derived = self.derived[name]
-        everything = Window(None, this_hour() + timedelta(hours=1))
+        derived, everything = self.derived[name], Window(None, this_hour() + timedelta(hours=1))
         sources = [self.rows(each.table[1]) for each in derived.plan.sources]
         if name == "partnered":  # how many others a row gets depends on what is read
             rows, others = sources
@@ -802,8 +800,7 @@ def step(lake: Lake, random: Random) -> str:
     runs, detail = lake.runs, ""
     match what:
         case "append" | "ingest":
-            hours = [random.randrange(HOURS + 1) for _ in range(random.randrange(1, 3))]
-            ids = None
+            hours, ids = [random.randrange(HOURS + 1) for _ in range(random.randrange(1, 3))], None
             if source == "b" and (known := lake.rows("a")):
                 at, number = random.choice(known)
                 hours, ids = [lake.hours.index(at.replace(minute=0, second=0))], [number]

@@ -55,8 +55,7 @@ def resolve(bundle: Bundle) -> list[Coordinate]:
 
 def main() -> None:
     bundles = TypeAdapter(dict[str, Bundle]).validate_python(tomllib.loads(SOURCE.read_text()))
-    resolved = {name: resolve(bundle) for name, bundle in bundles.items()}
-    context = maven_context()
+    resolved, context = {name: resolve(bundle) for name, bundle in bundles.items()}, maven_context()
     files = {}
     for coordinate in sorted({c for members in resolved.values() for c in members}):
         path = Path(coordinate.of(context).resolve())

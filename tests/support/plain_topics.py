@@ -72,8 +72,7 @@ def plain_topic(
         document["table"] = {"partitioning": ["hour($$timestamp)"]}
         paths[0].write_text(yaml.safe_dump(document))
     spec = load_topic("readings", project.config)
-    layout = read_layout(spec, cast("Any", None), project.config)
-    catalog = InMemoryCatalog("test")
+    layout, catalog = read_layout(spec, cast("Any", None), project.config), InMemoryCatalog("test")
     catalog.create_namespace("n")
     table = catalog.create_table("n.t", table_schema(spec, layout))
     rows, rejected = rows_of(plan_of(spec, layout, table)[0], [(None, one) for one in values])

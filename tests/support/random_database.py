@@ -464,8 +464,7 @@ class Workload:
             ["add", "add", *(["drop"] if extra else []), *(["widen"] if wider else [])]
         )
         if what == "add" and table.added < 12:
-            kind = KINDS[rng.choice(_ORDINARY)]
-            name = f"extra{table.added}"
+            kind, name = KINDS[rng.choice(_ORDINARY)], f"extra{table.added}"
             table.added += 1
             self._alone(f"ALTER TABLE {table.path} ADD COLUMN {name} {kind.sql}")
             table.columns[name] = kind

@@ -42,8 +42,7 @@ def free_port() -> int:
 @cache
 def jars(coordinate: str, *, transitive: bool) -> tuple[str, ...]:
     """Return the files of a coordinate, which are downloaded once into the Maven cache."""
-    bundle = Bundle(coordinates=[coordinate], transitive=transitive)
-    context = maven_context()
+    bundle, context = Bundle(coordinates=[coordinate], transitive=transitive), maven_context()
     return tuple(str(each.of(context).resolve()) for each in resolve(bundle))
 
 

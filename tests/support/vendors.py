@@ -256,8 +256,7 @@ class Vendors:
 
     def materialize(self, topic: str) -> None:
         """What Tableflow does with the first records of a topic."""
-        spec = self.confluent.enabled[topic]
-        cluster = self.confluent.account.config.cluster_id
+        spec, cluster = self.confluent.enabled[topic], self.confluent.account.config.cluster_id
         folder = f"s3://{spec['storage']['bucket_name']}/10011010/{topic}"
         if get_table(self.glue.glue, cluster, topic) is None:
             self.table((cluster, topic), folder, METADATA_COLUMNS)
@@ -279,8 +278,7 @@ class Vendors:
 
 def _admin(account: Account, aws: Any) -> None:
     """Snowflake's admin user, and its secret."""
-    pair = rsa.generate()
-    session = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+    pair, session = rsa.generate(), Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
     session.execute(f"CREATE USER DEPLOYER TYPE = SERVICE RSA_PUBLIC_KEY = '{pair.public}'")
     session.execute("GRANT ROLE ACCOUNTADMIN TO USER DEPLOYER")
     session.close()
@@ -341,8 +339,7 @@ def _with_moto(
     }.items():
         patch.setenv(name, value)
     requests.post(f"{url}/moto-api/reset", timeout=10).raise_for_status()
-    ours, theirs = free_port(), free_port()
-    config = Settings(state_dir=folder)
+    ours, theirs, config = free_port(), free_port(), Settings(state_dir=folder)
     state.save_endpoints(config, {}, NOWHERE)
     organization = Organization(folder, config, f"http://127.0.0.1:{ours.getsockname()[1]}")
     organization.delays = DELAYS
@@ -350,8 +347,7 @@ def _with_moto(
     vendors = Vendors(confluent, account, theirs.getsockname()[1], url, emr, athena, governed)
     confluent.engine = vendors.materialize
     _admin(account, vendors.client("secretsmanager"))
-    server = Server(account, Logins(account, "ROOT", "secret"))
-    refresher = Refresher(account)
+    server, refresher = Server(account, Logins(account, "ROOT", "secret")), Refresher(account)
     refresher.start()
     with served(confluent.application(), ours), served(server.application(), theirs):
         yield vendors

@@ -291,14 +291,13 @@ def test_alert_goes_to_the_route_of_its_owner_else_to_all_others(
     tmp_path: Path, vendors: Vendors
 ) -> None:
     config = Settings(state_dir=tmp_path)
-    routes = {
-        "team:shop": AlertAddresses(slack_url=f"{vendors.url}/slack?shop"),
-        "team:ship": AlertAddresses(slack_url=f"{vendors.url}/slack?ship", pagerduty_key=KEY),
-    }
     chosen = AlertSettings(
         slack_url=f"{vendors.url}/slack?all",
         pagerduty_url=f"{vendors.url}/v2/enqueue?ship",
-        routes=routes,
+        routes={
+            "team:shop": AlertAddresses(slack_url=f"{vendors.url}/slack?shop"),
+            "team:ship": AlertAddresses(slack_url=f"{vendors.url}/slack?ship", pagerduty_key=KEY),
+        },
     )
 
     def sent(*owners: str) -> list[str]:

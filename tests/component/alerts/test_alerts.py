@@ -170,8 +170,7 @@ class Desk:
 
     def materialize(self, *keys: dg.AssetKey) -> None:
         """By hand, as in the UI."""
-        job = DEFS.resolve_implicit_global_asset_job_def()
-        job.execute_in_process(
+        DEFS.resolve_implicit_global_asset_job_def().execute_in_process(
             instance=self.instance, raise_on_error=False, asset_selection=[*keys]
         )
 

@@ -236,25 +236,6 @@ def test_project_with_a_code_location_gets_what_it_lacks(
     assert {"kafka/orders", "iceberg/large_orders"} <= loaded(tmp_path, "sales.definitions")
 
 
-def test_code_location_in_a_package_of_a_package(tmp_path: Path) -> None:
-    """Its own modules and files are kept; what is needed has other names."""
-    code_location_of_dg(tmp_path, "acme.sales", source="")
-    package(tmp_path, "acme/__init__.py", "acme/sales/pipelines/__init__.py")
-    package(tmp_path, "acme/sales/generators.py", "schemas/orders.avsc")
-    (tmp_path / "schemas/orders.avsc").write_text('"string"')
-    written = existing_project(tmp_path, "topicberg")
-    kept = ("schemas/orders.avsc", "acme/sales/pipelines", "acme/sales/generators.py")
-    assert written.kept == kept
-    assert (tmp_path / "schemas/orders.avsc").read_text() == '"string"'
-    assert (tmp_path / "acme/sales/generators.py").read_text() == ""
-    project = read_project(tmp_path)
-    assert project.defs == "acme/sales/defs"
-    assert project.pipelines == ("acme.sales.topicberg_pipelines",)
-    assert project.generators == ("acme.sales.topicberg_generators",)
-    test = (tmp_path / "tests/test_topicberg_pipelines.py").read_text()
-    assert "from acme.sales.topicberg_pipelines import large_orders" in test
-
-
 def test_code_location_with_a_name_of_its_own_for_components(tmp_path: Path) -> None:
     """``dg.toml`` counts before ``pyproject.toml``, which may be missing."""
     (tmp_path / "dg.toml").write_text(

@@ -119,13 +119,12 @@ def queue(instance: dg.DagsterInstance, folder: str | None) -> str:
         repository = repository._replace(code_pointer=ModuleCodePointer("jobs", "main", folder))
         origin = origin._replace(repository_origin=repository)
     server = GrpcServerCodeLocationOrigin("localhost", port=1, location_name="jobs")
-    run = instance.create_run_for_job(
+    return instance.create_run_for_job(
         short,
         status=dg.DagsterRunStatus.QUEUED,
         job_code_origin=origin,
         remote_job_origin=RemoteRepositoryOrigin(server, "jobs").get_job_origin("short"),
-    )
-    return run.run_id
+    ).run_id
 
 
 def test_end_runs_cancels_what_waits_and_what_is_in_progress(tmp_path: Path) -> None:

@@ -163,8 +163,7 @@ def test_forgetting_leaves_runs_that_are_not_topicbergs(
         run_in(instance, None, ended, ORDERS),
         dg.materialize([orders], instance=instance).run_id,
     }
-    newest = dg.materialize([orders], instance=instance).run_id
-    left = forget(instance, monkeypatch)
+    newest, left = dg.materialize([orders], instance=instance).run_id, forget(instance, monkeypatch)
     assert left == {*foreign, newest}
     assert not left & own
 
@@ -177,10 +176,9 @@ def test_forgetting_leaves_events_of_other_assets(
             instance.report_runless_asset_event(dg.AssetMaterialization(key))
             instance.report_runless_asset_event(dg.AssetCheckEvaluation(key, "rows", True, {}))
     forget(instance, monkeypatch)
-    left = {
+    assert {
         key: len(instance.fetch_materializations(key, limit=9).records) for key in (ORDERS, STOCK)
-    }
-    assert left == {ORDERS: 1, STOCK: 3}
+    } == {ORDERS: 1, STOCK: 3}
     history = instance.event_log_storage.get_asset_check_execution_history
     assert len(history(dg.AssetCheckKey(ORDERS, "rows"), limit=9)) == 1
     assert len(history(dg.AssetCheckKey(STOCK, "rows"), limit=9)) == 3

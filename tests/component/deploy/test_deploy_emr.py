@@ -74,14 +74,13 @@ def opened(
         config = Settings.model_validate(given | new | changes)
         deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
         specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
-        context = DeployContext(
+        return DeployContext(
             config,
             deploy,
             specs,
             sleep=lambda seconds: time.sleep(min(seconds, 0.05)),
             live=dict(FACTS),
-        )
-        return context, [one for one in resources(config, specs) if one.key in KEYS]
+        ), [one for one in resources(config, specs) if one.key in KEYS]
 
     return opened
 
@@ -283,8 +282,7 @@ def check_writes(context: DeployContext) -> None:
             for action in statement["Action"]:
                 if not action.partition(":")[2].startswith(("Get", "List")):
                     writes.setdefault(arn, set()).add(action)
-    glue = {"glue:CreateTable", "glue:UpdateTable"}
-    begin = "arn:aws:glue:us-east-1:123456789012"
+    glue, begin = {"glue:CreateTable", "glue:UpdateTable"}, "arn:aws:glue:us-east-1:123456789012"
     derived = {"s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"}
     assert writes == {
         "arn:aws:s3:::demo-123456789012-derived/*": derived,

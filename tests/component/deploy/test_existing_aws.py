@@ -274,13 +274,12 @@ def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
     """Make an environment and a cluster as another team has them; return the settings."""
     cloud = opened(server)[0].confluent.cloud
     environment = cloud.create("/org/v2/environments", {"display_name": "platform-team"})["id"]
-    config = {"kind": kind, **({"cku": 2} if kind == "Dedicated" else {})}
     spec = {
         "display_name": "shared",
         "availability": "HIGH",
         "cloud": "AWS",
         "region": "us-east-1",
-        "config": config,
+        "config": {"kind": kind, **({"cku": 2} if kind == "Dedicated" else {})},
         "environment": {"id": environment},
         **changes,
     }
@@ -303,8 +302,7 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     given = theirs(server, "Dedicated")
     context, graph = opened(server, **given)
     cloud, names, s3 = context.confluent.cloud, context.names, context.aws.client("s3")
-    cluster = given["existing_cluster"]
-    configs = {"cleanup.policy": "delete", "retention.ms": "-1"}
+    cluster, configs = given["existing_cluster"], {"cleanup.policy": "delete", "retention.ms": "-1"}
     server.topics["stock_trades"] = {"partitions_count": 6, "configs": configs}
     user = {"display_name": names.service_account("app_consumer"), "description": "theirs"}
     cloud.create("/iam/v2/service-accounts", user)

@@ -113,16 +113,15 @@ class Cloud:
     def run(self, purpose: Purpose, *command: str, code: int | None = 0) -> str:
         """Run `topicberg deploy` as the role of a purpose."""
         keys = self.vendors.governed.session(ci_role(self.deployed, purpose)).get_credentials()
-        environment = {
-            **os.environ,
-            **self.settings,
-            "AWS_ACCESS_KEY_ID": keys.access_key,
-            "AWS_SECRET_ACCESS_KEY": keys.secret_key,
-            "AWS_SESSION_TOKEN": keys.token,
-        }
         done = subprocess.run(
             [sys.executable, "-c", COMMAND, "deploy", *command],
-            env=environment,
+            env={
+                **os.environ,
+                **self.settings,
+                "AWS_ACCESS_KEY_ID": keys.access_key,
+                "AWS_SECRET_ACCESS_KEY": keys.secret_key,
+                "AWS_SESSION_TOKEN": keys.token,
+            },
             cwd=self.root,
             capture_output=True,
             text=True,
@@ -255,8 +254,7 @@ ELSEWHERE = {"plan": {"glue:GetTable": ["catalog", "database", "table"]}}
 def drift(aws: Cloud) -> None:
     """Change by hand what the next creation changes back."""
     iam, begin = boto3.client("iam"), f"arn:aws:iam::{ACCOUNT}:policy/demo"
-    name = "demo_s3_glue_role_access_policy"
-    policies = iam.list_policies(Scope="Local")["Policies"]
+    name, policies = "demo_s3_glue_role_access_policy", iam.list_policies(Scope="Local")["Policies"]
     arn = next(one["Arn"] for one in policies if "s3_glue_access" in one["Arn"])
     assert arn.startswith(begin), name
     other = json.dumps(as_document(allow(["s3:ListBucket"], "*")))

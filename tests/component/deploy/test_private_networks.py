@@ -52,8 +52,7 @@ def test_private_deployment_is_created_once_its_endpoints_exist(
             "securityGroupIds": [PRIVATE["emr"]["security_group_ids"]],
         }
         public = vendors.plan("stock_trades", **given | {"snowflake_privatelink": False})
-        changed = {key for key, step in public.items() if step.action == "replace"}
-        assert changed >= {
+        assert {key for key, step in public.items() if step.action == "replace"} >= {
             f"snowflake/{name}" for name in ("volume", "integration", "linked_integration")
         }
         assert vendors.delete("stock_trades", **given) == {}

@@ -71,8 +71,7 @@ def test_what_crashes_fails_fast_with_its_reason(context: Context) -> None:
 
 
 def test_a_service_runs_while_its_short_children_end(context: Context) -> None:
-    spawning = "import subprocess; [subprocess.run(['true']) for _ in iter(int, 1)]"
-    busy = service(spawning, True)
+    busy = service("import subprocess; [subprocess.run(['true']) for _ in iter(int, 1)]", True)
     supervisor.launch(context, [busy])
     control = supervisor.Control(context)
     health.wait(context, [busy], NOWHERE, control, LogReport())

@@ -316,6 +316,124 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_four_files(library: LibraryCo
     """)
 
 
+SNAPSHOTS_CHECK = """
+    from topicberg.checks.check import TableCheck
+    from topicberg.checks.finding import Finding, good
+
+
+    def snapshots_check():
+        def evaluate(probe):
+            if (count := len(probe.iceberg.snapshots())) < 2:
+                return good(f"{count} snapshots")
+            return Finding(what=f"{count} snapshots", remediation="expire some")
+
+        return TableCheck("snapshots", "The table has few snapshots.", evaluate)
+"""
+COUNTS_ASSET = """
+    import dagster as dg
+    import pyarrow as pa
+
+    from topicberg.iceberg.tables import find_table
+    from topicberg.orchestration.assets.tables import own_operation
+
+
+    def counts_asset(topic, counts):
+        def compute(context, lakehouse, snowflake):
+            catalog = lakehouse.catalog()
+            rows = catalog.load_table(topic.identifier).scan().count()
+            column = pa.table({"rows": pa.array([rows], pa.int64())})
+            table = find_table(catalog, counts.identifier)
+            (table or catalog.create_table(counts.identifier, column.schema)).append(column)
+            return dg.MaterializeResult(asset_key=counts.key("iceberg"), metadata={"rows": rows})
+
+        spec = dg.AssetSpec(counts.key("iceberg"), deps=[topic.key("iceberg")])
+        return own_operation(spec.replace_attributes(group_name=counts.group), compute)
+"""
+COUNTS_KIND = """
+    @dataclass(frozen=True, kw_only=True)
+    class CountsTable(TableOfTopic):
+        described = "counts of topic {topic}"
+        requested_with_topic = "all"
+
+        @classmethod
+        def of(cls, spec, config):
+            name = f"{spec.table_name}_counts"
+            yield cls._of(spec, name, (spec.namespace(config), name), None, None)
+
+        def iceberg_asset(self, lake):
+            (topic,) = TopicTable.of(self.root, lake.config)
+            return counts_asset(topic, self)
+
+        def checks(self, lake):
+            yield snapshots_check()
+
+
+"""
+
+
+def test_recipes_of_a_table_kind_and_of_its_check_work_in_three_files(library: LibraryCopy) -> None:
+    library.add("checks/snapshots.py", SNAPSHOTS_CHECK)
+    library.add("orchestration/assets/counts.py", COUNTS_ASSET)
+    registry, assets = "orchestration/assets/registry.py", "from topicberg.orchestration.assets"
+    imports = "from topicberg.checks.snapshots import snapshots_check\n"
+    imports += f"{assets}.counts import counts_asset\n{assets}.derived import"
+    library.change(registry, f"{assets}.derived import", imports)
+    library.change(registry, "OF_TOPICS: ", f"{dedent(COUNTS_KIND)}OF_TOPICS: ")
+    library.change(registry, "UpsertViewTable)\n", "UpsertViewTable, CountsTable)\n")
+    assert len(library.touched) == 3
+    library.run("""
+        import tempfile
+        from pathlib import Path
+        from unittest.mock import patch
+
+        import dagster as dg
+        import pyarrow as pa
+        from memory_instance import memory_instance
+        from pyiceberg.catalog.sql import SqlCatalog
+        from specs import Project, minimal
+
+        from topicberg.checks.check import Probe
+        from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
+        from topicberg.orchestration.jobs.pipelines import pipeline_jobs
+        from topicberg.orchestration.jobs.watches import watches
+        from topicberg.orchestration.resources import RESOURCES, Lakehouse
+        from topicberg.topics import load_topics
+
+        folder = Path(tempfile.mkdtemp())
+        project = Project(folder / "project")
+        project.topic(minimal(name="orders"))
+        config = project.config
+        catalog = SqlCatalog("c", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}")
+        for namespace in (config.topics_namespace, "shop"):
+            catalog.create_namespace(namespace)
+        rows = pa.table({"id": [1, 2, 3]})
+        catalog.create_table((config.topics_namespace, "orders"), rows.schema).append(rows)
+        lake = Lake(config, tuple(load_topics(config)), ())
+        definitions = dg.Definitions(
+            assets=list(lake_assets(lake)), asset_checks=list(lake_checks(lake)),
+            jobs=list(pipeline_jobs(lake)), resources=RESOURCES, executor=dg.in_process_executor,
+        )
+        counts, = (one for one in lake.tables if one.name == "orders_counts")
+        with (
+            memory_instance() as instance,
+            patch.object(Lakehouse, "catalog", lambda _: catalog),
+            patch.object(Probe, "catalog", catalog),
+        ):
+            for passed in (True, False):
+                ran = definitions.resolve_job_def("shop_pipeline").execute_in_process(
+                    instance=instance, asset_selection=[counts.key("iceberg")]
+                )
+                found, = ran.get_asset_check_evaluations()
+                assert (found.check_name, found.passed) == ("snapshots", passed), found
+        found = catalog.load_table(counts.identifier).scan().to_arrow()
+        assert found.to_pylist() == 2 * [{"rows": 3}]
+        # Catalogs, the checks of catalogs, and the sensor of the topic have it as well.
+        keys = {counts.key(system) for system in ("iceberg", "glue", "snowflake")}
+        assert keys == {t.key(system) for t, system, some in lake.checks if some and t == counts}
+        assert keys <= set(watches(lake)["orders"].registrations)
+    """)
+
+
 class Package:
     """A new project, and packages beside it that are found as if they were installed."""
 

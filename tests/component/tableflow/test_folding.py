@@ -276,8 +276,7 @@ def test_snapshot_times_later_than_changes(
 ) -> None:
     """A snapshot reads a large table for long: changes have times from before the row was read."""
     topic = changed_topic(tmp_path, monkeypatch)
-    writer = Connector(topic)
-    read, late = {"id": 1, "v": 1, "big": "old"}, 900
+    writer, read, late = Connector(topic), {"id": 1, "v": 1, "big": "old"}, 900
     events = [
         Event(0, 1, "r", 10, read, ms=late),
         Event(0, 2, "r", 10, {**read, "id": 2}, ms=late),
@@ -382,10 +381,9 @@ def test_newest_change_of_each_partition(
         order = one["m"] is not None, one["m"] or 0, one["p"] is not None, one["p"] or least
         order = (*order[:3], one["p"] if one["p"] is not None else least)
         expected[one["partition"]] = max(order, expected.get(one["partition"], order))
-    found = {
+    assert {
         row["partition"]: (row["m"], row["p"]) for row in newest_by_partition(table).to_pylist()
-    }
-    assert found == {
+    } == {
         partition: (m if has_m else None, p if has_p else None)
         for partition, (has_m, m, has_p, p) in expected.items()
     }

@@ -136,9 +136,8 @@ class Lake:
 
     def pick(self, picked: Snapshot) -> None:
         """Add the files that a snapshot added."""
-        table = self.table
         change = SnapshotChange(
-            table, Operation.APPEND, properties={PICKED_FROM: str(picked.snapshot_id)}
+            self.table, Operation.APPEND, properties={PICKED_FROM: str(picked.snapshot_id)}
         )
         change.add(self.added_by(picked))
         change.commit()
@@ -216,8 +215,7 @@ def test_engine_compaction_as_of_an_older_head_suspends_until_reread(
     make_lake: MakeLake, version: int
 ) -> None:
     lake = make_lake("upsert", version)
-    before = changed(lake)
-    right, head = lake.rows(), lake.head
+    before, right, head = changed(lake), lake.rows(), lake.head
     lake.compact(before)
     assert len(lake.rows()) == len(right) + 3
     lake.produce(k8="new")
@@ -334,8 +332,7 @@ def test_resume_command_names_the_rows_that_stay_and_what_repairs_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lake = make_lake(write_mode, 2)
-    before = changed(lake)
-    spec, config = lake.topic.spec, lake.topic.config
+    before, spec, config = changed(lake), lake.topic.spec, lake.topic.config
     lake.overwrite(before)
     with pytest.raises(TableflowError, match="another writer"):
         lake.commit()

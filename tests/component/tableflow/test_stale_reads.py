@@ -66,8 +66,7 @@ class Writer(SourceTopic):
 
     def __init__(self, topic: MemoryTopic, position: Position) -> None:
         envelope = json.loads(json.dumps(ENVELOPE))
-        source = envelope["fields"][2]["type"]["fields"]
-        source[3:] = [
+        envelope["fields"][2]["type"]["fields"][3:] = [
             {"name": name, "type": ["null", KINDS[type(value)]], "default": None}
             for name, value in position(1_000).items()
         ]

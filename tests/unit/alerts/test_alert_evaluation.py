@@ -240,8 +240,7 @@ def watched(key: str, since: datetime = NOW) -> dict[str, Alert]:
 
 @pytest.mark.parametrize("key", TEXTS)
 def test_outage_without_a_watch_is_one_alert_until_all_are_back(key: str) -> None:
-    operator, run = Operator(), failed_run(TEXTS[key])
-    first = failing(TEXTS[key])[:1]
+    operator, run, first = Operator(), failed_run(TEXTS[key]), failing(TEXTS[key])[:1]
     assert operator.tick(replace(QUIET, failed_checks=first)) == [("firing", key)]
     seen = replace(QUIET, failed_checks=failing(TEXTS[key]), runs=[run])
     assert operator.tick(seen) == []
@@ -277,8 +276,7 @@ def test_outage_that_the_watch_reports_is_sent_by_no_sensor_not_even_afterwards(
 def test_consequence_that_stays_after_the_outage_is_sent() -> None:
     operator, text = Operator(), TEXTS["service snowflake"]
     seen = replace(QUIET, elsewhere=watched("service snowflake"), runs=[failed_run(text)])
-    assert operator.tick(seen) == []
-    assert operator.tick(replace(QUIET, at=NOW + LEFTOVER / 2)) == []
+    assert (operator.tick(seen), operator.tick(replace(QUIET, at=NOW + LEFTOVER / 2))) == ([], [])
     at = NOW + LEFTOVER
     assert operator.tick(replace(QUIET, at=at)) == [("firing", "run check_tables")]
 
@@ -333,10 +331,9 @@ def test_any_fault_that_begins_while_the_disk_is_full_follows_from_it() -> None:
     seen = replace(QUIET, elsewhere=watched("service disk"), runs=runs)
     seen = replace(seen, failed_checks=failing("OSError: whatever"))
     assert operator.tick(seen) == []
-    earlier = failing("OSError: whatever", NOW - timedelta(hours=1))[:1]
-    assert operator.tick(replace(seen, failed_checks=earlier)) == [
-        ("firing", f"check {TABLES[0]}:tableflow")
-    ]
+    assert operator.tick(
+        replace(seen, failed_checks=failing("OSError: whatever", NOW - timedelta(hours=1))[:1])
+    ) == [("firing", f"check {TABLES[0]}:tableflow")]
 
 
 def test_hanging_tick_follows_from_the_service_that_is_away() -> None:

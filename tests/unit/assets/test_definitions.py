@@ -47,8 +47,7 @@ def table_names() -> set[str]:
 
 
 def test_asset_keys() -> None:
-    keys = {key.to_user_string() for key in GRAPH.get_all_asset_keys()}
-    assert keys == (
+    assert {key.to_user_string() for key in GRAPH.get_all_asset_keys()} == (
         {f"alerts/{settings().prefix}"}
         | {f"kafka/{spec.asset_name}" for spec in load_topics()}
         | {f"{s}/{name}" for name in table_names() for s in ("iceberg", "glue", "snowflake")}
@@ -405,10 +404,9 @@ def test_daily_window_that_can_be_computed_is_allowed(days: int, arguments: dict
         return trades
 
     (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
-    kept = spec.tableflow.model_copy(update={"data_retention_ms": days * 86_400_000})
     spec = spec.model_copy(
         update={
-            "tableflow": kept,
+            "tableflow": spec.tableflow.model_copy(update={"data_retention_ms": days * 86_400_000}),
             "event_time_rule": EventTimeSpec(field="account", format="iso", max_ahead_hours=23),
             "derived_partitions": DerivedPartitions(granularity="daily", start=date(2026, 1, 1)),
         }
@@ -421,13 +419,12 @@ def test_daily_window_that_can_be_computed_is_allowed(days: int, arguments: dict
 
 
 def test_command_that_computes_a_published_table_publishes_it() -> None:
-    checked = {
+    assert {
         table.name
         for table in LAKE.tables
         for check in table.checks(LAKE)
         if check.name == "published"
-    }
-    assert checked == {spec.publishes for spec in LAKE.topics if spec.publishes}
+    } == {spec.publishes for spec in LAKE.topics if spec.publishes}
     command = computation_command("stock_total_trades", "", ["stock_total_trades"])
     select, graph = command.partition("--select '")[2].partition("'")[0], REPOSITORY.asset_graph
     keys = dg.AssetSelection.from_coercible(select.split(",")).resolve(graph)

@@ -59,8 +59,7 @@ def _checks(defs: dg.Definitions) -> Iterator[dg.AssetCheckKey]:
 
 
 def test_definitions_are_those_of_the_reference_project() -> None:
-    whole = topicberg.definitions().get_repository_def()
-    own = definitions.defs.get_repository_def()
+    whole, own = topicberg.definitions().get_repository_def(), definitions.defs.get_repository_def()
     assert whole.asset_graph.get_all_asset_keys() == own.asset_graph.get_all_asset_keys()
     assert whole.asset_graph.asset_check_keys == own.asset_graph.asset_check_keys
     assert set(whole.job_names) == set(own.job_names)

@@ -109,8 +109,7 @@ def test_spans_hold_the_hours_that_exist(
     assert len(chosen) == len(set(chosen))
     late = {key for key in existing if _begin(kind, key) < first_hour}
     assert not late & set(chosen)
-    wanted = set(partition_keys(kind, hours, moment))
-    rest = set(partition_keys(kind, left, moment))
+    wanted, rest = set(partition_keys(kind, hours, moment)), set(partition_keys(kind, left, moment))
     assert set(chosen) <= wanted, "and no hours between them"
     assert (set(chosen) | (rest & set(existing))) - late == wanted & set(existing) - late
     assert rest >= wanted - set(existing)

@@ -63,13 +63,12 @@ class Deployment:
             patch(catalog, "register", partial(self.reached, system))
         patch(TableState, "of", lambda _: None)
         catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
-        lakehouse = SimpleNamespace(
-            catalog=lambda: catalog,
-            endpoints=lambda: SimpleNamespace(spark_connect=""),
-            config=None,
-        )
         resources = {
-            "topicberg_lakehouse": lakehouse,
+            "topicberg_lakehouse": SimpleNamespace(
+                catalog=lambda: catalog,
+                endpoints=lambda: SimpleNamespace(spark_connect=""),
+                config=None,
+            ),
             "topicberg_spark": SimpleNamespace(spark_session=None),
             "topicberg_snowflake": None,
         }
@@ -130,12 +129,11 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     kept = [h for h in whole.hours if not tags or h >= first]
     begins = [requested[hour - whole.hours.start] for hour in kept[:1]]
     assert computed == [Window(begin, whole.end) for begin in begins]
-    counted = {
+    assert {
         each.partition
         for each in result.asset_materializations_for_node("__".join(table.key("iceberg").path))
         if "dagster/partition_row_count" in each.metadata
-    }
-    assert counted == {keys[hour - whole.hours.start] for hour in kept}
+    } == {keys[hour - whole.hours.start] for hour in kept}
 
 
 def tables(days: int) -> tuple[Lake, list[dg.AssetsDefinition], datetime]:

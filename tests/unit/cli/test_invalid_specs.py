@@ -98,11 +98,10 @@ def test_validate_with_topic_left_out_reports_it_and_succeeds(config: Settings) 
 def test_validate_without_services_says_which_columns_it_could_not_check(config: Settings) -> None:
     """As in CI: the partition column may well exist."""
     (config.topics_dir / "wrong.yaml").unlink()
-    text = (
+    (config.topics_dir / "orders.yaml").write_text(
         "{name: orders, pipeline: shop, external: true, schema: {format: avro}, "
         "table: {partitioning: [region]}}"
     )
-    (config.topics_dir / "orders.yaml").write_text(text)
     result = run("topics", "validate")
     assert result.exit_code == 0, result.output
     assert "no column region" not in result.output

@@ -88,8 +88,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(app, ["settings", "--changed", "--json"])
     assert shown.exit_code == 0, shown.output
     values = {one["variable"]: one["value"] for one in json.loads(shown.output)}
-    assert values["TOPICBERG_BUCKET"] == "of-the-file"
-    assert values["TOPICBERG_ALERT_SMTP"] == HIDDEN
+    assert (values["TOPICBERG_BUCKET"], values["TOPICBERG_ALERT_SMTP"]) == ("of-the-file", HIDDEN)
     assert SECRET not in shown.output
     monkeypatch.setenv("COLUMNS", "160")
     table = CliRunner().invoke(app, ["settings", "bucket"]).output

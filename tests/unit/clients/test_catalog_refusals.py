@@ -154,12 +154,11 @@ def test_expired_signature_is_a_matter_of_the_login(server: Server) -> None:
 
 def test_vended_keys_are_renewed_before_they_expire() -> None:
     def keys(name: str, seconds: float) -> dict[str, str]:
-        until = str(int((time.time() + seconds) * 1000))
         return {
             "s3.access-key-id": name,
             "s3.secret-access-key": "x",
             "s3.region": "eu-west-1",
-            "s3.session-token-expires-at-ms": until,
+            "s3.session-token-expires-at-ms": str(int((time.time() + seconds) * 1000)),
         }
 
     io = VendedFileIO(keys("first", 900))

@@ -167,8 +167,7 @@ def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
     assert rule["BucketKeyEnabled"]
     assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
     rules = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
-    days = {one["ID"]: one.get("NoncurrentVersionExpiration") for one in rules}
-    assert days == {
+    assert {one["ID"]: one.get("NoncurrentVersionExpiration") for one in rules} == {
         "incomplete-uploads": None,
         "earlier-versions": {"NoncurrentDays": VERSION_DAYS},
     }
@@ -214,12 +213,11 @@ def test_keys_of_the_catalog_and_of_secrets_are_used_by_way_of_their_services(
     expected["deploy"] = expected["plan"]
     for purpose, services in expected.items():
         users = list(permissions(cast(Any, purpose), of)["Statement"])
-        ways = {
+        assert {
             one["Condition"]["StringEquals"]["kms:ViaService"].partition(".")[0]
             for one in users
             if one["Resource"] == key
-        }
-        assert ways == services
+        } == services
 
 
 def test_deleting_a_bucket_takes_versions_markers_and_uploads(context: DeployContext) -> None:
@@ -478,8 +476,7 @@ def test_what_a_policy_does_not_name_is_denied(context: DeployContext, who: str)
         return {action: _try(visitor, action, bucket) for action in actions}
 
     allowed = attempts(ALLOWED[who], context.aws.bucket)
-    denied = attempts(DENIED[who], context.aws.bucket)
-    elsewhere = attempts(ALLOWED[who], "another")
+    denied, elsewhere = attempts(DENIED[who], context.aws.bucket), attempts(ALLOWED[who], "another")
     assert set(allowed.values()) == {""}, allowed
     assert set(denied.values()) == {"AccessDenied"}, denied
     assert set(elsewhere.values()) == {"AccessDenied"}, elsewhere

@@ -113,11 +113,10 @@ def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:
 
 
 def test_snowflake_is_trusted_for_volumes_and_for_the_integration() -> None:
-    ids = [
+    assert [
         one["Condition"]["StringEquals"]["sts:ExternalId"]
         for one in iam.snowflake_trust(WORLD)["Statement"]
-    ]
-    assert ids == ["ext-v", "ext-i"]
+    ] == ["ext-v", "ext-i"]
 
 
 @pytest.mark.parametrize("policy", [iam.tableflow_policy, iam.snowflake_policy])

@@ -500,13 +500,6 @@ def test_what_an_unclear_request_created_is_deleted(
     assert deleted(context, graph) == set()
 
 
-def test_what_a_killed_process_created_before_a_conflict_is_deleted(context: DeployContext) -> None:
-    context.record.put("a", "")
-    graph = [Raced("a", "A")]
-    engine.create(graph, context, quiet)
-    assert deleted(context, graph) == set()
-
-
 @pytest.mark.parametrize("retries", [0, 1])
 def test_deletion_that_the_sdk_repeated_is_looked_at(context: DeployContext, retries: int) -> None:
     """EMR Serverless refuses to delete what is terminated: ``ValidationException``."""

@@ -59,8 +59,7 @@ def test_rotating_by_hand_deletes_nothing_that_a_consumer_may_hold() -> None:
 )
 def test_any_sequence(steps: list[tuple[int, bool]], period_days: int, retain: int) -> None:
     """Hours until the next run, and whether it is forced."""
-    period = timedelta(days=period_days)
-    now, number = START, 0
+    period, now, number = timedelta(days=period_days), START, 0
     keys = {"0": START}
     superseded: dict[str, datetime] = {}
     for hours, force in steps:
@@ -79,12 +78,11 @@ def test_any_sequence(steps: list[tuple[int, bool]], period_days: int, retain: i
         assert len(keys) >= min(retain, number + 1)
         assert str(number) in keys
         assert max(keys.values()) - now <= timedelta(seconds=1)
-        too_many = [
+        assert not [
             key
             for key in sorted(keys, key=keys.__getitem__, reverse=True)[retain:]
             if now - superseded[key] >= period + timedelta(seconds=1)
         ]
-        assert not too_many
 
 
 def test_a_new_pair_takes_the_other_slot() -> None:
@@ -93,8 +91,7 @@ def test_a_new_pair_takes_the_other_slot() -> None:
     assert active_slot(values) == 1
     values = rsa.with_pair(values, 2, second)
     assert active_slot(values) == 2
-    assert rsa.private_key(values) == second.private
-    assert rsa.public_key(values, 1) == first.public
+    assert (rsa.private_key(values), rsa.public_key(values, 1)) == (second.private, first.public)
     assert "PRIVATE" not in repr(first)
 
 

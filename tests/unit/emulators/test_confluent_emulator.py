@@ -121,8 +121,7 @@ def test_every_api_wants_a_key_of_its_own_kind(cloud: Cloud) -> None:
         for other, key in keys.items():
             expected = 200 if kind == other else 401
             assert cloud.call("GET", path, auth=key).status_code == expected, (kind, other)
-    answer = cloud.call("GET", "/org/v2/environments", auth=keys["kafka"])
-    assert error(answer)["detail"] == (
+    assert error(cloud.call("GET", "/org/v2/environments", auth=keys["kafka"]))["detail"] == (
         "invalid API key: make sure you're using a Cloud API Key and not a Kafka API Key"
     )
     html = cloud.call("GET", reads["kafka"], auth=keys["cloud"])
@@ -365,14 +364,12 @@ def test_a_cluster_takes_its_time_and_brings_a_registry(cloud: Cloud) -> None:
     assert cloud.call("GET", registries).json()["data"] == []
     cloud.account.delays = NO_DELAYS.model_copy(update={"cluster": 60})
     made = cloud.made("/cmk/v2/clusters", cluster(environment))
-    assert made["status"]["phase"] == "PROVISIONING"
-    assert made["spec"]["availability"] == "LOW"
+    assert (made["status"]["phase"], made["spec"]["availability"]) == ("PROVISIONING", "LOW")
     assert "http_endpoint" not in made["spec"]
     assert cloud.call("GET", registries).json()["data"] == []
     cloud.account.delays = NO_DELAYS.model_copy(update={"schema_registry": 60})
     ready = cloud.call("GET", f"/cmk/v2/clusters/{made['id']}?environment={environment}").json()
-    assert ready["status"]["phase"] == "PROVISIONED"
-    assert ready["spec"]["http_endpoint"] == URL
+    assert (ready["status"]["phase"], ready["spec"]["http_endpoint"]) == ("PROVISIONED", URL)
     (registry,) = cloud.call("GET", registries).json()["data"]
     assert registry["status"]["phase"] == "PROVISIONING"
     cloud.account.delays = NO_DELAYS
@@ -476,8 +473,7 @@ def test_an_integration_has_a_role_of_its_own(cloud: Cloud) -> None:
 
 def test_nothing_is_lost_when_it_ends(cloud: Cloud, tmp_path: Path) -> None:
     environment, owner = cloud.environment(), cloud.service_account()
-    lkc, key = cloud.cluster(environment), cloud.key(owner)
-    again = Cloud(tmp_path)
+    lkc, key, again = cloud.cluster(environment), cloud.key(owner), Cloud(tmp_path)
     assert again.account.organization == cloud.account.organization
     assert (
         again.call("GET", "/org/v2/environments", auth=key).json()["data"][0]["id"] == environment
@@ -515,8 +511,7 @@ def test_a_page_neither_repeats_nor_skips_when_others_go(
         token = document["metadata"].get("next", "").partition("page_token=")[2]
         token = token.replace("%3D", "=")
         if first:
-            seen = set(found)
-            objects = [one for one in objects if int(one.name[0]) not in deleted]
+            seen, objects = set(found), [one for one in objects if int(one.name[0]) not in deleted]
             first = False
     assert len(found) == len(set(found))
     assert set(found) == seen | {one.name[0] for one in objects}
@@ -535,8 +530,7 @@ def test_the_next_requests_fail_as_asked(cloud: Cloud) -> None:
     ask_for(cloud, kind="503", times=2, path="environments", method="GET")
     limited = cloud.call("GET", "/org/v2/environments")
     assert (limited.status_code, limited.content) == (429, b"")
-    assert limited.headers["Retry-After"] == "7"
-    assert limited.headers["X-RateLimit-Reset"] == "7"
+    assert (limited.headers["Retry-After"], limited.headers["X-RateLimit-Reset"]) == ("7", "7")
     assert cloud.call("GET", "/iam/v2/service-accounts").status_code == 200
     statuses = [cloud.call("GET", "/org/v2/environments").status_code for _ in range(3)]
     assert statuses == [503, 503, 200]

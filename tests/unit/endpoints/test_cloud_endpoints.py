@@ -76,13 +76,12 @@ def test_pyarrow_gets_the_keys_of_a_profile_that_it_cannot_read(
 
 
 def test_clients_sign_by_what_the_environment_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    snowflake = SnowflakeEndpoint(account="", user="", password=SecretStr(""))
     endpoints = Endpoints(
         kafka_bootstrap="kafka",
         schema_registry="http://registry",
         iceberg_rest="http://rest",
         spark_connect="",
-        snowflake=snowflake,
+        snowflake=SnowflakeEndpoint(account="", user="", password=SecretStr("")),
     )
     for key in ("A", "B"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)

@@ -44,9 +44,8 @@ def test_hint_names_the_status_of_the_local_stack_only_there(deployment: str) ->
 
 def test_no_other_message_suggests_the_status_of_the_stack() -> None:
     """A message of the library has to go by :func:`see_whether_it_runs`."""
-    found = {
+    assert {
         str(path.relative_to(PROJECT_ROOT / "platform" / "topicberg"))
         for path in (PROJECT_ROOT / "platform" / "topicberg").rglob("*.py")
         if "run `topicberg status`" in path.read_text()
-    }
-    assert found == {"errors/__init__.py"}
+    } == {"errors/__init__.py"}

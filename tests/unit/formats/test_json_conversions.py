@@ -307,8 +307,7 @@ def unnamed(value: Any, schema: dict[str, Any]) -> Any:
 @settings(max_examples=100)
 @given(st.lists(records_with_others, min_size=1, max_size=4))
 def test_what_the_schema_does_not_name_is_kept_where_it_is(records: list[dict[str, Any]]) -> None:
-    payloads = [json.dumps(one).encode() for one in records]
-    plain = decoders(NESTED)
+    payloads, plain = [json.dumps(one).encode() for one in records], decoders(NESTED)
     for record, row, own in zip(
         records, KEPT.decoded(payloads), plain.decoded(payloads), strict=True
     ):

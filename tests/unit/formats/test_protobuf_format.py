@@ -457,8 +457,7 @@ def test_default_that_its_column_cannot_hold_is_refused() -> None:
 
 def test_identity_is_the_full_name() -> None:
     schema = registered('syntax = "proto3"; package a.b; message X { message Y { } } message Z { }')
-    assert protobuf.identity(schema) == "a.b.X"
-    assert protobuf.identity(schema, "X.Y") == "a.b.X.Y"
+    assert (protobuf.identity(schema), protobuf.identity(schema, "X.Y")) == ("a.b.X", "a.b.X.Y")
     assert protobuf.identity(schema, "a.b.Z") == "a.b.Z"
 
 
@@ -594,10 +593,9 @@ def test_damaged_record_is_what_google_reads(seed: int) -> None:
 
 def test_long_list_is_read_beside_short_records() -> None:
     body = "repeated string f = 1; int32 a = 2;"
-    trade = message_factory.GetMessageClass(
+    long = message_factory.GetMessageClass(
         protoc.compiled("s.proto", proto(body).text).message_types_by_name["Trade"]
-    )
-    long = trade(f=["v"] * 50_000, a=1).SerializeToString()
+    )(f=["v"] * 50_000, a=1).SerializeToString()
     rows = decode([b"\x00\x10\x02"] * 100 + [b"\x00" + long], proto(body))
     assert rows[100] == {"f": ["v"] * 50_000, "a": 1}
     assert rows[0] == {"f": [], "a": 2}
@@ -657,10 +655,9 @@ def test_known_message_in_another_order_is_the_same() -> None:
     file = """syntax = "proto3"; package google.protobuf;
     message Timestamp { int32 nanos = 2; int64 seconds = 1; }"""
     text = 'syntax = "proto3"; import "own.proto"; message M { google.protobuf.Timestamp f = 1; }'
-    schema = registered(text, references=(("own.proto", file),))
-    assert decode([b"\x00\x0a\x02\x08\x05"], schema) == [
-        {"f": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}
-    ]
+    assert decode(
+        [b"\x00\x0a\x02\x08\x05"], registered(text, references=(("own.proto", file),))
+    ) == [{"f": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}]
 
 
 EMPTY = """
@@ -686,11 +683,10 @@ def test_message_that_gets_fields_keeps_the_rows_without_them() -> None:
         )
         if one.name == "created"
     )
-    rows = [
+    assert [
         protobuf.record_decoder(ResolvedSchema(writer, newer, [merged]))(payload)["created"]
         for writer, payload in ((older, b"\0\x0a\0"), (newer, b"\0\x0a\2\x38\5"), (newer, b"\0"))
-    ]
-    assert rows == [{"by": None, "is_present": True}, {"by": 5, "is_present": None}, None]
+    ] == [{"by": None, "is_present": True}, {"by": 5, "is_present": None}, None]
 
 
 def test_messages_without_fields_are_told_apart() -> None:

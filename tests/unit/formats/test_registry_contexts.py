@@ -117,8 +117,7 @@ def test_references_are_of_the_context(client: SchemaRegistryClient) -> None:
     client.register_schema(":.us:inner", inner)
     text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "Inner"}]})
     for on, expected in (("inner", 2), (":.us:inner", 1)):
-        reference = SchemaReference("Inner", on, 1)
-        subject = f":.eu:{expected}"
+        reference, subject = SchemaReference("Inner", on, 1), f":.eu:{expected}"
         number = client.register_schema(subject, Schema(text, "AVRO", [reference]))
         reader = SubjectReader(client)
         for schema in (reader.read(subject).latest, reader.by_id(number, ".eu")):

@@ -270,12 +270,11 @@ def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
     named = repeated(table, [*paths, "pairs.key_value.key", "pairs.key_value.value"])
     pq.write_table(table, tmp_path / "f.parquet", use_dictionary=named)
     group = pq.read_metadata(tmp_path / "f.parquet").row_group(0)
-    with_dictionary = {
+    assert {
         group.column(n).path_in_schema
         for n in range(group.num_columns)
         if group.column(n).has_dictionary_page
-    }
-    assert with_dictionary == set(named)
+    } == set(named)
     assert {one.partition(".")[0] for one in named} == {"same", "nested", "pairs"}
 
 
@@ -301,8 +300,7 @@ def test_fields_of_any_name_keep_their_values_at_every_depth(tmp_path: Path) -> 
     )
     catalog = InMemoryCatalog("test", warehouse=tmp_path.as_uri())
     catalog.create_namespace("n")
-    table = catalog.create_table("n.names", schema)
-    one = {"Kind'": "B", "p-x": [1, 2], "größe": 3}
+    table, one = catalog.create_table("n.names", schema), {"Kind'": "B", "p-x": [1, 2], "größe": 3}
     other = {"Kind'": None, "p-x": None, "größe": -1}
     rows_ = [
         {"a b": one, "l": [one, None, other], "m": [("k", one), ("n", None)]},

@@ -419,19 +419,6 @@ def test_checkpoints_and_old_logs(make_table: MakeTable) -> None:
     assert delta_rows(table) == iceberg_rows(table)
 
 
-def test_a_checkpoint_that_a_kill_prevented_comes_later(make_table: MakeTable) -> None:
-    table = make_table()
-    for number in range(CHECKPOINT_EVERY + 1):
-        append(table, {"id": number, "note": "n"})
-        delta.sync(table, BOTH)
-    log = folder(table) / "_delta_log"
-    for path in (*log.glob("*.parquet"), log / "_last_checkpoint"):
-        path.unlink()
-    delta.sync(table, BOTH)
-    assert (log / "_last_checkpoint").exists()
-    assert delta_rows(table) == iceberg_rows(table)
-
-
 def test_foreign_versions_are_refused(make_table: MakeTable) -> None:
     table = make_table()
     append(table, {"id": 1, "note": "a"})

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import cast
 
 import hypothesis.strategies as st
 import numpy as np
@@ -415,26 +415,6 @@ def test_expiry_keeps_no_more_snapshots_than_fit_the_metadata(catalog: SqlCatalo
     least = MaintenancePolicy(min_snapshots=2, metadata_bytes=1)
     assert len(expirable(table, least, now_ms).snapshots) == 4
     assert not expirable(table, MaintenancePolicy(), now_ms)
-
-
-def test_expiry_changes_properties_by_one_update(
-    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nessie refuses two of them: projectnessie/nessie#9999."""
-    table = catalog.create_table("shop.orders", Schema(NestedField(1, "at", TimestamptzType())))
-    for _ in range(2):
-        table.append(pa.table({"at": pa.array([0], pa.timestamp("us", "UTC"))}))
-    commits, commit_table = list[Any](), SqlCatalog.commit_table
-
-    def recorded(*given: Any) -> Any:
-        commits.append([type(update).__name__ for update in given[-1]])
-        return commit_table(*given)
-
-    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
-    oldest = list(ancestry(table))[-1].snapshot_id
-    remove(table, Expirable(frozenset({oldest}), frozenset()), "at", {"note": "1"})
-    assert commits[0].count("SetPropertiesUpdate") == 1
-    assert {"note", LEDGER} <= table.properties.keys()
 
 
 @settings(max_examples=3)

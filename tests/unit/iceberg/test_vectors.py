@@ -72,11 +72,10 @@ def test_written_vectors_are_read_again(tmp_path: Path, vectors: list[Any]) -> N
     for blob, vector in zip(puffin.footer.blobs, written, strict=True):
         assert blob.properties["cardinality"] == str(vector.record_count)
         assert size_of(vector) == blob.length
-    by_pyiceberg = {
+    assert {
         vector.referenced_data_file: vector.to_vector().to_pylist()
         for vector in deletion_vectors_from_puffin_file(puffin)
-    }
-    assert by_pyiceberg == expected
+    } == expected
 
 
 def test_contiguous_rows_take_few_bytes() -> None:

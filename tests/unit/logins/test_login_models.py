@@ -241,8 +241,7 @@ def test_kafka_wrong_settings_are_named(stated: Any, given: Any, reason: str) ->
 
 
 def test_kafka_scram() -> None:
-    login = KafkaLogin(auth="scram", api_key='a"b', api_secret="c\\d")
-    assert login.librdkafka() == {
+    assert KafkaLogin(auth="scram", api_key='a"b', api_secret="c\\d").librdkafka() == {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.username": 'a"b',
@@ -319,18 +318,15 @@ def test_kafka_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_kafka_options_survive_the_runtime_file() -> None:
-    endpoints = Endpoints(
-        kafka_bootstrap="broker:9092",
-        schema_registry="https://sr",
-        iceberg_rest="https://rest",
-        spark_connect="",
-        snowflake=SnowflakeEndpoint(account="a", user="u"),
-    )
-    again = Endpoints.model_validate(endpoints.model_dump())
-    assert again.kafka_config() == {
-        "bootstrap.servers": "broker:9092",
-        "security.protocol": "PLAINTEXT",
-    }
+    assert Endpoints.model_validate(
+        Endpoints(
+            kafka_bootstrap="broker:9092",
+            schema_registry="https://sr",
+            iceberg_rest="https://rest",
+            spark_connect="",
+            snowflake=SnowflakeEndpoint(account="a", user="u"),
+        ).model_dump()
+    ).kafka_config() == {"bootstrap.servers": "broker:9092", "security.protocol": "PLAINTEXT"}
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,9 @@ def test_distribution_requires_its_own_version_of_topicberg(folder: Any) -> None
         "metadata = ProjectMetadata('.', PluginManager())\n"
         "print(metadata.version, *[one for one in metadata.core.dependencies if 'berg=' in one])"
     )
-    done = subprocess.run(
+    version, required = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True
-    )
-    version, required = done.stdout.split()
+    ).stdout.split()
     requirement = Requirement(required)
     assert requirement.name == "topicberg"
     assert requirement.specifier.contains(version, prereleases=True)

@@ -97,9 +97,8 @@ def test_a_literal_stays_one_literal(
 
 @given(table=in_sql, database=in_sql)
 def test_statements_for_snowflake_are_single(table: str, database: str) -> None:
-    names = SnowflakeNames.of(Settings())
     made = [
-        create_table(names, table, database, table),
+        create_table(SnowflakeNames.of(Settings()), table, database, table),
         refresh_table(TablePath(database, database, table)),
         *bootstrap(Settings()),
     ]

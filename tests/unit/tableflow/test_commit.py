@@ -72,8 +72,7 @@ def test_commit_whose_answer_was_lost_is_a_commit(table: Table) -> None:
     files = written(table, ROWS)
     catalog.answer = twice
     added = add_files(table, None, files, [], {"note": "sent twice"})
-    assert table.refresh().current_snapshot() == added
-    assert table.scan().to_arrow().num_rows == 1
+    assert (table.refresh().current_snapshot(), table.scan().to_arrow().num_rows) == (added, 1)
 
 
 def test_batch_that_may_still_be_committed_keeps_its_files(table: Table) -> None:

@@ -36,19 +36,17 @@ def test_decoded_keys_of_narrower_types_are_equal() -> None:
 
 def test_text_of_earlier_versions_is_the_same() -> None:
     """The states of change logs hold hashes of such texts."""
-    columns = [
-        pa.array([7, None]),
-        pa.array(["a,b", ""]),
-        pa.array([True, False]),
-        pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
-        pa.array([1.5, None]),
-        pa.array([b"\x00", b"x"]),
-        pa.array([1, 2], pa.date32()),
-    ]
-    assert key_text(columns).to_pylist() == [
-        b"1:7,3:a,b,4:true,4:1.50,3:1.5,1:\x00,1:1",
-        b"-,0:,5:false,-,-,1:x,1:2",
-    ]
+    assert key_text(
+        [
+            pa.array([7, None]),
+            pa.array(["a,b", ""]),
+            pa.array([True, False]),
+            pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
+            pa.array([1.5, None]),
+            pa.array([b"\x00", b"x"]),
+            pa.array([1, 2], pa.date32()),
+        ]
+    ).to_pylist() == [b"1:7,3:a,b,4:true,4:1.50,3:1.5,1:\x00,1:1", b"-,0:,5:false,-,-,1:x,1:2"]
 
 
 def test_zeros_of_either_sign_are_equal_and_so_is_not_a_number() -> None:
@@ -171,8 +169,7 @@ def test_rows_of_a_key_are_found_in_all_partitions(
     rows, keys = merged([hashed(held * times)]), merged([hashed(wanted)])
     of_keys, of_rows = HeldKeys.of(rows).equal(keys, are_decoded=True)
     listed = held * times
-    found = sorted(zip(keys.position[of_keys], rows.position[of_rows], strict=True))
-    assert found == [
+    assert sorted(zip(keys.position[of_keys], rows.position[of_rows], strict=True)) == [
         (one, other)
         for one, (key, _, _) in enumerate(wanted)
         for other, (row, _, _) in enumerate(listed)

@@ -165,8 +165,7 @@ def test_each_session_is_sent_topicberg_if_workers_lack_it(spark: Spark) -> None
 
 
 def test_free_session_serves_the_next_topic(spark: Spark, clock: Clock) -> None:
-    made, stopped = spark.made, spark.stopped
-    pool = Sessions(URL, spark.login, 0)
+    made, stopped, pool = spark.made, spark.stopped, Sessions(URL, spark.login, 0)
     first, second = pool.take(), pool.take()
     assert first is not second
     pool.give_back(first)

@@ -313,9 +313,8 @@ def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
     with pytest.raises(TopicbergError, match=r"no snapshot has 1 file .* left: left\.parquet"):
         prove(table, rows)
     left.unlink()
-    namespace = table.name()[:-1]
     beside = table.catalog.create_table(
-        (*namespace, "beside"),
+        (*table.name()[:-1], "beside"),
         table.schema(),
         properties={"write.data.path": f"file://{elsewhere}"},
     )

@@ -189,8 +189,7 @@ def made(folder: str, **event_time: Any) -> tuple[TopicSpec, Any, Any]:
             "event_time": {"field": "at", "format": "iso", **event_time},
         }
     )
-    layout = read_layout(spec, cast("Any", None), project.config)
-    catalog = InMemoryCatalog("test")
+    layout, catalog = read_layout(spec, cast("Any", None), project.config), InMemoryCatalog("test")
     catalog.create_namespace("n")
     table = catalog.create_table("n.t", table_schema(spec, layout))
     return spec, table, plan_of(spec, layout, table)[0]

@@ -292,11 +292,9 @@ def test_chosen_column_of_another_type_is_refused(
 def test_value_of_a_column_is_forgotten_in_structs_too(catalog: SqlCatalog) -> None:
     """As ``--where person.name=x3`` does in the topic's own table."""
     table = written(catalog, "own")
-    key_rows = rows_of(catalog, key_of("x3", "person.name", kind=StringType()))
-    target = ErasureTarget(
-        ("shop", "own"), "the topic's table", None, {"person.name": "person.name"}
+    table_and_rows = rows_of(catalog, key_of("x3", "person.name", kind=StringType())).of_table(
+        ErasureTarget(("shop", "own"), "the topic's table", None, {"person.name": "person.name"})
     )
-    table_and_rows = key_rows.of_table(target)
     assert table_and_rows is not None
     Erasure(*table_and_rows).erase()
     assert [row["customer"] for row in table.refresh().scan().to_arrow().to_pylist()][-1] != "33"

@@ -125,8 +125,7 @@ def test_headers_of_a_list_are_structs_in_files(
 
 def test_field_of_key_and_value_is_the_values_with_any_number_of_headers(tmp_path: Path) -> None:
     made = plan(tmp_path, "append", key={1: ["id"]}, value={2: ["id", "more"]})
-    key, value = wire_prefix(1) + body(id=1), body(id=2)
-    count = MAX_DIFFERENT + 50
+    key, value, count = wire_prefix(1) + body(id=1), body(id=2), MAX_DIFFERENT + 50
     headers: list[RecordHeaders] = [[(NAMES["value"], wire_prefix(2))]] * count
     junk: list[RecordHeaders] = [[(NAMES["value"], b"junk %d" % n)] for n in range(count)]
     values = [wire_prefix(2) + value] * count + [value] * count

@@ -56,8 +56,7 @@ def test_all_pairs_of_equal_keys_are_found(
 ) -> None:
     one, other = keys(few), keys(many)
     of_few, of_many = pairs(one.high, one.low, other.high, other.low, ALL)
-    found = sorted(zip(one.position[of_few], other.position[of_many], strict=True))
-    assert found == [
+    assert sorted(zip(one.position[of_few], other.position[of_many], strict=True)) == [
         (first, second)
         for first, key in enumerate(few)
         for second, held in enumerate(many)

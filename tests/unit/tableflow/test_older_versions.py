@@ -84,12 +84,9 @@ def test_dropped_fields_inside_of_others_have_columns() -> None:
 
 def test_dropped_json_properties_have_columns() -> None:
     old = json_schema(id="integer", zip="string", inner=json.loads(json_schema(a="string")))
-    new = json_schema(id="integer", inner=json.loads(json_schema(b="string")))
-    assert columns("JSON", old, new) == {
-        "id": "long",
-        "inner": "struct<b: string, a: string>",
-        "zip": "string",
-    }
+    assert columns(
+        "JSON", old, json_schema(id="integer", inner=json.loads(json_schema(b="string")))
+    ) == {"id": "long", "inner": "struct<b: string, a: string>", "zip": "string"}
 
 
 def test_renamed_protobuf_field_has_one_column() -> None:

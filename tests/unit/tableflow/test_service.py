@@ -129,10 +129,9 @@ def test_topic_of_a_changed_spec_still_misses_a_service(
     share.member._set(frozenset(range(100)))
     share.converge(specs)
     share.pool.miss(Unavailable("Kafka does not answer", 1), None)
-    changed = {
-        name: spec.model_copy(update={"pipeline": "changed"}) for name, spec in specs.items()
-    }
-    share.converge(changed)
+    share.converge(
+        {name: spec.model_copy(update={"pipeline": "changed"}) for name, spec in specs.items()}
+    )
     assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
 
 
@@ -189,8 +188,7 @@ def test_keeper_maintains_several_tables_at_once(
 
     monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
     monkeypatch.setattr(maintenance_scheduler, "PAUSE_SECONDS", 0.0)
-    one = maintenance_scheduler.MaintenanceScheduler(
+    maintenance_scheduler.MaintenanceScheduler(
         nothing, config, cast("Any", SimpleNamespace(topics=topics)), ended
-    )
-    one.run()
+    ).run()
     assert sorted(done) == sorted(topics)

@@ -58,11 +58,10 @@ def test_row_groups_are_in_the_order_of_the_table(
 def test_value_that_cannot_be_truncated_is_malformed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = [5, -(2**63), -(2**63) + 8, 6]
     topic = item_topic(
         tmp_path,
         monkeypatch,
-        values,
+        [5, -(2**63), -(2**63) + 8, 6],
         table={"partitioning": ["truncate[10](id)"]},
         tableflow={"error_handling": {"mode": "SKIP"}},
     )

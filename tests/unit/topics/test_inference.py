@@ -264,11 +264,10 @@ def test_infer_few_records_of_other_types_are_named_as_garbage() -> None:
         {"n": number, "at": "2026-01-31T12:00:00Z", "in": {"x": [1.5]}, "ok": True}
         for number in range(2_952)
     ]
-    garbage = [
+    records[100:100] = [
         *({"n": "x", "at": "soon"}, {"n": [1], "at": 5}, {}, {"n": {}, "at": "2026"}),
         {"n": "y", "in": "?", "ok": 1, "at": None},
     ]
-    records[100:100] = garbage
     found = infer([json.dumps(one).encode() for one in records], "t")
     properties = found.schema["properties"]
     assert properties["n"] == {"type": ["integer", "null"]}

@@ -163,8 +163,7 @@ def test_partition_cost_is_the_files_of_a_commit(
 def test_topic_config_values_become_kafka_text(project: Project) -> None:
     values = {"retention.ms": 86_400_000, "preallocate": True, "min.cleanable.dirty.ratio": 0.50}
     project.topic(minimal(topic_config=values))
-    spec = load_topic("trades", project.config)
-    assert spec.kafka_config == {
+    assert load_topic("trades", project.config).kafka_config == {
         "retention.ms": "86400000",
         "preallocate": "true",
         "min.cleanable.dirty.ratio": "0.5",
