@@ -196,9 +196,7 @@ def test_chosen_column_of_another_table_is_refused(option: str) -> None:
 def derived(
     name: str, *sources: str, lineage: Mapping[str, tuple[str, ...]] | None = None
 ) -> SimpleNamespace:
-    return SimpleNamespace(
-        name=name, sources=sources, reads=sources, lookups=(), lineage=lineage or {}
-    )
+    return SimpleNamespace(name=name, sources=sources, reads=sources, lineage=lineage or {})
 
 
 def rows_of(catalog: SqlCatalog, key: Key) -> KeyRows:
