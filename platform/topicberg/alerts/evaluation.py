@@ -165,11 +165,9 @@ def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
 
 
 def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
-    """Return whether a check reports why it is stale, or will within :data:`CHECKED_WITHIN`.
-
-    A check that passes all the same means that the topic has no new records: the topic's own check
-    reports that. That the checks do not run is an alert of its own.
-    """
+    """Return whether a check reports why it is stale, or will within :data:`CHECKED_WITHIN`. A
+    check that passes all the same means that the topic has no new records: the topic's own check
+    reports that. That the checks do not run is an alert of its own."""
     will_report = seen.check_runs.overdue(seen.at) or seen.at - stale.since < CHECKED_WITHIN
     return any(will_report or (at is not None and at > stale.since) for at in stale.checks)
 
@@ -340,10 +338,8 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
 
 
 def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The sensors that are on and do not tick, while this one does: their thread hangs.
-
-    After the daemon was down, each of them needs a moment: evaluations are counted, not time.
-    """
+    """The sensors that are on and do not tick, while this one does: their thread hangs. After the
+    daemon was down, each of them needs a moment: evaluations are counted, not time."""
     silent = {
         automation.name: automation
         for automation in seen.automations

@@ -97,10 +97,8 @@ def _cause(
 
 
 def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
-    """Return the alert of a service that faults name; None: they are no reason for one.
-
-    It may fail for one table only. A run that failed long ago does not say that its cause lasts.
-    """
+    """Return the alert of a service that faults name; None: they are no reason for one. It may fail
+    for one table only. A run that failed long ago does not say that its cause lasts."""
     named = [
         (alert, match)
         for alert in group

@@ -205,11 +205,9 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
 
 
 def _may_be_of(table: Table, metadata_file: str) -> bool:
-    """Return whether a metadata file is one of the table, or of the one that it replaces.
-
-    A table that is dropped and created again has another location beside the first one's, maybe in
-    another bucket: ``s3://BUCKET/NAMESPACE/v1/ID``.
-    """
+    """Return whether a metadata file is one of the table, or of the one that it replaces. A table
+    that is dropped and created again has another location beside the first one's, maybe in another
+    bucket: ``s3://BUCKET/NAMESPACE/v1/ID``."""
     if metadata_file in {entry.metadata_file for entry in table.metadata.metadata_log}:
         return True
     (bucket, folder), (pointed_bucket, pointed) = map(_parts, (table.location(), metadata_file))

@@ -155,9 +155,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def _storage_failure(error: Exception) -> str | None:
     """Return which file or database cannot be used, with a hint; None: it is another failure.
-
-    Libraries raise the errors of the disk and of SQLite as causes of their own.
-    """
+    Libraries raise the errors of the disk and of SQLite as causes of their own."""
     for cause in causes(error):
         is_of_disk = isinstance(cause, OSError) and cause.errno in _DISK_ERRORS
         if is_of_disk or type(cause).__module__ == "sqlite3":

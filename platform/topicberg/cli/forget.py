@@ -340,11 +340,9 @@ class _Derived:
 def _carried(
     names: Mapping[str, str], source: str, lineage: Mapping[str, tuple[str, ...]]
 ) -> Mapping[str, str] | None:
-    """Return the column of the key → its column in a table that is derived from ``source``.
-
-    Without lineage it is the column of the same name. None: the lineage says that this one comes
-    from another column.
-    """
+    """Return the column of the key → its column in a table that is derived from ``source``. Without
+    lineage it is the column of the same name. None: the lineage says that this one comes from
+    another column."""
     carried = {}
     for name, column in names.items():
         renamed = [

@@ -142,10 +142,8 @@ def _topics_catalog(
 
 def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, KafkaLogin | None]:
     """Return the address, the readers' login, and the writers' login if it is another one.
-
     topicberg's own engine creates topics with names of its choice, so it uses the account that
-    manages the cluster; Dagster by itself reads with one account and publishes with another.
-    """
+    manages the cluster; Dagster by itself reads with one account and publishes with another."""
     login: KafkaLogin = from_environment(KafkaSettings, "Kafka", "docs/kafka.md")
     of_msk = re.search(r"\.kafka[\w-]*\.([a-z0-9-]+)\.amazonaws\.com", cloud.kafka_bootstrap or "")
     login = login.in_region(of_msk[1] if of_msk else config.aws_region)

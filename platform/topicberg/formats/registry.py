@@ -228,11 +228,9 @@ class SubjectReader:
                 raise _TooLargeError
 
     def _referenced(self, context: str, subject: str, version: int) -> tuple[str, Schema | None]:
-        """Return the full name of a subject that is referred to, and its schema.
-
-        A registry without contexts, which takes the context for a part of the name, has the subject
-        under the name in the reference.
-        """
+        """Return the full name of a subject that is referred to, and its schema. A registry without
+        contexts, which takes the context for a part of the name, has the subject under the name in
+        the reference."""
         full = in_context(context, subject)
         registered = if_found(self._client.get_version, full, version)
         if registered is None and full != subject:

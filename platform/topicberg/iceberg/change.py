@@ -215,9 +215,7 @@ class SnapshotChange:
     @cached_property
     def _held(self) -> list[ManifestFile]:
         """The parent's manifests of live files: all but those that say that theirs are removed.
-
-        Some writers say of live files that there are none (icelake-io/icelake#280).
-        """
+        Some writers say of live files that there are none (icelake-io/icelake#280)."""
         return [
             each
             for each in (read_manifests(self.table.io, self.parent) if self.parent else ())

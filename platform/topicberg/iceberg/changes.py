@@ -131,11 +131,9 @@ def _all(table: Table, column: str, since: Mark | None = None) -> Changed:
 
 
 def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
-    """Return the totals of the files of a snapshot that existed at a sequence number.
-
-    If they equal the mark's, every file of that time still exists, and rows were removed from them
-    only by later deletes.
-    """
+    """Return the totals of the files of a snapshot that existed at a sequence number. If they equal
+    the mark's, every file of that time still exists, and rows were removed from them only by later
+    deletes."""
     files = [file for file, number in live_files_since(table, head, -1) if number <= sequence]
     rows = [file.record_count for file in files if file.content == DataFileContent.DATA]
     return len(rows), sum(rows), sum(map(manifests.size_of, files))

@@ -462,10 +462,8 @@ def described(
 
 def _unbounded(metadata: pq.FileMetaData, paths: Mapping[str, int]) -> set[int]:
     """Return the columns that have values in a row group without their minimum and maximum.
-
     Parquet's C++ writer omits those of values above 4,096 bytes, and of NaN only. PyIceberg takes
-    the bounds of the other row groups for those of the file.
-    """
+    the bounds of the other row groups for those of the file."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     if len(groups) < 2:
         return set()

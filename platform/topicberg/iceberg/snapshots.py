@@ -109,10 +109,8 @@ def changes_since(table: Table, last: int | None, head: Snapshot | None = None) 
 
 
 def _is_whole(line: list[Snapshot]) -> bool:
-    """Return whether a line, from new to old, goes back to the table's first snapshot.
-
-    It compares the sequence number: some catalogs remove a snapshot's parent when that expires.
-    """
+    """Return whether a line, from new to old, goes back to the table's first snapshot. It compares
+    the sequence number: some catalogs remove a snapshot's parent when that expires."""
     return not line or (line[-1].sequence_number or 0) == 1
 
 

@@ -101,11 +101,9 @@ def checkpoint(table: Table, head: Snapshot | None = None) -> Snapshot | None:
 
 
 def _is_first(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot has no parent, rather than one that has expired.
-
-    Some catalogs remove the id of an expired parent. Then the rows that the snapshot has from
-    before show that there was one; a table that another tool replaced begins again with an append.
-    """
+    """Return whether a snapshot has no parent, rather than one that has expired. Some catalogs
+    remove the id of an expired parent. Then the rows that the snapshot has from before show that
+    there was one; a table that another tool replaced begins again with an append."""
     if snapshot.parent_snapshot_id is not None:
         return False
     if snapshot.sequence_number == 1:

@@ -309,9 +309,7 @@ _ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], Answer]]
 
 def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> list[tuple[str, str]]:
     """Return (namespace, table) of tables named in the query outside of the topics' namespace.
-
-    Spark has one current namespace and no search path, so these become temporary views.
-    """
+    Spark has one current namespace and no search path, so these become temporary views."""
     words = set(re.findall(r"[\w.$-]+", sql.lower()))
     tables = own_tables(endpoints.catalog(config), config)
     namespaces = {table: namespace for namespace, table in reversed(tables)}  # the first one counts

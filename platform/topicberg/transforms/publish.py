@@ -206,10 +206,8 @@ def _encoded(topic: str, field: PublishedField, columns: set[str]) -> Column:
 
 
 def _json(schema: str) -> Column:
-    """Return a row as a JSON object, with Connect's logical types: times and dates are numbers.
-
-    A null is omitted, unless the schema has required properties: then all nulls are included.
-    """
+    """Return a row as a JSON object, with Connect's logical types: times and dates are numbers. A
+    null is omitted, unless the schema has required properties: then all nulls are included."""
     record = read_node("the topic's schema", RegisteredSchema(0, "JSON", schema))
     numbers = {"timestamptz": "unix_millis", "timestamp": "unix_millis", "date": "unix_date"}
 
@@ -294,11 +292,8 @@ def _columns(topic: str, field: PublishedField) -> Iterable[str]:
 
 
 def _read(spark: SparkSession, table: Table, snapshot: int, target: int) -> DataFrame:
-    """Return the rows of a snapshot with the columns that the target has.
-
-    A column that was renamed or widened since has its new name and type, one that was added since
-    is null.
-    """
+    """Return the rows of a snapshot with the columns that the target has. A column that was renamed
+    or widened since has its new name and type, one that was added since is null."""
 
     def frame(number: int) -> DataFrame:
         return spark.read.option("versionAsOf", str(number)).table(name_in_spark(table))

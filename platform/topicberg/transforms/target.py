@@ -84,11 +84,9 @@ def _adopt(table: Table) -> None:
 
 
 def _check_partition(table: Table, column: str, transform: str) -> None:
-    """Check that windows of a transform can be replaced in the files of a table.
-
-    A file may have the rows of a whole partition. Partitions may be shorter than windows, not
-    longer; another partition spec of the table would not change files that exist.
-    """
+    """Check that windows of a transform can be replaced in the files of a table. A file may have
+    the rows of a whole partition. Partitions may be shorter than windows, not longer; another
+    partition spec of the table would not change files that exist."""
     fields = [
         (table.schema().find_column_name(each.source_id), str(each.transform))
         for each in table.spec().fields

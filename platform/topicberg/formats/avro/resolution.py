@@ -244,10 +244,8 @@ def _direct(writer: Type, latest: Type | None, column: T.IcebergType, unit: str 
 
 
 def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> AvroScalar | None:
-    """Resolve a type to a column of one value; None if no value of the type fits.
-
-    If only one of the two schemas has a logical type, it gives the number its meaning.
-    """
+    """Resolve a type to a column of one value; None if no value of the type fits. If only one of
+    the two schemas has a logical type, it gives the number its meaning."""
     kind, meaning = writer.kind, _meaning(writer)
     if (meaning or "").startswith("topicberg."):
         return _connect(writer, column)

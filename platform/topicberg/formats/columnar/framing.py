@@ -140,10 +140,8 @@ def _of_versions(
 def _decompressed(
     rows: NDArray[np.intp], kinds: Numbers, data: Bytes, begins: Numbers, sizes: Numbers
 ) -> Bytes:
-    """Return the bytes of records and, after them, the decompressed payloads of some.
-
-    Their begins and sizes are updated; what cannot be decompressed here becomes unusable.
-    """
+    """Return the bytes of records and, after them, the decompressed payloads of some. Their begins
+    and sizes are updated; what cannot be decompressed here becomes unusable."""
     parts, end, left = [data], len(data), MAX_DECOMPRESSED
     for row in rows.tolist():
         begin = int(begins[row])

@@ -250,11 +250,9 @@ def _check(where: str, schemas: Sequence[Any]) -> None:
 
 @cache
 def _checker(dialect: Any) -> Any:
-    """Return the validator of a dialect's schemas, without the search for duplicate items.
-
-    That search takes hours on large schemas. Formats are not checked either: patterns are not used,
-    and Python's regular expressions are other ones than those of JSON Schema.
-    """
+    """Return the validator of a dialect's schemas, without the search for duplicate items. That
+    search takes hours on large schemas. Formats are not checked either: patterns are not used, and
+    Python's regular expressions are other ones than those of JSON Schema."""
     meta = dialect.META_SCHEMA
     return extend(validator_for(meta, default=dialect), {"uniqueItems": lambda *_: None})(meta)
 
@@ -599,11 +597,9 @@ def _constants(parts: Iterable[_Part]) -> list[Any] | None:
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:
-    """Return the JSON types of a value without null, declared or implied; none: any.
-
-    They are those of the first part that declares some. A number is an integer if another part
-    says so; other types that no value can have stay, as members of a union that have columns.
-    """
+    """Return the JSON types of a value without null, declared or implied; none: any. They are those
+    of the first part that declares some. A number is an integer if another part says so; other
+    types that no value can have stay, as members of a union that have columns."""
     if (declared := _get(parts, "type")) is None:
         if constants := _constants(parts):
             declared = list(dict.fromkeys(map(type_of, constants)))

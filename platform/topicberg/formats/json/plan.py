@@ -224,10 +224,8 @@ def _read_as(
     subject: str, node: Node, latest: Node | None, column: Column, path: str, meaning: str | None
 ) -> Node:
     """Return the type as which a value is read, or TableflowError: it would mean something else.
-
     The ``format`` of a string may differ between versions. Text goes to a column of JSON text as
-    its JSON text, and of the values that may be anything, only text goes to a column of text.
-    """
+    its JSON text, and of the values that may be anything, only text goes to a column of text."""
     if isinstance(column, T.StringType):
         is_json = meaning == JSON_TEXT or (latest and latest.meaning.values == JSON_TEXT)
         if node.kind in ("string", "date-time", *_TEXTS):

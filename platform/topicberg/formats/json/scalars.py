@@ -143,10 +143,8 @@ def _whole(plan: JsonPlan) -> Read:
 
 
 def _stored_whole(kind: Kind, column: T.IcebergType) -> Callable[[int], Any] | None:
-    """Return what converts a whole number to a column's value; None: it is the number.
-
-    It returns None for a number that the column cannot hold exactly.
-    """
+    """Return what converts a whole number to a column's value; None: it is the number. It returns
+    None for a number that the column cannot hold exactly."""
     match column:
         case T.DecimalType():
             limit, factor = 10 ** (column.precision - column.scale), 10**column.scale
@@ -206,10 +204,8 @@ def _float32(number: float) -> float:
 
 
 def _nearest_float(value: int | Number) -> float:
-    """Return the float that is nearest to a number, or raise OverflowError.
-
-    The nearest double, if it is halfway between two floats, does not say which one that is.
-    """
+    """Return the float that is nearest to a number, or raise OverflowError. The nearest double, if
+    it is halfway between two floats, does not say which one that is."""
     wide = float(value)
     nearest = _float32(wide)
     mantissa, _ = math.frexp(wide)

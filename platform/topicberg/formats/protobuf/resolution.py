@@ -148,10 +148,8 @@ def _inner(field: Any, newest: Any, column: T.IcebergType) -> tuple[wire.Message
 
 def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:
     """Check that the column can hold such values: all of them, or those that it holds exactly.
-
     Integers can go to each other's columns and to decimals, decimals to decimals, and text to bytes
-    and back; a value that the column does not hold exactly makes its record malformed.
-    """
+    and back; a value that the column does not hold exactly makes its record malformed."""
     whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
     if natural != column and not (
         (whole and isinstance(column, _WHOLE))

@@ -124,11 +124,8 @@ def _through(line: Sequence[Snapshot], key: str) -> int:
 
 
 def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
-    """Return when a staging branch was last needed.
-
-    A branch without commits of its own may be new, on a head of any age; it is not needed any more
-    once ``main`` has moved on.
-    """
+    """Return when a staging branch was last needed. A branch without commits of its own may be new,
+    on a head of any age; it is not needed any more once ``main`` has moved on."""
     later_ms = math.inf
     for snapshot in summaries.ancestry(table):
         if snapshot.snapshot_id == ref.snapshot_id:

@@ -369,10 +369,8 @@ def _of(declared: PerSource | None, source: str) -> timedelta | None:
 
 
 def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
-    """Check that a window can be computed while the sources still have the rows that it needs.
-
-    Also that rows that arrive as late as the lookahead says are computed.
-    """
+    """Check that a window can be computed while the sources still have the rows that it needs. Also
+    that rows that arrive as late as the lookahead says are computed."""
     ahead = max((source.lookahead or timedelta() for source in plan.windowed), default=timedelta())
     for source in plan.windowed:
         around = {name: d for name, d in (("lookback", source.lookback), ("lookahead", ahead)) if d}

@@ -115,10 +115,8 @@ def _without_token(parsed: dict[str, Any], **_: Any) -> None:
 
 class _Client(PipesEMRServerlessClient):
     def _read_messages(self, context: Any, session: Any, response: Any) -> None:
-        """Do nothing: messages came while the job ran.
-
-        The library reads CloudWatch here, and warns with any other reader that none arrive.
-        """
+        """Do nothing: messages came while the job ran. The library reads CloudWatch here, and warns
+        with any other reader that none arrive."""
 
 
 class _Messages(PipesS3MessageReader):

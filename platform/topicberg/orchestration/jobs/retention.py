@@ -90,10 +90,8 @@ def _own_runs(
     keys: frozenset[dg.AssetKey],
 ) -> dict[str, frozenset[dg.AssetKey]]:
     """Return the runs of topicberg that ended before a time, with the assets that they selected.
-
     Those of another code location of which all assets are among these are of this one, when it had
-    another name.
-    """
+    another name."""
     location, runs = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
     for run in _older(instance, tags, before):
         of_run, is_topicbergs = location_of_run(run), KIND in run.tags

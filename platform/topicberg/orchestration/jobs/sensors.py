@@ -376,9 +376,7 @@ def _reports(
 
 def _event(origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool) -> Event:
     """Return the report of a snapshot: of one that leaves the rows as they are, no materialization.
-
-    What Dagster derives from materializations would take a table for fresh after maintenance.
-    """
+    What Dagster derives from materializations would take a table for fresh after maintenance."""
     lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
     schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())

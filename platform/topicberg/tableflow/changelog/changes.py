@@ -281,9 +281,7 @@ def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np
 
 def _log_files(files: pa.Array) -> pa.Array:
     """Return names of MySQL's log that sort by their numbers: after 999999 comes 1000000.
-
-    https://dev.mysql.com/doc/refman/8.4/en/binary-log.html
-    """
+    https://dev.mysql.com/doc/refman/8.4/en/binary-log.html"""
 
     def sortable(name: str) -> str:
         base, _, number = name.rpartition(".")

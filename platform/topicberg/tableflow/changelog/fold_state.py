@@ -189,11 +189,9 @@ class FoldState(BaseModel):
         return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
 
     def _rolled_back(self, line: Set[int]) -> FoldState:
-        """Return what of a state is still right at an earlier batch, of these snapshots.
-
-        Truncates and deletions of keys are read again, and so is what they delete. A change that
-        was left out may be applied now, and until then its row counts as outdated.
-        """
+        """Return what of a state is still right at an earlier batch, of these snapshots. Truncates
+        and deletions of keys are read again, and so is what they delete. A change that was left out
+        may be applied now, and until then its row counts as outdated."""
         moves = [move for move in self.moves if move.snapshot in line]
         reverted = {key: row for key, row in self.reverted.items() if row.snapshot in line}
         return self.model_copy(

@@ -155,11 +155,9 @@ class Folding:
         return self._applied(changes, by_key, missing, truncates, moves, lost)
 
     def _moves(self, changes: ChangeBatch, by_key: ByKey) -> Moves:
-        """Return the halves of changes of the primary key.
-
-        A deletion whose insertion is not in the batch must find the row in the table, for the
-        insertion may need it: so no change of the row comes before it (else BatchCutError).
-        """
+        """Return the halves of changes of the primary key. A deletion whose insertion is not in the
+        batch must find the row in the table, for the insertion may need it: so no change of the row
+        comes before it (else BatchCutError)."""
         facts = by_key.facts
         # A tombstone has the headers of its deletion.
         places = np.flatnonzero(facts.has("new_key", "old_key") & facts.has("op"))
@@ -174,11 +172,9 @@ class Folding:
         return Moves(inserted, keys, by_key.key_numbers[numbers])
 
     def _cut_before_repeated(self, by_key: ByKey) -> None:
-        """End the batch before the repetition of a change, after a later insertion of its key.
-
-        The insertion took values from the row of an old key. It is repeated too, and by then only
-        a snapshot has them.
-        """
+        """End the batch before the repetition of a change, after a later insertion of its key. The
+        insertion took values from the row of an old key. It is repeated too, and by then only a
+        snapshot has them."""
         facts = by_key.facts
         takes = by_key.is_insertion & facts.has("old_key") & facts.missing.any(axis=0)
         last = by_key.newest(takes, by_key.starts)
@@ -210,10 +206,8 @@ class Folding:
         return [Lost(**row, key=hashes.get(number)) for number, row in enumerate(rows)]
 
     def _cut_after_lost(self, changes: ChangeBatch, lost: Sequence[Lost]) -> None:
-        """End the batch after a change that is left out, if a later one needs values of its row.
-
-        So all values that the changes of a batch take from each other are the newest.
-        """
+        """End the batch after a change that is left out, if a later one needs values of its row. So
+        all values that the changes of a batch take from each other are the newest."""
         facts = changes.facts
         places = np.flatnonzero(facts.is_live & facts.missing.any(axis=0))
         keys = changes.rows.select(list(self.target.keys)).take(pa.array(places))

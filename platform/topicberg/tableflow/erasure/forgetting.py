@@ -68,10 +68,8 @@ class Forgetting:
         return records
 
     def _records_of_value(self) -> KeyRecords:
-        """Return the records whose newest row has the value.
-
-        An older record of a key is Kafka's to compact, and a tombstone would delete the newest one.
-        """
+        """Return the records whose newest row has the value. An older record of a key is Kafka's to
+        compact, and a tombstone would delete the newest one."""
         places = self._places_of_rows()
         stored_keys = {key for key, _ in places}
 

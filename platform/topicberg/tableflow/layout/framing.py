@@ -186,10 +186,8 @@ class Framing:
 
 
 def _other_record(value: bytes | None) -> str | None:
-    """Return why a record with a schema is not a change of a row; None: it may be one.
-
-    Some connectors write schema changes and watermarks into the topic of a table.
-    """
+    """Return why a record with a schema is not a change of a row; None: it may be one. Some
+    connectors write schema changes and watermarks into the topic of a table."""
     opening = None if value is None else connect_json.opening(value)
     if opening is None or opening.schema is None:
         return None

@@ -223,11 +223,9 @@ def _check_count(topic: str, fields: Sequence[T.NestedField]) -> None:
 def _with_dropped(
     fields: Sequence[T.NestedField], older: Sequence[T.NestedField]
 ) -> list[T.NestedField]:
-    """Return the fields, and those that only an older version has.
-
-    A field whose type differs from a later version's has no column, nor has one whose name differs
-    from a later one only in case: such records of that version are malformed.
-    """
+    """Return the fields, and those that only an older version has. A field whose type differs from
+    a later version's has no column, nor has one whose name differs from a later one only in case:
+    such records of that version are malformed."""
     types = {field.name: field.field_type for field in older}
     columns = [
         column.model_copy(update={"field_type": _type_with_dropped(column.field_type, older_type)})

@@ -223,10 +223,8 @@ class Ingestion:
 
 
 def _ensure_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
-    """Create the topic if it is missing; if it differs from its spec, ingest it as it is.
-
-    Neither an external topic is created nor one without a spec: how many partitions is not known.
-    """
+    """Create the topic if it is missing; if it differs from its spec, ingest it as it is. Neither
+    an external topic is created nor one without a spec: how many partitions is not known."""
     is_described = spec.value_schema.file is not None
     if spec.external or not (
         is_described or spec.name in {s.name for s in check_topics(config)[0]}

@@ -180,10 +180,8 @@ def restore(table: Table, changed: ForeignCommits) -> None:
 
 def _is_trusted(snapshot: Snapshot) -> bool:
     """Return whether a snapshot is topicberg's, or a compaction by Iceberg's procedures on Spark.
-
     They refuse to replace files whose rows were deleted meanwhile. Others use Iceberg's Java
-    library, and let it compare with the wrong snapshot (StarRocks/starrocks#77709).
-    """
+    library, and let it compare with the wrong snapshot (StarRocks/starrocks#77709)."""
     properties = summaries.summary(snapshot)
     if summaries.PICKED_FROM in properties:
         return False
@@ -277,10 +275,8 @@ def _difference(
     table: Table, spec: TopicSpec, old: Sequence[FileRows], new: Sequence[FileRows]
 ) -> tuple[int, int, bool]:
     """Return how many rows were added, how many are missing, and whether those are the newest ones.
-
     They are if others were kept, and each missing row is after all kept ones of its partition: then
-    the rows are those of an earlier snapshot.
-    """
+    the rows are those of an earlier snapshot."""
     parts = 1 + sum(len(rows.positions) for rows in (*old, *new)) // _ROWS_AT_ONCE
     added = missing = 0
     kept_to, missing_from = dict[int, int](), dict[int, int]()

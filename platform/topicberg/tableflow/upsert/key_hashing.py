@@ -189,11 +189,9 @@ def one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
 def _key_columns(
     table: Table, file: DataFile, field_ids: Sequence[int], *, is_decoded: bool
 ) -> Iterator[tuple[list[Any], int]]:
-    """Yield the key columns of some rows, and the position of the first one.
-
-    Raw keys: yields nothing if the file has no such columns. A column of a decoded key that the
-    file lacks is null, or its default.
-    """
+    """Yield the key columns of some rows, and the position of the first one. Raw keys: yields
+    nothing if the file has no such columns. A column of a decoded key that the file lacks is null,
+    or its default."""
     schema = table.schema()
     fields = [schema.find_field(number) for number in field_ids]
     names = [field.name for field in fields]

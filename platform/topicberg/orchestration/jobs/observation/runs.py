@@ -212,10 +212,8 @@ def _left(
 def _covered(
     repository: dg.RepositoryDefinition, run: dg.DagsterRun, assets: frozenset[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return first and last partition of each range of a run, as keys that sort as text.
-
-    The first one has everything before it, also what was one when its spec had an earlier start.
-    """
+    """Return first and last partition of each range of a run, as keys that sort as text. The first
+    one has everything before it, also what was one when its spec had an earlier start."""
     ranges = requested_ranges(run.tags)
     graph = repository.asset_graph
     keys = map(dg.AssetKey.from_user_string, assets if ranges else ())
