@@ -290,10 +290,8 @@ class KillService(Protocol):
 
 @pytest.fixture
 def kill_service(stack: Endpoints) -> KillService:
-    """``kill_service(name)``: SIGKILL; by default waits until it serves again.
-
-    Returns the killed pid. A service that is being restarted is waited for first.
-    """
+    """``kill_service(name)``: SIGKILL; by default waits until it serves again. Returns the killed
+    pid. A service that is being restarted is waited for first."""
 
     def kill(name: str, *, wait: bool = True) -> int:
         pid = _running_pid(name, other_than=None)
@@ -347,9 +345,7 @@ def _state_dir(path: Path) -> Iterator[None]:
 @pytest.fixture
 def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
     """``make_topic(**spec fields)``: a topic of three partitions that exists during the test.
-
-    ``topic_config``: Kafka's configuration of the topic.
-    """
+    ``topic_config``: Kafka's configuration of the topic."""
     from confluent_kafka.admin import NewTopic
     from kafka_topics import Topic
 

@@ -127,10 +127,8 @@ def flink_by_hand(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
 
 def flink_own(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Ingest by Flink, with its own Avro classes, as its SQL format ``avro-confluent`` has them.
-
-    As :func:`flink_by_hand`. The registry's client is replaced by a constant.
-    """
+    """Ingest by Flink, with its own Avro classes, as its SQL format ``avro-confluent`` has them. As
+    :func:`flink_by_hand`. The registry's client is replaced by a constant."""
     return _flink(lab, topic, "own")
 
 
@@ -226,11 +224,9 @@ def raw_reading(lab: Lab, topic: Topic) -> None:
 
 
 def reading_and_writing(lab: Lab, topic: Topic) -> None:
-    """Read the topic as :func:`raw_reading` does, and write the table's rows meanwhile.
-
-    Each thread writes one file to the object store by Arrow's Parquet writer, with the engine's
-    compression and dictionaries: for the records that it reads, as many rows, which are in memory.
-    """
+    """Read the topic as :func:`raw_reading` does, and write the table's rows meanwhile. Each thread
+    writes one file to the object store by Arrow's Parquet writer, with the engine's compression and
+    dictionaries: for the records that it reads, as many rows, which are in memory."""
     table, rows = lab.catalog.load_table(lab.source), lab.rows
     assert rows is not None
     share, columns = len(rows) / topic.records, parquet_path_to_id_mapping(table.schema())

@@ -1,8 +1,6 @@
 """Apache Flink as a contender of the ingest benchmark: ``FlinkIngest.java`` in a JVM that stays up.
-
 The jars come from Maven Central. ``javac`` compiles the source, so a JDK 17 or later is needed: its
-``javac`` on the ``PATH``, or ``JAVA_HOME``.
-"""
+``javac`` on the ``PATH``, or ``JAVA_HOME``."""
 
 from __future__ import annotations
 

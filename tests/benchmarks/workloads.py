@@ -579,10 +579,8 @@ def _records(
 def _changes(
     endpoints: Endpoints, workload: Workload, spec: TopicSpec, crcs: Any
 ) -> Iterator[Produced]:
-    """Yield the changes of a table as Debezium writes them; see :func:`_records`.
-
-    Every row is created; in write mode upsert, each is updated after all are there.
-    """
+    """Yield the changes of a table as Debezium writes them; see :func:`_records`. Every row is
+    created; in write mode upsert, each is updated after all are there."""
     change = _change(endpoints, spec)
     created = len(crcs) // 2 if workload.is_upsert else len(crcs)
     for number in range(len(crcs)):

@@ -1,8 +1,6 @@
-"""What a table shows of an Avro record, by fastavro and the documented mapping.
-
-fastavro reads the bytes, with a schema that has no logical types and in which every branch of a
-union is a record of one field: the same bytes, and the branch of each value is known.
-"""
+"""What a table shows of an Avro record, by fastavro and the documented mapping. fastavro reads the
+bytes, with a schema that has no logical types and in which every branch of a union is a record of
+one field: the same bytes, and the branch of each value is known."""
 
 from __future__ import annotations
 

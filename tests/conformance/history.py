@@ -1,7 +1,5 @@
 """A random history of one topic: versions registered, records sent, its table read again.
-
-Everything follows from the seed, and from which versions the registry accepts.
-"""
+Everything follows from the seed, and from which versions the registry accepts."""
 
 from __future__ import annotations
 

@@ -300,11 +300,9 @@ def _converted(schema: Schema, value: Any, root: Schema, path: str) -> Value:
 
 
 def _of_union(members: list[Schema], value: Any, root: Schema, path: str) -> Value:
-    """The value as the member that is best by jsonschema, of those that can be converted.
-
-    That is the first one that allows the value and declares all of it; else the one that allows it
-    and declares most of it; else the first one whose own properties and constants are as required.
-    """
+    """The value as the member that is best by jsonschema, of those that can be converted. That is
+    the first one that allows the value and declares all of it; else the one that allows it and
+    declares most of it; else the first one whose own properties and constants are as required."""
     ranks: list[tuple[tuple[bool, int], int, Value]] = []
     plain = _as_python(value)
     for number, member in enumerate(members):

@@ -179,11 +179,9 @@ def _texts(value: Any) -> list[str]:
 
 
 def kept(value: Any, found: Any, path: str = "") -> str | None:
-    """Where a column lost or changed what a JSON value says; None: nowhere.
-
-    Whatever the schema is: a column has the value, its JSON text, or the one member of a union.
-    Properties that no schema declares have no column.
-    """
+    """Where a column lost or changed what a JSON value says; None: nowhere. Whatever the schema is:
+    a column has the value, its JSON text, or the one member of a union. Properties that no schema
+    declares have no column."""
     if value is None:
         return None if found is None else f"{path}: null became {found!r}"
     if found is None:

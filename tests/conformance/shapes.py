@@ -486,9 +486,7 @@ def fits(writer: Shape, column: Shape) -> bool:
 
 def _converts(writer: Shape, column: Shape, latest: Shape | None) -> bool:
     """Whether some values of a type can be in a column: those of a number that another type has.
-
-    Those of a message can if those of all its fields can.
-    """
+    Those of a message can if those of all its fields can."""
     if writer.kind in ("list", "map") and writer.kind == column.kind:
         return all(
             _converts(one, column.children[name], _of(latest, name))
@@ -548,10 +546,8 @@ def _of(shape: Shape | None, name: str | None) -> Shape | None:
 
 
 def difference(expected: Value, found: Value, path: str = "") -> str | None:
-    """Where and how two values differ; None: they are equal.
-
-    NaN equals NaN; a map may be a list of pairs; negative zero equals zero.
-    """
+    """Where and how two values differ; None: they are equal. NaN equals NaN; a map may be a list of
+    pairs; negative zero equals zero."""
     if expected is ANYTHING:
         return None
     if isinstance(expected, JsonText):

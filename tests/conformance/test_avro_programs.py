@@ -1,8 +1,6 @@
-"""The compiled decoder of Avro against the reference decoder, value by value.
-
-What a program accepts is the reference's row; what it refuses is malformed, or one of the few
-records that only the reference reads.
-"""
+"""The compiled decoder of Avro against the reference decoder, value by value. What a program
+accepts is the reference's row; what it refuses is malformed, or one of the few records that only
+the reference reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The reference decoder of Avro beside fastavro and the documented rules, without a stack.
-
-The records are of several versions of random schemas, and of the public ones, sound or damaged.
-"""
+"""The reference decoder of Avro beside fastavro and the documented rules, without a stack. The
+records are of several versions of random schemas, and of the public ones, sound or damaged."""
 
 from __future__ import annotations
 

@@ -39,11 +39,9 @@ ROUNDS = 2
 def run_many(
     seeds: range, stack: Endpoints, folder: Path, *, rounds: int, sessions: Sessions
 ) -> list[Result]:
-    """Run histories, a few at once.
-
-    Each is read twice or so, whatever its number of schemas and records: a batch costs much more
-    than its records. They share Spark's sessions, as the topics of an engine do.
-    """
+    """Run histories, a few at once. Each is read twice or so, whatever its number of schemas and
+    records: a batch costs much more than its records. They share Spark's sessions, as the topics of
+    an engine do."""
     # Imported before any thread does: of two at once, one finds parts of it missing.
     import pyspark.sql.connect.session  # noqa: F401
 

@@ -1,8 +1,6 @@
-"""JSON records by programs against the reference decoder, without a stack.
-
-A program may refuse any record, which the reference decoder then decodes. What it accepts must be
-exactly that one's value, and what producers usually write must be accepted.
-"""
+"""JSON records by programs against the reference decoder, without a stack. A program may refuse any
+record, which the reference decoder then decodes. What it accepts must be exactly that one's value,
+and what producers usually write must be accepted."""
 
 from __future__ import annotations
 

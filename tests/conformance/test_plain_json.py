@@ -1,8 +1,6 @@
 """Plain JSON that others published: the spec that is written of it, and every value of the table.
-
 ``data/plainjson`` has small parts of the sets. ``TOPICBERG_TEST_JSON_LINES=<folder>`` reads the
-files ``*.jsonl`` of another folder as well.
-"""
+files ``*.jsonl`` of another folder as well."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Protobuf records by programs against the reference decoder.
-
-A program may refuse any record, which the reference decoder then reads. What it accepts must be
-exactly what that one makes of it, and what encoders write must be accepted.
-"""
+"""Protobuf records by programs against the reference decoder. A program may refuse any record,
+which the reference decoder then reads. What it accepts must be exactly what that one makes of it,
+and what encoders write must be accepted."""
 
 from __future__ import annotations
 

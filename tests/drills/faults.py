@@ -113,11 +113,9 @@ def _address(component: str) -> tuple[str, int]:
 
 @contextmanager
 def lying(component: str) -> Iterator[None]:
-    """Something else answers at its address: garbage, with a "200 OK" wherever there is HTTP.
-
-    What is written to the object store is refused, though: against a store that acknowledges and
-    throws away there is no help.
-    """
+    """Something else answers at its address: garbage, with a "200 OK" wherever there is HTTP. What
+    is written to the object store is refused, though: against a store that acknowledges and throws
+    away there is no help."""
     control = _supervisor()
     control.stopProcess(_name(component), True)
     address = _address(component)

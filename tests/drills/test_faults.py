@@ -73,10 +73,8 @@ def sync() -> None:
 
 
 def committed(stack: Endpoints) -> Table:
-    """The table with records that came now.
-
-    The engine alone commits them: of two the slower one stages its batch, which is a newer state.
-    """
+    """The table with records that came now. The engine alone commits them: of two the slower one
+    stages its batch, which is a newer state."""
     run_here(settings(), TOPIC, rate=0, count=5)
     table = stack.catalog(settings()).load_table(SPEC.table_identifier(settings()))
     assert wait_for(table, kafka.end_offsets(stack, TOPIC), PATIENCE_SECONDS)

@@ -74,11 +74,8 @@ _OPTIONS = {
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the connection string of a server; nothing of it is kept.
-
-    It refuses to run as root: it belongs to another user then, who needs a folder outside of the
-    tests' own.
-    """
+    """Yield the connection string of a server; nothing of it is kept. It refuses to run as root: it
+    belongs to another user then, who needs a folder outside of the tests' own."""
     with tempfile.TemporaryDirectory(prefix="topicberg-postgres-") as name:
         folder = Path(name)
         _install(folder / "wheel")

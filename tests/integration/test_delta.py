@@ -63,10 +63,8 @@ _START_SECONDS = 120
 
 @contextmanager
 def spark_with_delta(folder: Path) -> Iterator[SparkSession]:
-    """A session of a Spark Connect server of its own, on one core.
-
-    It has no S3 client: the object store of the local stack keeps objects as plain files.
-    """
+    """A session of a Spark Connect server of its own, on one core. It has no S3 client: the object
+    store of the local stack keeps objects as plain files."""
     home = Path(pyspark.__file__).parent
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

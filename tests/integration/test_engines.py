@@ -40,11 +40,9 @@ TAKE_OVER_SECONDS = 30
 
 
 def spread_names(topics: int) -> tuple[str, list[str]]:
-    """Return a new mark, and names with it of which each of two engines has some.
-
-    An engine gets the first half of the partitions or the second one, or every other one. Of four
-    names that are not chosen, one engine has all in an eighth of the runs.
-    """
+    """Return a new mark, and names with it of which each of two engines has some. An engine gets
+    the first half of the partitions or the second one, or every other one. Of four names that are
+    not chosen, one engine has all in an eighth of the runs."""
     while True:
         mark = uuid.uuid4().hex[:6]
         names = [f"shared_{mark}_{number:02}" for number in range(topics)]

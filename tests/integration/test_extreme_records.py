@@ -210,10 +210,8 @@ def test_a_failing_record_behind_a_part_is_not_of_the_part(
 
 
 def send_zstd(topic: Topic, count: int, size: int) -> list[bytes]:
-    """Send a batch of records that the broker compresses, which does not say the size before.
-
-    As a producer in Java does; they unpack to many thousand times their bytes in Kafka.
-    """
+    """Send a batch of records that the broker compresses, which does not say the size before. As a
+    producer in Java does; they unpack to many thousand times their bytes in Kafka."""
     values = [str(number).encode().ljust(size, b"x") for number in range(count)]
     topic.send_raw(
         values,

@@ -55,9 +55,7 @@ Make = Callable[..., Topic]
 
 def files_with(table: Table, text: str, endpoints: Endpoints) -> list[str]:
     """Return the objects in a table's folder that have a text: in rows, statistics, bounds, JSON.
-
-    Written independently of the command: it lists the object store and decodes every file.
-    """
+    Written independently of the command: it lists the object store and decodes every file."""
     bucket, _, prefix = table.location().partition("://")[2].partition("/")
     s3 = endpoints.boto3("s3")
     found = []

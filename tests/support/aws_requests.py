@@ -29,9 +29,7 @@ NO_POLICY_DENIES = {"GetCallerIdentity"}
 
 def _keys(params: dict[str, Any]) -> dict[str, str]:
     """Return the condition keys of IAM that a request itself has.
-
-    https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
-    """
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"""
     keys = {"iam:policyarn": "PolicyArn", "iam:permissionsboundary": "PermissionsBoundary"}
     return {key: params[name] for key, name in keys.items() if params.get(name)}
 

@@ -304,10 +304,8 @@ class Source:
         ]
 
     def rows_without_malformed(self) -> tuple[dict[int, dict[str, Any]], int]:
-        """Return the rows, and the number of changes that cannot be applied.
-
-        No value is older than one that a malformed change may have had.
-        """
+        """Return the rows, and the number of changes that cannot be applied. No value is older than
+        one that a malformed change may have had."""
         rows: dict[int, dict[str, Any]] = {}
         lost: set[int] = set()
         moved: dict[int, tuple[dict[str, Any] | None, bool]] = {}

@@ -31,11 +31,9 @@ class Decoders(ProgramRunner):
         """Whether the program decoded each record, of the last ones."""
 
     def decoded(self, payloads: Sequence[bytes]) -> list[Row | None]:
-        """Return the rows of records, by the reference decoder; None: the record is malformed.
-
-        What both decoders write into the buffers is compared with what the reference decoder alone
-        writes.
-        """
+        """Return the rows of records, by the reference decoder; None: the record is malformed. What
+        both decoders write into the buffers is compared with what the reference decoder alone
+        writes."""
         stored = [self._stored(payload) for payload in payloads]
         records = [PREFIX + payload for payload in payloads]
         data = np.frombuffer(b"".join(records), np.uint8).copy()

@@ -31,10 +31,8 @@ Record = dict[str, Any]
 
 
 def schema_and_records(rng: random.Random) -> tuple[Schema, list[Record]]:
-    """An object's schema, and up to eight records that are valid by it.
-
-    ``json.dumps(record)``, with any of its options that keep to JSON, is a payload.
-    """
+    """An object's schema, and up to eight records that are valid by it. ``json.dumps(record)``,
+    with any of its options that keep to JSON, is a payload."""
     definitions: Schema = {}
     schema = random_object(rng, 0, definitions)
     if draft := rng.choice(DRAFTS):

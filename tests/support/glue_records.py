@@ -16,10 +16,8 @@ TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
 
 def glue_record(version: UUID, payload: bytes, *, is_compressed: bool = False) -> bytes:
-    """Return a record as AWS's serializers write it.
-
-    Source: ``SerializationDataEncoder`` and ``GlueSchemaRegistryDefaultCompression`` (Java).
-    """
+    """Return a record as AWS's serializers write it. Source: ``SerializationDataEncoder`` and
+    ``GlueSchemaRegistryDefaultCompression`` (Java)."""
     kind, body = (b"\5", zlib.compress(payload)) if is_compressed else (b"\0", payload)
     return b"\3" + kind + version.bytes + body
 

@@ -9,10 +9,8 @@ _REPEATS = 5
 
 
 def ratio(work: Callable[[], object], reference: Callable[[], object]) -> float:
-    """How many times the CPU time of ``reference`` the ``work`` takes, each at its best.
-
-    Both run once before, so that what is remembered is.
-    """
+    """How many times the CPU time of ``reference`` the ``work`` takes, each at its best. Both run
+    once before, so that what is remembered is."""
     work(), reference()
     pairs = [(seconds(work), seconds(reference)) for _ in range(_REPEATS)]
     most, least = (min(column) for column in zip(*pairs, strict=True))

@@ -24,10 +24,8 @@ _kept: list[mmap.mmap] = []
 
 
 def guarded(size: int, dtype: Any = np.uint8) -> NDArray[Any]:
-    """Return an array of zeros that ends where a page begins that must not be touched.
-
-    Before its first page is another one of that kind. The memory is never released.
-    """
+    """Return an array of zeros that ends where a page begins that must not be touched. Before its
+    first page is another one of that kind. The memory is never released."""
     width = np.dtype(dtype).itemsize
     pages = -(-size * width // mmap.PAGESIZE)
     memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)

@@ -93,10 +93,8 @@ class Topic:
         self.spec = TopicSpec.model_validate({**self.spec.model_dump(by_alias=True), **fields})
 
     def wait_for_markers(self) -> None:
-        """Wait until all that is committed can be read.
-
-        The broker answers a commit before each partition has the transaction's marker.
-        """
+        """Wait until all that is committed can be read. The broker answers a commit before each
+        partition has the transaction's marker."""
         name, reader = self.spec.name, EndReader(self.endpoints)
         nothing = dict.fromkeys(range(self.spec.partitions), 0)
 

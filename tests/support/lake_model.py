@@ -689,9 +689,7 @@ class Lake:
 
     def settle(self) -> int:
         """Let the sensor tick, and runs succeed, until nothing is left; return how many there were.
-
-        Meanwhile runs that failed are tried again.
-        """
+        Meanwhile runs that failed are tried again."""
         count = 0
         for _ in range(40):
             for run in [*self.runs]:

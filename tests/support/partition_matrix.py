@@ -151,10 +151,8 @@ class Case:
         )
 
     def create(self, catalog: Catalog, namespace: str, **properties: str) -> Table:
-        """Return a new table with a row for each value, as the engine writes them.
-
-        Beside each row was another one of the value, which is deleted by position.
-        """
+        """Return a new table with a row for each value, as the engine writes them. Beside each row
+        was another one of the value, which is deleted by position."""
         field = "x" if self.transform == "identity" else f"{self.transform}(x)"
         spec = partition_spec(self.schema, [parse_partition_field(field)])
         name = (namespace, self.name)

@@ -88,10 +88,8 @@ _INTERVAL = " || ' ' || ".join(f"extract({part} FROM {{0}})" for part in _PARTS)
 
 
 def _interval_micros(value: Any) -> int:
-    """Return Debezium's microseconds of an interval's parts.
-
-    It counts a month as 30.4375 days, and truncates a product of doubles.
-    """
+    """Return Debezium's microseconds of an interval's parts. It counts a month as 30.4375 days, and
+    truncates a product of doubles."""
     if not isinstance(value, str):
         return int(value)
     *parts, second = value.split()

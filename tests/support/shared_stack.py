@@ -77,10 +77,8 @@ class SharedStack:
 
 
 def up(config: Settings) -> Endpoints:
-    """Start what does not run; the UI of another worker's test may be starting it already.
-
-    On a busy machine, a service may be started and not answer yet.
-    """
+    """Start what does not run; the UI of another worker's test may be starting it already. On a
+    busy machine, a service may be started and not answer yet."""
     deadline = time.monotonic() + STARTING_SECONDS
     while True:
         try:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from topicberg.alerts.settings import alert_environment, alert_settings
+from topicberg.alerts.settings import alert_settings
 from topicberg.endpoints.cloud import connect
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
 from topicberg.logins.kafka import KafkaSettings
 from topicberg.settings import Settings, emr_settings
 from topicberg_local import python_services
+from topicberg_local.python_services import alert_environment
 
 
 @pytest.mark.parametrize(

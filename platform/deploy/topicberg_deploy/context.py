@@ -16,10 +16,11 @@ from botocore.exceptions import ClientError
 
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey, Secrets
+from topicberg.errors import TopicbergError
 from topicberg.errors.meaning import means
 from topicberg.errors.table import DENIED
 from topicberg.naming import Names
-from topicberg.settings import Settings, with_choices
+from topicberg.settings import DEPLOYED_LINK, DEPLOYED_NAMESPACE, Settings, read_deployment
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy.aws_account import AwsAccount
 from topicberg_deploy.polling import DeadlineExceededError, T, poll
@@ -76,6 +77,25 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
     specs = load_topics(config)
     check_specs(config, specs)
     return DeployContext(config, deploy, specs)
+
+
+def with_choices(config: Settings, profile: str | None, endpoint: str | None) -> Settings:
+    """Return the settings with the choices that the deployment remembers, for ``deploy``.
+
+    :param profile: of AWS
+    :param endpoint: of AWS's services
+    :raises TopicbergError: they cannot be read; a default could contradict them
+    """
+    if config.deployment == "local":
+        return config
+    names, reason, is_known = read_deployment(config, profile, endpoint)
+    if not is_known:
+        raise TopicbergError(
+            f"what `deploy` remembers of the deployment: {reason}",
+            hint="log in to AWS (`aws sso login`), or permit ssm:GetParameter on that parameter",
+        )
+    choices = {DEPLOYED_LINK, DEPLOYED_NAMESPACE} - config.model_fields_set
+    return config.model_copy(update={name: names[name] for name in choices & names.keys()})
 
 
 @dataclass

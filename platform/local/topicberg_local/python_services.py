@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import requests
+from pydantic import ValidationError
 
-from topicberg.alerts.settings import alert_environment
+from topicberg.alerts.settings import alert_settings
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
-from topicberg.settings.environment import as_environment, as_text
+from topicberg.extensions import extensions
+from topicberg.settings.environment import Concern, EnvironmentSettings, as_environment, as_text
 from topicberg_local.answers import answers_kafka
 from topicberg_local.schema_registry import API
 from topicberg_local.service import KAFKA_USER, SNOWFLAKE_USER, Context, Service
@@ -150,3 +153,14 @@ def _healthy(endpoints: Endpoints) -> None:
     client = AdminClient({"bootstrap.servers": endpoints.kafka_bootstrap, "log_level": 0})
     client.list_topics(timeout=2)
     requests.get(endpoints.schema_registry + "/subjects", timeout=2).raise_for_status()
+
+
+def alert_environment() -> dict[str, str]:
+    """Return every setting of alerts as variables, those of other packages' channels included."""
+    variables = as_environment(alert_settings())
+    list(extensions("topicberg.settings"))  # imports them
+    for model in EnvironmentSettings.__subclasses__():
+        if model.concern == Concern.ALERTS:
+            with suppress(ValidationError):  # which the channel reports
+                variables |= as_environment(model())
+    return variables

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, SecretStr, ValidationError
+from pydantic import ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from topicberg.extensions import extensions
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings.environment import (
@@ -16,7 +14,6 @@ from topicberg.settings.environment import (
     EnvironmentSettings,
     FromJson,
     Group,
-    as_environment,
     read_settings,
 )
 
@@ -70,17 +67,6 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     """PagerDuty's Events API; in the EU ``https://events.eu.pagerduty.com/v2/enqueue``."""
     smtp: Annotated[MailServer, *FromJson] = Field(default=MailServer(), repr=False)
     """The mail server: ``host``, ``port``, ``tls``, ``user``, ``password``, ``sender``."""
-
-
-def alert_environment() -> dict[str, str]:
-    """Return every setting of alerts as variables, those of other packages' channels included."""
-    variables = as_environment(alert_settings())
-    list(extensions("topicberg.settings"))  # imports them
-    for model in EnvironmentSettings.__subclasses__():
-        if model.concern == Concern.ALERTS:
-            with suppress(ValidationError):  # which the channel reports
-                variables |= as_environment(model())
-    return variables
 
 
 def alert_settings() -> AlertSettings:

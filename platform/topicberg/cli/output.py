@@ -59,14 +59,6 @@ def echo(lines: str | Iterable[str], *, err: bool = False, **style: Any) -> None
         typer.secho(terminal(line), err=err, **style)
 
 
-def echo_section(title: str, lines: Iterable[str]) -> bool:
-    """Print lines under a title; without lines, nothing. Return whether there are any."""
-    if shown := [*lines]:
-        echo(title, bold=True)
-        echo(f"  {line}" for line in shown)
-    return bool(shown)
-
-
 warn = partial(echo, err=True, fg="yellow")
 """Print to standard error what does not fail the command."""
 complain = partial(echo, err=True, fg="red")

@@ -69,6 +69,15 @@ def label(public: str) -> str:
     return hashlib.sha256(base64.b64decode(public)).hexdigest()[:16]
 
 
+def public_key(values: Mapping[str, str], slot: int) -> str | None:
+    return values.get(f"snowflake_rsa_public_key_{slot}_pem") or None
+
+
+def private_key(values: Mapping[str, str]) -> bytes:
+    """Of the active pair, PEM."""
+    return base64.b64decode(values[f"snowflake_rsa_private_key_{active_slot(values)}_pem"])
+
+
 def with_pair(values: Mapping[str, str], slot: int, pair: KeyPair) -> dict[str, str]:
     """The secret with a new, active pair in a slot; the other slot stays."""
     body = base64.encodebytes(base64.b64decode(pair.public)).decode()
@@ -80,23 +89,3 @@ def with_pair(values: Mapping[str, str], slot: int, pair: KeyPair) -> dict[str, 
         f"snowflake_rsa_public_key_{slot}_pem": pair.public,
         f"snowflake_rsa_private_key_{slot}_pem": base64.b64encode(pair.private).decode(),
     }
-
-
-def public_key(values: Mapping[str, str], slot: int) -> str | None:
-    return values.get(f"snowflake_rsa_public_key_{slot}_pem") or None
-
-
-def is_public_key(value: str | None) -> bool:
-    """Return whether a secret's field is a key, not empty or a placeholder."""
-    from cryptography.hazmat.primitives.serialization import load_der_public_key
-
-    try:
-        load_der_public_key(base64.b64decode(value or "", validate=True))
-    except ValueError:
-        return False
-    return True
-
-
-def private_key(values: Mapping[str, str]) -> bytes:
-    """Of the active pair, PEM."""
-    return base64.b64decode(values[f"snowflake_rsa_private_key_{active_slot(values)}_pem"])

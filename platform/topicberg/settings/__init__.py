@@ -160,23 +160,4 @@ def emr_settings() -> models.EmrSettings | None:
     return models.EmrSettings.model_validate(noted) if noted else None
 
 
-def with_choices(config: Settings, profile: str | None, endpoint: str | None) -> Settings:
-    """Return the settings with the choices that the deployment remembers, for ``deploy``.
-
-    :param profile: of AWS
-    :param endpoint: of AWS's services
-    :raises TopicbergError: they cannot be read; a default could contradict them
-    """
-    if config.deployment == "local":
-        return config
-    names, reason, is_known = read_deployment(config, profile, endpoint)
-    if not is_known:
-        raise TopicbergError(
-            f"what `deploy` remembers of the deployment: {reason}",
-            hint="log in to AWS (`aws sso login`), or permit ssm:GetParameter on that parameter",
-        )
-    choices = {DEPLOYED_LINK, DEPLOYED_NAMESPACE} - config.model_fields_set
-    return config.model_copy(update={name: names[name] for name in choices & names.keys()})
-
-
 errors.is_local = lambda: settings().deployment == "local"

@@ -109,14 +109,6 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
     return sorted(good, key=lambda spec: spec.name), problems
 
 
-def impossible_in_confluent(config: Settings) -> list[Problem]:
-    """Return what topicberg's engine does with the specs and Confluent's Tableflow cannot do: the
-    problems that the cloud deployment has with the files."""
-    of_confluent = config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
-    own = check_topics(config)[1]
-    return [problem for problem in check_topics(of_confluent)[1] if problem not in own]
-
-
 def load_topics(config: Settings | None = None) -> list[TopicSpec]:
     """Return all topic specs, by name, for what needs them completely, such as a deployment.
 

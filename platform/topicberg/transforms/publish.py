@@ -225,13 +225,11 @@ def _json(schema: str) -> Column:
 def _changes(
     spark: SparkSession, table: Table, spec: TopicSpec, progress: PublishProgress, time: str
 ) -> DataFrame:
-    """Return what changed, as records: ``key``, ``value`` and ``time`` (ms).
-
-    Of an append topic, ``copies``: negative, that many rows were deleted. Of an upsert topic, each
-    key with a change, its value (null: no row has it any more), and ``rows``: how many have it.
-    Only files of the partitions that snapshots in between affected are read, and, of an upsert
-    topic whose keys do not have the event time, all of them for the keys with a change.
-    """
+    """Return what changed, as records: ``key``, ``value`` and ``time`` (ms). Of an append topic,
+    ``copies``: negative, that many rows were deleted. Of an upsert topic, each key with a change,
+    its value (null: no row has it any more), and ``rows``: how many have it. Only files of the
+    partitions that snapshots in between affected are read, and, of an upsert topic whose keys do
+    not have the event time, all of them for the keys with a change."""
     base, target, attempt = progress.snapshot, progress.target, progress.attempt
     assert target is not None  # noqa: S101  see publish()
     assert attempt is not None  # noqa: S101  see publish()

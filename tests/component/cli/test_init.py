@@ -205,10 +205,8 @@ print(*(key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset
 
 
 def loaded(root: Path, module: str, source: str = "src") -> set[str]:
-    """Return the assets of a code location, as a process of its own loads them.
-
-    ``dg list defs`` takes much longer: it is run for one of these projects.
-    """
+    """Return the assets of a code location, as a process of its own loads them. ``dg list defs``
+    takes much longer: it is run for one of these projects."""
     done = run(root, "python", "-c", LOADED, module, source=source)
     assert done.returncode == 0, done.stdout + done.stderr
     return set(done.stdout.split())

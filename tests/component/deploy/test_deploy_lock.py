@@ -1,8 +1,6 @@
 """Two deploys never change something at the same time, whatever clocks, networks and processes do.
-
 AWS is simulated: one parameter whose versions have AWS's time, behind a network that delays, loses
-and repeats requests. Clients have clocks of their own, pause, crash and start again.
-"""
+and repeats requests. Clients have clocks of their own, pause, crash and start again."""
 
 from __future__ import annotations
 

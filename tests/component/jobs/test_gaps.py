@@ -1,8 +1,6 @@
-"""Derived tables through outages: expired snapshots, lost cursors, rollbacks, killed runs.
-
-At the end every table is what computing everything again makes of its sources, and at no moment a
-check passes while that is not so.
-"""
+"""Derived tables through outages: expired snapshots, lost cursors, rollbacks, killed runs. At the
+end every table is what computing everything again makes of its sources, and at no moment a check
+passes while that is not so."""
 
 from __future__ import annotations
 

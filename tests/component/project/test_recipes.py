@@ -1,8 +1,6 @@
-"""Recipes of ARCHITECTURE.md, "To add …": each one is done, and works.
-
-Some are done in a copy of the library: one that needs another file, or another place in a file,
-fails here first. The others are those of docs/extend.md, done by a package outside of the library.
-"""
+"""Recipes of ARCHITECTURE.md, "To add …": each one is done, and works. Some are done in a copy of
+the library: one that needs another file, or another place in a file, fails here first. The others
+are those of docs/extend.md, done by a package outside of the library."""
 
 from __future__ import annotations
 

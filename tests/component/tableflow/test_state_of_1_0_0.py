@@ -1,7 +1,5 @@
 """What topicberg 1.0.0 wrote is continued: tables, their catalog, and the state directory.
-
-``tests/data/state-1.0.0.tar.xz`` has it. 1.0.0 wrote it with TOPICBERG_TEST_WRITE_STATE=1.
-"""
+``tests/data/state-1.0.0.tar.xz`` has it. 1.0.0 wrote it with TOPICBERG_TEST_WRITE_STATE=1."""
 
 from __future__ import annotations
 

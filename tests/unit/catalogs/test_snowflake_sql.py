@@ -13,17 +13,15 @@ from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.statements import (
-    RestLogin,
     bootstrap,
     create_integration,
-    create_rest_integration,
     create_table,
     create_volume,
-    set_polling,
 )
 from topicberg.catalogs.snowflake.tables import read_back, sync
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg_deploy.snowflake.integrations import RestLogin, create_rest_integration, set_polling
 
 CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
 LOGIN = RestLogin("https://c", "c", "id", SecretStr("s"), "scope")

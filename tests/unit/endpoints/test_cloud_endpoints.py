@@ -27,11 +27,12 @@ from topicberg.endpoints import (
     parameters,
 )
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.settings import DEPLOYED_LINK, Settings, deployment_parameter, settings, with_choices
+from topicberg.settings import DEPLOYED_LINK, Settings, deployment_parameter, settings
 from topicberg.spark import check_spark
 from topicberg.tableflow.service import confluent
 from topicberg.tableflow.service.status import FailingFormat
 from topicberg.topics import load_topic, load_topics
+from topicberg_deploy.context import with_choices
 from topicberg_local.datagen.producer import GeneratorRun
 
 PREFIX = "demo"

@@ -91,10 +91,8 @@ def secret(table: Table, value: Any = SECRET) -> Rows:
 
 
 def holders(table: Table, text: str = SECRET) -> list[Path]:
-    """Return the files of the folder that hold the text, in rows, statistics or bounds.
-
-    Written independently of the command's code: values of Parquet, and all of each Avro file.
-    """
+    """Return the files of the folder that hold the text, in rows, statistics or bounds. Written
+    independently of the command's code: values of Parquet, and all of each Avro file."""
     found = []
     for path in Path(table.location().removeprefix("file://")).rglob("*"):
         if path.suffix == ".parquet":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from topicberg.cli.output import cell, echo, echo_section, load_lake, print_table, warn
+from topicberg.cli.output import cell, echo, load_lake, print_table, warn
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
+    from topicberg.topics.loader import Problem
     from topicberg_deploy.context import DeployContext
     from topicberg_deploy.costs import Cost
     from topicberg_deploy.resource import Live, Resource, Step
@@ -122,7 +124,6 @@ def list_manual_steps(context: DeployContext, graph: list[Resource]) -> None:
 
 def list_impossible(config: Settings) -> None:
     """Print what the cloud deployment refuses of the specs that the local one has."""
-    from topicberg.topics.loader import impossible_in_confluent
 
     if config.tableflow == "confluent":
         echo_section(
@@ -211,3 +212,21 @@ def report(resource: Resource, event: str) -> None:
     """One line for each thing that happens; several resources are worked on at once."""
     with _one_at_a_time:
         echo(f"{event}: {resource.title}", err=True)
+
+
+def echo_section(title: str, lines: Iterable[str]) -> bool:
+    """Print lines under a title; without lines, nothing. Return whether there are any."""
+    if shown := [*lines]:
+        echo(title, bold=True)
+        echo(f"  {line}" for line in shown)
+    return bool(shown)
+
+
+def impossible_in_confluent(config: Settings) -> list[Problem]:
+    """Return what topicberg's engine does with the specs and Confluent's Tableflow cannot do: the
+    problems that the cloud deployment has with the files."""
+    from topicberg.topics import check_topics
+
+    of_confluent = config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
+    own = check_topics(config)[1]
+    return [problem for problem in check_topics(of_confluent)[1] if problem not in own]

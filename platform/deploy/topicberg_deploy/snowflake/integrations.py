@@ -12,20 +12,19 @@ from topicberg.catalogs.snowflake.names import SnowflakeNames, quote, text
 from topicberg.catalogs.snowflake.session import parsed
 from topicberg.catalogs.snowflake.statements import (
     PRIVATE,
-    RestLogin,
     create_integration,
-    create_rest_integration,
     create_volume,
     delegation,
     glue_api,
+    polling,
     rest_api,
     role_arn,
-    set_polling,
-    set_rest_secret,
+    vending,
 )
 from topicberg.clients.answers import VendorAnswer
 from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 from topicberg_deploy.aws import iam
 from topicberg_deploy.record import CURRENT
 from topicberg_deploy.resource import Changes, DeployContext, Fields, Live
@@ -374,3 +373,54 @@ class ReadingRole(iam.Role):
 
         if problem := context.poll_problem(ask, ACCESS_SECONDS):
             raise TopicbergError(problem)
+
+
+def set_polling(config: Settings, integration: str) -> str:
+    """Return the statement that enables an integration with the interval of the settings."""
+    return f"ALTER CATALOG INTEGRATION {quote(integration)} SET {polling(config)}"
+
+
+@dataclass(frozen=True)
+class RestLogin:
+    """How Snowflake logs in to a REST catalog, by OAuth.
+
+    :param catalog: its name there
+    :param token_uri: where tokens are from; None: the catalog's own
+    """
+
+    uri: str
+    catalog: str | None
+    client_id: str
+    client_secret: SecretStr
+    scope: str
+    token_uri: str | None = None
+
+
+def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool = False) -> str:
+    """With another REST catalog, or Open Catalog; ``linked``: for the linked database."""
+    names = SnowflakeNames.of(config)
+    source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
+    catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
+    if config.snowflake_privatelink:
+        catalog += f" CATALOG_API_TYPE = {rest_api(config)}"
+    token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
+    return (
+        "CREATE CATALOG INTEGRATION "
+        f"{quote(names.linked_integration if linked else names.rest_integration)} "
+        f"CATALOG_SOURCE = {source} TABLE_FORMAT = ICEBERG "
+        f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
+        f"REST_CONFIG = (CATALOG_URI = {text(login.uri)}{catalog}"
+        f"{vending(config) if linked else ''}) "
+        f"REST_AUTHENTICATION = (TYPE = OAUTH {token}"
+        f"OAUTH_CLIENT_ID = {text(login.client_id)} "
+        f"OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())} "
+        f"OAUTH_ALLOWED_SCOPES = ({text(login.scope)})) {polling(config)}"
+    )
+
+
+def set_rest_secret(integration: str, login: RestLogin) -> str:
+    return (
+        f"ALTER CATALOG INTEGRATION {quote(integration)} SET "
+        "REST_AUTHENTICATION = "
+        f"(OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())})"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -46,7 +47,7 @@ class UserKeys(StoredKeys):
         """A secret of Terraform's has the pair of slot 1, which its readers go on using."""
         pair = rsa.generate()
         stored = context.secrets.read(self.name) or {}
-        current = stored if rsa.is_public_key(rsa.public_key(stored, 1)) else {}
+        current = stored if is_public_key(rsa.public_key(stored, 1)) else {}
         values = {
             **current,
             "snowflake_account_identifier": context.snowflake.identifier,
@@ -290,3 +291,14 @@ class Grant(Resource):
 
     def _right(self, context: DeployContext) -> str:
         return f"{self.privilege} ON {self.on} {quote(*self._path(context))}"
+
+
+def is_public_key(value: str | None) -> bool:
+    """Return whether a secret's field is a key, not empty or a placeholder."""
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        load_der_public_key(base64.b64decode(value or "", validate=True))
+    except ValueError:
+        return False
+    return True

@@ -8,10 +8,6 @@ Iceberg, AWS Glue; Iceberg REST; Snowflake Open Catalog)``, ``CREATE ICEBERG TAB
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from pydantic import SecretStr
-
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.endpoints import glue_rest_uri
 from topicberg.naming import Names as DeployNames
@@ -68,17 +64,17 @@ def create_integration(config: Settings, *, linked: bool = False, if_missing: bo
             f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
             f"REST_CONFIG = (CATALOG_URI = {text(glue_rest_uri(config))} "
             f"CATALOG_API_TYPE = {glue_api(config)} CATALOG_NAME = {text(config.aws_account_id)}"
-            f"{_delegation(config) if linked else ''}) "
+            f"{vending(config) if linked else ''}) "
             f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = {text(role_arn(config))} "
             f"SIGV4_SIGNING_REGION = {text(config.aws_region)} "
-            f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) {_polling(config)}"
+            f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) {polling(config)}"
         )
     return (
         f"{begin}CATALOG_SOURCE = GLUE TABLE_FORMAT = ICEBERG "
         f"GLUE_AWS_ROLE_ARN = {text(role_arn(config))} "
         f"GLUE_CATALOG_ID = {text(config.aws_account_id)} "
         f"GLUE_REGION = {text(config.aws_region)} "
-        f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} {_polling(config)}"
+        f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} {polling(config)}"
     )
 
 
@@ -101,64 +97,13 @@ def delegation(config: Settings) -> str:
     return "VENDED_CREDENTIALS" if vended else "EXTERNAL_VOLUME_CREDENTIALS"
 
 
-def _delegation(config: Settings) -> str:
+def vending(config: Settings) -> str:
     return f" ACCESS_DELEGATION_MODE = {delegation(config)}"
 
 
-def _polling(config: Settings) -> str:
+def polling(config: Settings) -> str:
     """Return the end of a statement that creates or changes a catalog integration."""
     return f"REFRESH_INTERVAL_SECONDS = {config.snowflake_refresh_seconds} ENABLED = TRUE"
-
-
-def set_polling(config: Settings, integration: str) -> str:
-    """Return the statement that enables an integration with the interval of the settings."""
-    return f"ALTER CATALOG INTEGRATION {quote(integration)} SET {_polling(config)}"
-
-
-@dataclass(frozen=True)
-class RestLogin:
-    """How Snowflake logs in to a REST catalog, by OAuth.
-
-    :param catalog: its name there
-    :param token_uri: where tokens are from; None: the catalog's own
-    """
-
-    uri: str
-    catalog: str | None
-    client_id: str
-    client_secret: SecretStr
-    scope: str
-    token_uri: str | None = None
-
-
-def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool = False) -> str:
-    """With another REST catalog, or Open Catalog; ``linked``: for the linked database."""
-    names = SnowflakeNames.of(config)
-    source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
-    catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
-    if config.snowflake_privatelink:
-        catalog += f" CATALOG_API_TYPE = {rest_api(config)}"
-    token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
-    return (
-        "CREATE CATALOG INTEGRATION "
-        f"{quote(names.linked_integration if linked else names.rest_integration)} "
-        f"CATALOG_SOURCE = {source} TABLE_FORMAT = ICEBERG "
-        f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
-        f"REST_CONFIG = (CATALOG_URI = {text(login.uri)}{catalog}"
-        f"{_delegation(config) if linked else ''}) "
-        f"REST_AUTHENTICATION = (TYPE = OAUTH {token}"
-        f"OAUTH_CLIENT_ID = {text(login.client_id)} "
-        f"OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())} "
-        f"OAUTH_ALLOWED_SCOPES = ({text(login.scope)})) {_polling(config)}"
-    )
-
-
-def set_rest_secret(integration: str, login: RestLogin) -> str:
-    return (
-        f"ALTER CATALOG INTEGRATION {quote(integration)} SET "
-        "REST_AUTHENTICATION = "
-        f"(OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())})"
-    )
 
 
 def topic_integration(config: Settings) -> str:

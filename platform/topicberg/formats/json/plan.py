@@ -297,12 +297,10 @@ def _matched(
     nodes: Sequence[Node], latest: Sequence[tuple[str, Node]]
 ) -> list[tuple[str | None, Node | None]]:
     """Return the place of each member of the writer's union, and the latest schema's type there.
-
     The index of a member changes with the members before it. Members are matched in this order: the
     same member in the same place, the same member elsewhere, a member of the same name, one whose
     properties have the same constants, and the most similar one. A member that the latest schema
-    dropped keeps its place, unless another member has it now.
-    """
+    dropped keeps its place, unless another member has it now."""
     left, right = dict(enumerate(nodes)), {number: node for number, (_, node) in enumerate(latest)}
     matches: dict[int, int] = {}
 

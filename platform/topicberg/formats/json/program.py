@@ -143,13 +143,11 @@ def _names(code: ProgramCode, names: Sequence[str]) -> int:
 def _union(
     code: ProgramCode, plan: JsonPlan, place: Slot | None, slots: Slots, *, is_exact: bool = False
 ) -> None:
-    """Append the instructions of a value of several types.
-
-    A value goes to the first member that has its JSON type: if that cannot read it, the record is
-    refused. A member that is not covered, has no column, or accepts only some values, refuses it.
-    If another member has that type too, the value must be allowed and declared by the first one,
-    at every depth: the reference decoder compares the others with it.
-    """
+    """Append the instructions of a value of several types. A value goes to the first member that
+    has its JSON type: if that cannot read it, the record is refused. A member that is not covered,
+    has no column, or accepts only some values, refuses it. If another member has that type too, the
+    value must be allowed and declared by the first one, at every depth: the reference decoder
+    compares the others with it."""
     first = len(code.targets)
     code.targets += [-1] * len(_TYPES)
     code.emit(JsonOp.UNION, place, first)

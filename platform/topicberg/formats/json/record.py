@@ -234,13 +234,10 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
 
 
 def _union(plan: JsonPlan) -> Read:
-    """Return what reads a value as the member that has all of it.
-
-    That is the first one whose schema allows the value and declares all of it, at every depth.
-    Without such a member, it is the one that loses the least of the value. A value that no schema
-    allows is one of the members that can read it: the first that declares all its properties, else
-    the first.
-    """
+    """Return what reads a value as the member that has all of it. That is the first one whose
+    schema allows the value and declares all of it, at every depth. Without such a member, it is the
+    one that loses the least of the value. A value that no schema allows is one of the members that
+    can read it: the first that declares all its properties, else the first."""
     by_id, column = {id(member): _member(plan, member) for member in plan.members}, plan.column
     members = list(by_id.values())
     members_for_text = [by_id[id(member)] for member in in_order_for_text(plan.members)]

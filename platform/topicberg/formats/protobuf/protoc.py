@@ -99,13 +99,10 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
 
 
 def _descriptor(name: str, text: str) -> bytes | None:
-    """Return the set of a file that is not text but its descriptor in Base64; None: it is text.
-
-    So does Confluent's client for Python register it, and a registry such as Apicurio returns what
-    it got. Text of Protobuf has characters that Base64 has not.
-
-    https://github.com/confluentinc/confluent-kafka-python/blob/master/src/confluent_kafka/schema_registry/common/protobuf.py
-    """
+    """Return the set of a file that is not text but its descriptor in Base64; None: it is text. So
+    does Confluent's client for Python register it, and a registry such as Apicurio returns what it
+    got. Text of Protobuf has characters that Base64 has not.
+    https://github.com/confluentinc/confluent-kafka-python/blob/master/src/confluent_kafka/schema_registry/common/protobuf.py"""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
     from google.protobuf.message import DecodeError
 

@@ -129,11 +129,9 @@ class TurnSchedule:
 
     def _next_commit(self) -> float:
         """Return when records that are too few for a batch are committed: at most an interval after
-        the last commit ended.
-
-        Each topic has a phase of its own, to which its commits move: those of topics whose records
-        arrived at the same time would otherwise be due at the same time for ever.
-        """
+        the last commit ended. Each topic has a phase of its own, to which its commits move: those
+        of topics whose records arrived at the same time would otherwise be due at the same time for
+        ever."""
         interval = self._interval
         if math.isinf(self.committed_at):
             return self.committed_at
