@@ -521,7 +521,8 @@ USE_OF_PACKAGE = """
     import topicberg
     from topicberg.alerts.alert import Alert, AlertState
     from topicberg.alerts.channels import channels, deliver
-    from topicberg.alerts.settings import alert_environment, alert_settings
+    from topicberg.alerts.settings import alert_settings
+    from topicberg_local.python_services import alert_environment
     from topicberg.checks.check import CheckedTable, Probe, evaluate
     from topicberg.orchestration.catalogs.catalog import catalogs
     from topicberg.orchestration.resources import Lakehouse
@@ -661,7 +662,8 @@ USE_OF_BROKEN_PACKAGE = """
     import topicberg
     from topicberg.alerts.alert import Alert, AlertState
     from topicberg.alerts.channels import channels, deliver
-    from topicberg.alerts.settings import alert_environment, alert_settings
+    from topicberg.alerts.settings import alert_settings
+    from topicberg_local.python_services import alert_environment
     from topicberg.settings import settings
 
     keys = topicberg.definitions(Path.cwd()).get_repository_def().asset_graph.get_all_asset_keys()
