@@ -200,7 +200,8 @@ def retention_passed(site: Site) -> End:
     """Kafka deletes records of a topic that was not ingested for a while."""
     control.disable(site.config, TOPIC)
     time.sleep(15)  # records arrive, and no batch is in progress
-    (future,) = site.direct.kafka_admin().delete_records([TopicPartition(TOPIC, 0, -1)]).values()
+    admin = site.direct.kafka_admin()
+    (future,) = admin.delete_records([TopicPartition(TOPIC, 0, -1)]).values()
     future.result(30)
     control.enable(site.config, TOPIC)
     return lambda: start_again(site)
@@ -208,7 +209,8 @@ def retention_passed(site: Site) -> End:
 
 def topic_deleted(site: Site) -> End:
     datagen.stop(site.config, TOPIC)
-    site.direct.kafka_admin().delete_topics([TOPIC])[TOPIC].result(30)
+    admin = site.direct.kafka_admin()
+    admin.delete_topics([TOPIC])[TOPIC].result(30)
 
     def end() -> None:
         datagen.start(site.config, TOPIC, rate=2)  # it creates the topic

@@ -208,7 +208,8 @@ def test_library_alone_loads_the_graph_and_names_missing_extras(alone: Installed
 def test_library_alone_ingests_a_topic_into_a_catalog(alone: Installed, tmp_path: Path) -> None:
     with lone_kafka(tmp_path) as kafka:
         address = {"bootstrap.servers": kafka.address}
-        (created,) = AdminClient({**address}).create_topics([NewTopic("numbers", 2)]).values()
+        admin = AdminClient({**address})
+        (created,) = admin.create_topics([NewTopic("numbers", 2)]).values()
         created.result()
         producer = Producer(address)
         for number in range(100):

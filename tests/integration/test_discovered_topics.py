@@ -68,7 +68,8 @@ def test_discovered_topic_has_a_spec_and_a_table(
         discover(silent, own_project)
     assert read_discovery(own_project).topics.keys() == set(names)
     monkeypatch.undo()
-    stack.kafka_admin().delete_topics([orders.name])[orders.name].result(30)
+    admin = stack.kafka_admin()
+    admin.delete_topics([orders.name])[orders.name].result(30)
     wait_until(lambda: orders.name not in list_topics(stack))  # the broker lists it for a moment
     assert discover(stack, own_project) == ([], [orders.name])
     assert [spec.name for spec in check_topics(own_project)[0]] == [accounts.name]

@@ -237,7 +237,8 @@ def test_cluster_admin_of_the_engine_may_do_everything(deployment: Deployment) -
     kafka.await_topic(deployment.engine, topic)
     _send(deployment.engine, topic)
     assert kafka.end_offsets(deployment.engine, topic) == {0: 1}
-    AdminClient(deployment.engine.kafka_config()).delete_topics([topic])[topic].result(20)
+    admin = AdminClient(deployment.engine.kafka_config())
+    admin.delete_topics([topic])[topic].result(20)
 
 
 def test_keys_open_kafka_after_the_emulator_was_killed(

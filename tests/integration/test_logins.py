@@ -175,7 +175,8 @@ def topic(site: Site, connect: Callable[..., Endpoints]) -> Iterator[Callable[..
 
     def make(kind: str) -> Topic:
         endpoints, name = connect(kind), f"orders_{uuid.uuid4().hex[:8]}"
-        endpoints.kafka_admin().create_topics([NewTopic(name, 2)])[name].result(30)
+        admin = endpoints.kafka_admin()
+        admin.create_topics([NewTopic(name, 2)])[name].result(30)
         control.enable(settings(), name, {"commit_interval_seconds": 1}, discovered=AVRO_TOPIC)
         made.append(Topic(endpoints, control.find_topic(settings(), name), settings()))
         return made[-1]

@@ -54,7 +54,8 @@ def consumer_position() -> Any:
 
 
 def put_kafka(endpoints: Endpoints) -> None:
-    for future in endpoints.kafka_admin().create_topics([NewTopic(MARK, 1, 1)]).values():
+    admin = endpoints.kafka_admin()
+    for future in admin.create_topics([NewTopic(MARK, 1, 1)]).values():
         with suppress(Exception):  # from the test before
             future.result()
     producer = Producer(endpoints.kafka_config())

@@ -39,7 +39,8 @@ def topic(stack: Endpoints) -> Iterator[str]:
     """A name of its own, deleted in the end."""
     name = f"trades-{uuid.uuid4().hex[:8]}"
     yield name
-    stack.kafka_admin().delete_topics([name])[name].exception(30)
+    admin = stack.kafka_admin()
+    admin.delete_topics([name])[name].exception(30)
     for subject in stack.schema_registry_client().get_subjects():
         if subject.startswith(f"{name}-"):
             stack.schema_registry_client().delete_subject(subject)
@@ -228,7 +229,8 @@ def test_a_record_that_kafka_does_not_take_is_an_error(
     resource = ConfigResource(ResourceType.TOPIC, spec.name)
     entry = ConfigEntry("max.message.bytes", "20", incremental_operation=AlterConfigOpType.SET)
     resource.add_incremental_config(entry)
-    stack.kafka_admin().incremental_alter_configs([resource])[resource].result(30)
+    admin = stack.kafka_admin()
+    admin.incremental_alter_configs([resource])[resource].result(30)
     run = GeneratorRun(spec, stack, config, rate=0, count=100, seed=3)
     with pytest.raises(DeliveryError, match="refused a record"):
         run.run(lambda sent: None)
