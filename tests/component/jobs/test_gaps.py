@@ -152,7 +152,8 @@ def test_what_is_read_does_not_expire(lake: Lake) -> None:
 
 def test_tags_of_killed_readers_go_after_a_day(lake: Lake) -> None:
     lake.append("a", 0)
-    reading([lake.table("a")], "killed").__enter__()
+    killed = reading([lake.table("a")], "killed")
+    killed.__enter__()  # its end would remove the tag
     (name,) = [ref for ref in lake.table("a").refs() if ref.startswith(PREFIX)]
     lake.append("a", 1)
     lake.maintain("a")
