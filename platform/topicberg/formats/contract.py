@@ -86,10 +86,8 @@ class Format(Protocol):
         """
 
     def check_file(self, where: str, schema: RegisteredSchema) -> None:
-        """Refuse a schema file for a reason that :meth:`fields` does not have.
-
-        Libraries of producers may refuse what could become a table, and specs say more of files.
-        """
+        """Refuse a schema file for a reason that :meth:`fields` does not have. Libraries of
+        producers may refuse what could become a table, and specs say more of files."""
 
     def written(
         self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None

@@ -94,10 +94,8 @@ def id_of(schema: int | UUID, guids: Mapping[UUID, int]) -> int | None:
 
 
 def header_of(side: str, headers: Headers) -> bytes | None:
-    """Return what the header says of the schema of the ``key`` or ``value``; None: nothing.
-
-    Of repeated ones the last counts, also if it has no value, as in Confluent's Java client.
-    """
+    """Return what the header says of the schema of the ``key`` or ``value``; None: nothing. Of
+    repeated ones the last counts, also if it has no value, as in Confluent's Java client."""
     *_, last = (None, *(value for name, value in headers if name == HEADERS[side]))
     return None if last is None else bytes(last)
 
@@ -217,10 +215,8 @@ def _framed_by_header(side: str, raw: bytes, header: bytes) -> Framed | str:
 
 
 def payload(side: str, record: Framed, kind: SchemaType) -> bytes | str:
-    """Return the payload as formats read it, or why the header has no usable message indexes.
-
-    It begins with Protobuf's message indexes; ``kind`` is that of the record's schema.
-    """
+    """Return the payload as formats read it, or why the header has no usable message indexes. It
+    begins with Protobuf's message indexes; ``kind`` is that of the record's schema."""
     rest = record.indexes
     if record.is_compressed:
         try:
@@ -285,9 +281,7 @@ class RecordFraming:
 
     def held(self, raw: bytes, header: bytes | None) -> bytes | None:
         """Return a key or a value as tables hold it, in the wire format; None: it has no schema.
-
-        With AWS Glue it is as it was sent, which names the version: no record has the id of one.
-        """
+        With AWS Glue it is as it was sent, which names the version: no record has the id of one."""
         if self.framing == "glue":
             return raw
         is_named = header is not None and self.framing != "none"

@@ -48,10 +48,8 @@ class Meaning(NamedTuple):
 
 
 def with_meaning(description: str | None, meaning: Meaning) -> str | None:
-    """Return the comment of a column: the description of its field, then its meaning.
-
-    A description that ends as a meaning does gets a full stop, so that it is none.
-    """
+    """Return the comment of a column: the description of its field, then its meaning. A description
+    that ends as a meaning does gets a full stop, so that it is none."""
     if description and _LAST.search(description):
         description += "."
     keys = f"keys: {meaning.keys}" if meaning.keys else None

@@ -80,10 +80,8 @@ class Type:
 
     @property
     def has_members(self) -> bool:
-        """Whether its column is a struct with a member for each branch.
-
-        Two numeric types of one kind are one column of the wider type.
-        """
+        """Whether its column is a struct with a member for each branch. Two numeric types of one
+        kind are one column of the wider type."""
         kinds = {(branch.kind, branch.logical) for branch in self.members}
         numbers = ({("int", None), ("long", None)}, {("float", None), ("double", None)})
         return len(self.members) > 1 and kinds not in numbers

@@ -46,7 +46,6 @@ from topicberg.formats.connect import INFINITE_NANOS
 _BYTES = 8 * WIDTH  # Of an instruction.
 _TEXT_STORE = int(Store.TEXT)
 _LEAST, _MOST = INFINITE_NANOS
-_NUMBERS = (AvroOp.INT, AvroOp.LONG, AvroOp.NEAREST_FLOAT, AvroOp.NEAREST_DOUBLE)
 
 
 @compiled
@@ -98,39 +97,50 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             if a and not is_utf8(position, till):
                 return False
             position = till
-        elif op in _NUMBERS:
+        elif op == AvroOp.INT:
             number, position = _number(position, end)
             if position < 0 or number < a or number > b:
                 return False
-            if op == AvroOp.LONG:
-                store_int64(target + 8 * row, number * get(instruction, 5))
-            elif op == AvroOp.INT:
-                store_int32(target + 4 * row, np.int32(number))
-            elif op == AvroOp.NEAREST_FLOAT:
-                store_float(target + 4 * row, np.float32(number))
-            else:
-                store_double(target + 8 * row, np.float64(number))
-        elif op in (AvroOp.UNION, AvroOp.ENUM):
+            store_int32(target + 4 * row, np.int32(number))
+        elif op == AvroOp.LONG:
+            number, position = _number(position, end)
+            if position < 0 or number < a or number > b:
+                return False
+            store_int64(target + 8 * row, number * get(instruction, 5))
+        elif op == AvroOp.UNION:
             number, position = _number(position, end)
             if position < 0 or number < 0 or number >= a:
                 return False
-            if op == AvroOp.UNION:
-                pc = get(targets, b + number)
-            elif not append_text(b + number, slot, program, columns):
-                return False
+            pc = get(targets, b + number)
         elif op == AvroOp.JUMP:
             pc = a
-        elif op in (AvroOp.DOUBLE, AvroOp.FLOAT, AvroOp.WIDER):
-            size = 8 if op == AvroOp.DOUBLE else 4
-            if end - position < size:
+        elif op == AvroOp.DOUBLE:
+            if end - position < 8:
                 return False
-            if op == AvroOp.DOUBLE:
-                store_int64(target + 8 * row, load_int64(position))
-            elif op == AvroOp.FLOAT:
+            store_int64(target + 8 * row, load_int64(position))
+            position += 8
+        elif op in (AvroOp.NEAREST_FLOAT, AvroOp.NEAREST_DOUBLE):
+            number, position = _number(position, end)
+            if position < 0 or number < a or number > b:
+                return False
+            if op == AvroOp.NEAREST_FLOAT:
+                store_float(target + 4 * row, np.float32(number))
+            else:
+                store_double(target + 8 * row, np.float64(number))
+        elif op == AvroOp.ENUM:
+            number, position = _number(position, end)
+            if position < 0 or number < 0 or number >= a:
+                return False
+            if not append_text(b + number, slot, program, columns):
+                return False
+        elif op in (AvroOp.FLOAT, AvroOp.WIDER):
+            if end - position < 4:
+                return False
+            if op == AvroOp.FLOAT:
                 store_int32(target + 4 * row, load_int32(position))
             else:
                 store_double(target + 8 * row, np.float64(load_float(position)))
-            position += size
+            position += 4
         elif op == AvroOp.BOOLEAN:
             if position >= end or load_byte(position) > 1:
                 return False

@@ -133,10 +133,8 @@ def _converted(position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def double(position, end):  # type: ignore[no-untyped-def]
-    """Return a number as the nearest double, and the address after it, or -1.
-
-    There is none for a negative zero, which a reader may have as zero.
-    """
+    """Return a number as the nearest double, and the address after it, or -1. There is none for a
+    negative zero, which a reader may have as zero."""
     negative, digits, places, exponent, position = number(position, end)
     if position < 0 or (negative and digits == 0):
         return 0.0, -1
@@ -148,10 +146,8 @@ def double(position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def nearest(digits, exponent):  # type: ignore[no-untyped-def]
-    """Return the double that is nearest to ``digits * 10**exponent``; -1.0: it is not known.
-
-    That is so for subnormal numbers and infinity.
-    """
+    """Return the double that is nearest to ``digits * 10**exponent``; -1.0: it is not known. That
+    is so for subnormal numbers and infinity."""
     if digits == 0:
         return 0.0
     if digits <= _EXACT and -22 <= exponent <= 22:
@@ -192,10 +188,8 @@ def nearest(digits, exponent):  # type: ignore[no-untyped-def]
 
 @compiled
 def as_float(wide):  # type: ignore[no-untyped-def]
-    """Return the float nearest to a number that was read as a double, and whether that is known.
-
-    A double that is halfway between two floats may have been rounded to be that.
-    """
+    """Return the float nearest to a number that was read as a double, and whether that is known. A
+    double that is halfway between two floats may have been rounded to be that."""
     in_range = wide == 0 or 1.2e-38 < abs(wide) < 3.4e38
     rest = np.float64(wide).view(np.uint64) & np.uint64(2**29 - 1)
     return np.float32(wide), in_range and rest != np.uint64(2**28)

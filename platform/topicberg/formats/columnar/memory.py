@@ -26,10 +26,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def forget_stale(folder: Path) -> None:
-    """Delete the stored code of a folder that is older than one of its sources.
-
-    Numba looks only at the file of a function, not at those of the functions that it calls.
-    """
+    """Delete the stored code of a folder that is older than one of its sources. Numba looks only at
+    the file of a function, not at those of the functions that it calls."""
     changed = max(path.stat().st_mtime for path in folder.glob("*.py"))
     for stored in (folder / "__pycache__").glob("*.nbi"):
         with suppress(OSError):  # another process deletes it, or the folder cannot be written

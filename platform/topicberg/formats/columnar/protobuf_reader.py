@@ -192,8 +192,11 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
                 position, till = _sized(position, end)
                 if position < 0 or depth == MAX_DEPTH:
                     return -1
-                for number, part in enumerate((instruction, end, this, items, following)):
-                    put(level, number, part)
+                put(level, 0, instruction)
+                put(level, 1, end)
+                put(level, 2, this)
+                put(level, 3, items)
+                put(level, 4, following)
                 depth += 1
                 level = stack + 8 * _LEVEL * depth
                 messages += 1
@@ -234,12 +237,15 @@ def _packed(position, end, instruction, program, columns, ending):  # type: igno
     _, _, _, counts, _, item_rooms = columns
     items, value = get(instruction, 3), program[0] + _BYTES * get(instruction, 4)
     position, till = _sized(position, end)
-    while 0 <= position < till:
+    if position < 0:
+        return -1
+    while position < till:
         if get(counts, items) >= get(item_rooms, items):
             return -1
         position = _scalar(position, till, value, program, columns)
-        if position >= 0:
-            end_value(items, *ending)
+        if position < 0:
+            return -1
+        end_value(items, *ending)
     return position
 
 
@@ -251,13 +257,20 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
     a, b = get(instruction, 3), get(instruction, 4)
     target, is_one = get(values, slot), False
     store_byte(get(valids, slot) + row, _ONE_BYTE)
-    if op in (ProtobufOp.NUMBER, ProtobufOp.CONVERTED):
-        number, position = _number(position, end, a)
-        if position >= 0 and op == ProtobufOp.NUMBER:
-            _store(target, row, number, b)
-        elif position < 0 or not _convert(target, row, number, program[1] + 8 * b):
+    if op == ProtobufOp.TEXT:
+        position, till = _sized(position, end)
+        if position < 0 or not append(position, till - position, slot, columns):
             return -1
+        return till if not a or is_utf8(position, till) else -1
+    if op == ProtobufOp.NUMBER:
+        number, position = _number(position, end, a)
+        if position >= 0:
+            _store(target, row, number, b)
         return position
+    if op == ProtobufOp.CONVERTED:
+        number, position = _number(position, end, a)
+        is_one = position >= 0 and _convert(target, row, number, program[1] + 8 * b)
+        return position if is_one else -1
     if op == ProtobufOp.ENUM:
         number, position = _number(position, end, _INT32)
         text = _symbol(program[1] + 8 * b, a, number) if position >= 0 else np.int64(-1)
@@ -271,13 +284,10 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
             return -1
         store_double(target + 8 * row, np.float64(load_float(position)))
         return position + 4
-    position, till = _sized(position, end)  # a length comes before a text or a message
+    position, till = _sized(position, end)  # a length comes before a message
     if position < 0:
         return -1
-    if op == ProtobufOp.TEXT:
-        is_one = append(position, till - position, slot, columns)
-        is_one = is_one and (not a or is_utf8(position, till))
-    elif op == ProtobufOp.TIMESTAMP:
+    if op == ProtobufOp.TIMESTAMP:
         micros, is_one = _timestamp(position, till)
         store_int64(target + 8 * row, micros)
     elif op == ProtobufOp.DATE:
@@ -306,7 +316,7 @@ def _number(position, end, encoding):  # type: ignore[no-untyped-def]
     bits, position = varint(position, end)
     number = np.int64(bits)
     if encoding == Encoding.INT32:
-        number = _int32(number)
+        number = np.int64(np.int32(number))
     elif encoding == Encoding.UINT32:
         number &= _MAX_TAG
     elif encoding == Encoding.SINT32:

@@ -30,10 +30,10 @@ _TEXT = int(Store.TEXT)
 @compiled
 def schema_of(data, position, end):  # type: ignore[no-untyped-def]
     """Return the id of the schema that a record begins with, or -1."""
-    number = np.int64(-1 if end - position < WIRE_BYTES or data[position] != 0 else 0)
-    for place in range(position + 1, position + WIRE_BYTES if number == 0 else 0):
-        number = number << 8 | np.int64(data[place])
-    return number
+    if end - position < WIRE_BYTES or data[position] != 0:
+        return np.int64(-1)
+    number = np.int64(data[position + 1]) << 24 | np.int64(data[position + 2]) << 16
+    return number | np.int64(data[position + 3]) << 8 | np.int64(data[position + 4])
 
 
 @compiled

@@ -41,10 +41,8 @@ Conversions = Sequence[tuple[str, tuple[str, ...]]]
 
 
 def with_conversions(node: Node, conversions: Conversions) -> Node:
-    """Return the tree of a schema whose fields have their conversions.
-
-    Those of a field that this version of the schema lacks, or has of another type, are left out.
-    """
+    """Return the tree of a schema whose fields have their conversions. Those of a field that this
+    version of the schema lacks, or has of another type, are left out."""
     for path, names in conversions:
         if (way := _way(node, path.split("."))) is not None:
             node = _with(node, way, names)

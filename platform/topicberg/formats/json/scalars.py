@@ -164,10 +164,8 @@ def _stored_whole(kind: Kind, column: T.IcebergType) -> Callable[[int], Any] | N
 
 
 def whole_number(value: Any) -> int | None:
-    """Return the whole number that a value is; None: it is none.
-
-    One that is beyond all ranges has another value, which is beyond them too.
-    """
+    """Return the whole number that a value is; None: it is none. One that is beyond all ranges has
+    another value, which is beyond them too."""
     if type(value) is not Number:
         return value if type(value) is int else None
     digits, exponent = value.parts()

@@ -100,10 +100,8 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
 
 
 def filled(resolved_schema: ResolvedSchema) -> frozenset[str]:
-    """Return the columns that a writer fills; see :class:`topicberg.formats.contract.Format`.
-
-    A field whose values do not fit the column of the renamed one fills that of its own name.
-    """
+    """Return the columns that a writer fills; see :class:`topicberg.formats.contract.Format`. A
+    field whose values do not fit the column of the renamed one fills that of its own name."""
     # This checks that the schema can become a table.
     written(resolved_schema.writer, resolved_schema.latest, resolved_schema.message)
     columns, plan, _ = reader(resolved_schema)
@@ -217,8 +215,6 @@ def reader(
 
 
 def absent_values(schema: RegisteredSchema, message: str | None) -> dict[str, Any]:
-    """Return the values of fields that are never null, which a message without the field has.
-
-    Those of the fields of messages are in a dictionary of their own.
-    """
+    """Return the values of fields that are never null, which a message without the field has. Those
+    of the fields of messages are in a dictionary of their own."""
     return absent_of_message(target_message(schema, message))

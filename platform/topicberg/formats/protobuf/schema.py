@@ -93,10 +93,8 @@ def index_prefixes(path: list[int]) -> tuple[bytes, ...]:
 
 
 def glue_messages(file: Any) -> list[Any]:
-    """Return all messages of a file, of every depth and those of maps, by their full names.
-
-    Source: ``MessageIndexFinder`` (Java) of AWS Glue Schema Registry.
-    """
+    """Return all messages of a file, of every depth and those of maps, by their full names. Source:
+    ``MessageIndexFinder`` (Java) of AWS Glue Schema Registry."""
     messages, rest = list[Any](), list(file.message_types_by_name.values())
     while rest:
         messages += rest
