@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -130,10 +130,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> StackSc
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """No test touches the checkout's own state."""
-    with _state_dir(tmp_path_factory.mktemp("nothing-runs-here")):
+    with _state_dir(path := tmp_path_factory.mktemp("nothing-runs-here")):
+        yield path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stackless_state_dir(request: pytest.FixtureRequest, _own_state_dir: Path) -> Iterator[None]:
+    """A file whose tests do not use the stack does not touch its state after others did."""
+    is_stackless = request.node not in _files_with_stack(request.session)
+    with _state_dir(_own_state_dir) if is_stackless else nullcontext():
         yield
+
+
+@cache
+def _files_with_stack(session: pytest.Session) -> set[pytest.Module | None]:
+    with_stack = (one for one in session.items if "stack" in getattr(one, "fixturenames", ()))
+    return {one.getparent(pytest.Module) for one in with_stack}
 
 
 class WatchedCatalog(SqlCatalog):
@@ -246,7 +260,7 @@ def pytest_runtest_protocol(
 
 
 @pytest.fixture(scope="session")
-def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endpoints]:
+def stack(request: pytest.FixtureRequest, _own_state_dir: Path) -> Iterator[Endpoints]:
     """Endpoints of a running local stack; :func:`settings` is the stack's."""
     shared = _shared_stack(request.config)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: fixtures are torn down
@@ -317,19 +331,25 @@ def _running_pid(name: str, other_than: int | None) -> int:
 
 
 @pytest.fixture
-def own_project(
-    stack: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Settings]:
-    """Settings of a project without topics and a state directory, at the services of the stack."""
+def new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Settings of a project without topics, with a state directory of its own."""
     for folder in ("topics", "schemas", "state"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("runtime.json", "credentials.json"):
-        shutil.copy(settings().state_dir / name, tmp_path / "state" / name)
     monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
     monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
     settings.cache_clear()
     yield settings()
     settings.cache_clear()
+
+
+@pytest.fixture
+def own_project(
+    request: pytest.FixtureRequest, stack: Endpoints, new_project: Settings
+) -> Settings:
+    """The same, at the services of the stack."""
+    for name in ("runtime.json", "credentials.json"):
+        shutil.copy(_shared_stack(request.config).folder / name, new_project.state_dir / name)
+    return new_project
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -120,22 +121,30 @@ CUSTOMER: Row = {
 SKIP = {"error_handling": {"mode": "SKIP"}}
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_changelog_customers_in_batches_give_typed_rows(
-    make_topic: Callable[..., Topic], size: int
-) -> None:
-    """Two changes of the primary key, of a row with unchanged TOAST; two rows out of range."""
-    topic, records = change_topic(make_topic, tableflow=SKIP), captured("davro.shop.customers")
-    replay, ingestor = Replay(topic, records), Ingestor(topic.spec, topic.endpoints, topic.config)
-    ordered = sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset))
+def in_order(records: tuple[Captured, ...]) -> list[Captured]:
+    return sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset))
+
+
+def ingest_customers(topic: Topic, ordered: list[Captured], size: int, send: Any) -> None:
+    """Send and ingest changes of customers in batches; compare with the source's rows."""
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
     for first in range(0, len(ordered), size):
-        replay.send(ordered[first : first + size])
+        send(ordered[first : first + size])
         last = ingestor.step()
     ingestor.close()
     rows = {row["id"]: row for row in rows_of(topic)}
     assert set(rows) == {10, 11}
     assert {name: rows[11][name] for name in CUSTOMER} == CUSTOMER
     assert last.rows_skipped == 2
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_changelog_customers_in_batches_give_typed_rows(
+    make_topic: Callable[..., Topic], size: int
+) -> None:
+    """Two changes of the primary key, of a row with unchanged TOAST; two rows out of range."""
+    topic, records = change_topic(make_topic, tableflow=SKIP), captured("davro.shop.customers")
+    ingest_customers(topic, in_order(records), size, Replay(topic, records).send)
 
 
 def test_changelog_key_beyond_the_limit_is_malformed(make_topic: Callable[..., Topic]) -> None:
@@ -281,10 +290,6 @@ def register(topic: Topic, value: dict[str, Any], key: dict[str, Any]) -> tuple[
     return found[0], found[1]
 
 
-def in_order(records: tuple[Captured, ...]) -> list[Captured]:
-    return sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset))
-
-
 @pytest.mark.parametrize(
     "size", [7, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 4))]
 )
@@ -308,16 +313,8 @@ def test_json_customers_with_schemas_give_the_rows_of_avro(
     make_topic: Callable[..., Topic], size: int
 ) -> None:
     topic = json_topic(make_topic, tableflow=SKIP)
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
     records = in_order(captured_json("djsons.shop.customers"))
-    for first in range(0, len(records), size):
-        send_captured(topic, records[first : first + size])
-        last = ingestor.step()
-    ingestor.close()
-    rows = {row["id"]: row for row in rows_of(topic)}
-    assert set(rows) == {10, 11}
-    assert {name: rows[11][name] for name in CUSTOMER} == CUSTOMER
-    assert last.rows_skipped == 2
+    ingest_customers(topic, records, size, partial(send_captured, topic))
 
 
 def test_json_toast_types_are_taken_from_the_row(make_topic: Callable[..., Topic]) -> None:

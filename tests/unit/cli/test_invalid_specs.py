@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from typer.testing import CliRunner, Result
 from topicberg.cli import app, output
 from topicberg.cli.output import load_lake
 from topicberg.errors import SpecError, StackError
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings
 from topicberg.topics import load_topic, load_topics
 from topicberg.topics.discovery import Discovery, FoundSchema, FoundTopic, write_discovery
 
@@ -21,19 +20,12 @@ GOOD = "name: {name}\npipeline: shop\nschema: {{format: none}}\n"
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+def config(new_project: Settings) -> Settings:
     """A project with the topics ``orders``, which is valid, and ``wrong``, which is not."""
-    for folder in ("topics", "schemas", "state"):
-        (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
-    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
-    settings.cache_clear()
     output.warn_once.cache_clear()
-    config = settings()
-    (config.topics_dir / "orders.yaml").write_text(GOOD.format(name="orders"))
-    (config.topics_dir / "wrong.yaml").write_text("name: wrong\npartitions: many\n")
-    yield config
-    settings.cache_clear()
+    (new_project.topics_dir / "orders.yaml").write_text(GOOD.format(name="orders"))
+    (new_project.topics_dir / "wrong.yaml").write_text("name: wrong\npartitions: many\n")
+    return new_project
 
 
 def run(*arguments: str) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +36,7 @@ from topicberg.formats.meanings import (
 )
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.logins.catalog import LOCATIONS
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings
 from topicberg.tableflow.layout.layout import table_schema
 from topicberg.tableflow.layout.meanings import MEANINGS, columns_of, followed, noted
 from topicberg.tableflow.layout.message_fields import Layout, MessageField
@@ -156,21 +155,10 @@ def noted_meanings(table: Table) -> dict[int, str | None]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    for folder in ("topics", "schemas"):
-        (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
-    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
-    settings.cache_clear()
-    yield settings()
-    settings.cache_clear()
-
-
-@pytest.fixture
-def make_topic(config: Settings, tmp_path: Path) -> Any:
+def make_topic(new_project: Settings, tmp_path: Path) -> Any:
     warehouse = {"uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/lake"}
     catalog = SqlCatalog("unit", **warehouse, **{LOCATIONS: "catalog"})
-    return lambda kind: Topic(catalog, config, kind)
+    return lambda kind: Topic(catalog, new_project, kind)
 
 
 @pytest.mark.parametrize("wrap", list(_WRAPPED))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ from topicberg.cli import app
 from topicberg.errors import SpecError, TableflowError, TableFormatError, UnreachableError
 from topicberg.kafka import topics as kafka
 from topicberg.logins.catalog import LOCATIONS
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings
 from topicberg.tableflow.layout import waiting
 from topicberg.tableflow.layout.waiting import find_waiting, unapplied
 from topicberg.tableflow.table import table as tables
@@ -61,14 +61,8 @@ def spec(**fields: Any) -> TopicSpec:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    for folder in ("topics", "schemas"):
-        (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
-    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
-    settings.cache_clear()
-    yield settings()
-    settings.cache_clear()
+def config(new_project: Settings) -> Settings:
+    return new_project
 
 
 def catalog_in(folder: Path) -> SqlCatalog:
