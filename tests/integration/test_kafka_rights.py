@@ -25,7 +25,7 @@ from waiting import wait_until
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import messages
+from topicberg.kafka.consumer import first_messages, messages
 from topicberg.kafka.fetch import _ClientFetcher, fetcher
 from topicberg.kafka.records import READER, Records
 from topicberg.kafka.transactions import newest_states, transactional_producer
@@ -208,6 +208,20 @@ def test_dropped_access_list_refuses_what_needs_it(deployment: Deployment, name:
     wait_until(lambda: _outcome(use, deployment.endpoints) is None)
 
 
+def test_read_of_a_topic_that_may_not_be_seen_is_refused(deployment: Deployment) -> None:
+    """As a right that is dropped between two requests of a read: the client reports nothing."""
+    acl, endpoints = deployment.acls[f"{TOPIC}_app_consumer"], deployment.endpoints
+    acl.delete(deployment.context, deployment.context.need(acl.key))
+    try:
+        wait_until(lambda: _outcome(NEEDS[f"{TOPIC}_app_consumer"], endpoints) in REFUSED)
+        assert _outcome(lambda given: list(messages(given, TOPIC, {0: (0, 1)}, 3)), endpoints)
+        assert _outcome(
+            lambda given: first_messages(given, TOPIC, {0: 0}, is_needed=True), endpoints
+        )
+    finally:
+        acl.create(deployment.context)
+
+
 def test_account_without_access_lists_is_refused(deployment: Deployment) -> None:
     """The reader may not write, the writer may not read, and neither may delete the topic."""
     swapped = deployment.endpoints.model_copy(
@@ -251,13 +265,8 @@ def test_keys_open_kafka_after_the_emulator_was_killed(
 def test_wrong_key_is_refused_as_a_failed_login(deployment: Deployment) -> None:
     wrong = deployment.endpoints.kafka_login.as_user("UNKNOWN", "secret")
     errors: list[KafkaError] = []
-    config: dict[str, Any] = {
-        "bootstrap.servers": deployment.bootstrap,
-        **wrong.librdkafka(),
-        "log_level": 0,
-        "error_cb": errors.append,
-    }
-    client = AdminClient(config)
+    config = {"bootstrap.servers": deployment.bootstrap, **wrong.librdkafka(), "log_level": 0}
+    client = AdminClient(config | {"error_cb": errors.append})
     with pytest.raises(KafkaException):
         client.list_topics(timeout=3)
     client.poll(1)

@@ -79,11 +79,20 @@ def messages(
                 del waiting[partition]
                 consumer.incremental_unassign([TopicPartition(topic, partition)])
             if waiting and time.monotonic() > deadline:
-                raise UnreachableError(
-                    f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
-                    f"{seconds:.0f} s",
-                    hint=see_whether_it_runs("Kafka"),
-                )
+                raise _no_record(endpoints, topic, min(waiting), seconds)
+
+
+def _no_record(endpoints: Endpoints, topic: str, partition: int, seconds: float) -> TopicbergError:
+    """Return the error of a silent partition. librdkafka does not report a topic that it may not
+    see to a consumer with assigned partitions, so Kafka is asked what is wrong with the topic."""
+    try:
+        kafka.describe(endpoints, topic)
+    except TopicbergError as error:
+        return error
+    return UnreachableError(
+        f"topic {topic}: partition {partition} cannot be read: no record within {seconds:.0f} s",
+        hint=f"{see_whether_it_runs('Kafka')}; see whether the partition has a leader",
+    )
 
 
 def batch_end(
@@ -144,11 +153,7 @@ def first_messages(
     with _consumer(endpoints, topic, offsets, epochs, committed=False, **_SMALL_FETCH) as consumer:
         first = _first(consumer, len(offsets), seconds)
     if is_needed and (waiting := offsets.keys() - first.keys()):
-        raise UnreachableError(
-            f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
-            f"{seconds:.0f} s",
-            hint=f"{see_whether_it_runs('Kafka')}; see whether the partition has a leader",
-        )
+        raise _no_record(endpoints, topic, min(waiting), seconds)
     return first
 
 

@@ -260,17 +260,17 @@ def topic_configs(
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:
     """Return Kafka's UUID of the topic in base64; a topic that is created again has another one."""
-    return str(_describe(endpoints, topic).topic_id)
+    return str(describe(endpoints, topic).topic_id)
 
 
 def partition_count(endpoints: Endpoints, topic: str) -> int:
     """Return the number of partitions of a topic."""
-    return len(_describe(endpoints, topic).partitions)
+    return len(describe(endpoints, topic).partitions)
 
 
 def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
     """Return the id of a topic, and where its log begins and ends, in three requests."""
-    described = _describe(endpoints, topic)
+    described = describe(endpoints, topic)
     ends = _listed(endpoints, topic, LATEST, described)
     beginning = _listed(endpoints, topic, _EARLIEST, described)
     epochs = {
@@ -447,7 +447,7 @@ def _create_missing(
 ) -> bool:
     """Create the topic; return False if it exists already, also without the right to create it."""
     try:
-        _describe(endpoints, spec.name)
+        describe(endpoints, spec.name)
     except NoSuchTopicError:
         request = None if recreate else requests.read_request(config, spec.name)
         if request and request.deleted:
@@ -573,7 +573,8 @@ def tombstone_ms(endpoints: Endpoints, topic: str) -> int | None:
     return int(config.get("delete.retention.ms") or 0)
 
 
-def _describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
+def describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:
+    """:raises TopicbergError: Kafka has no such topic, or does not show it to this account"""
     client, topics = admin_client(endpoints), TopicCollection([topic])
     future = client.describe_topics(topics, request_timeout=TIMEOUT_SECONDS)[topic]
     description: admin.TopicDescription = result_of(future, endpoints, f"describe topic {topic}")
@@ -603,7 +604,7 @@ def _listed(
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, admin.ListOffsetsResultInfo]:
     def attempt() -> dict[int, admin.ListOffsetsResultInfo]:
-        partitions = (described or _describe(endpoints, topic)).partitions
+        partitions = (described or describe(endpoints, topic)).partitions
         futures = admin_client(endpoints).list_offsets(
             {TopicPartition(topic, partition.id): which for partition in partitions},
             isolation_level=level,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from clocks import Clock
 from confluent_kafka import KafkaError, TopicPartition
-from memory_kafka import MemoryKafka, serve_clients
+from memory_kafka import Log, MemoryKafka, serve_clients
 
 from topicberg.errors import UnreachableError
 from topicberg.kafka.consumer import batch_end, first_times
@@ -53,7 +53,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, client: object) -> list[dict[str, A
         made.append({**properties})
         return client
 
-    serve_clients(monkeypatch, None, connected)
+    serve_clients(monkeypatch, MemoryKafka({"orders": Log()}), connected)
     return made
 
 

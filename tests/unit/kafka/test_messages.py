@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from memory_kafka import MemoryKafka, serve_clients
+from memory_kafka import Log, MemoryKafka, serve_clients
 
 from topicberg.errors import UnreachableError
 from topicberg.kafka import consumer
@@ -71,14 +71,14 @@ def test_end_before_a_committed_range_is_waited_for(
     """A new leader of a partition learns late up to where its records are committed."""
     early, late = Message(1, is_end=True), Message(3, is_end=True)
     client = Client([Message(0), early], [], [Message(1)], [late])
-    serve_clients(monkeypatch, None, lambda _: client)
+    serve_clients(monkeypatch, MemoryKafka({"t": Log()}), lambda _: client)
     found = consumer.messages(ENDPOINTS, "t", {0: (0, 3)}, may_end_early=may_end_early)
     assert [message.offset() for message in found] == ([0] if may_end_early else [0, 1])
 
 
 def test_end_that_stays_before_a_committed_range_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client([Message(1, is_end=True)])
-    serve_clients(monkeypatch, None, lambda _: client)
+    serve_clients(monkeypatch, MemoryKafka({"t": Log()}), lambda _: client)
     found = consumer.messages(ENDPOINTS, "t", {0: (1, 2)}, 0.01)
     with pytest.raises(UnreachableError, match="no record within"):
         list(found)
