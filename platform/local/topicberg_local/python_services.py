@@ -8,13 +8,14 @@ from contextlib import suppress
 
 import requests
 from pydantic import ValidationError
+from pydantic_settings import BaseSettings
 
 from topicberg.alerts.settings import alert_settings
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
 from topicberg.extensions import extensions
-from topicberg.settings.environment import Concern, EnvironmentSettings, as_environment, as_text
+from topicberg.settings.environment import Concern, EnvironmentSettings, as_text
 from topicberg_local.answers import answers_kafka
 from topicberg_local.schema_registry import API
 from topicberg_local.service import KAFKA_USER, SNOWFLAKE_USER, Context, Service
@@ -164,3 +165,13 @@ def alert_environment() -> dict[str, str]:
             with suppress(ValidationError):  # which the channel reports
                 variables |= as_environment(model())
     return variables
+
+
+def as_environment(chosen: BaseSettings) -> dict[str, str]:
+    """Return the settings that are set as variables, secrets included."""
+    prefix = chosen.model_config.get("env_prefix") or ""
+    return {
+        f"{prefix}{name.upper()}": as_text(value)
+        for name in chosen.model_fields_set
+        if (value := getattr(chosen, name)) is not None
+    }

@@ -92,7 +92,7 @@ def process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> psutil.Proce
         if pid:
             process = psutil.Process(int(pid))
             is_same = process.create_time() == float(began)
-        elif named := _named_process(instance, run):
+        elif named := named_process(instance, run):
             process = psutil.Process(named[0])
             is_same = process.create_time() <= named[1]
         else:
@@ -102,17 +102,7 @@ def process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> psutil.Proce
     return None
 
 
-def is_executed(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Return whether a process executes a run that has begun.
-
-    That of a command, which no daemon launched, names its process a moment after it began.
-    """
-    is_of_command = run.remote_job_origin is None and PROCESS not in run.tags
-    is_unnamed = is_of_command and _named_process(instance, run) is None
-    return is_unnamed or process_of(instance, run) is not None
-
-
-def _named_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[int, float] | None:
+def named_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[int, float] | None:
     """Return the process that a run names in its first event of the engine, and when it did."""
     kind = dg.DagsterEventType.ENGINE_EVENT
     for record in instance.get_records_for_run(run.run_id, of_type=kind, limit=1).records:

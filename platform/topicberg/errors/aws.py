@@ -33,13 +33,6 @@ def is_expired(error: BaseException) -> bool:
     return type(error).__name__ in NO_TOKEN or code_of(error) in EXPIRED
 
 
-def was_repeated(error: BaseException) -> bool:
-    """Return whether AWS's SDK sent a request again: the first one may have been carried out."""
-    response: Any = getattr(error, "response", None)
-    details = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    return bool(details.get("RetryAttempts", 0) > 0)
-
-
 def login_hint(error: BaseException, profile: str | None = None) -> str | None:
     """Return how to renew a login (of a profile, or that of the environment) that expired; None:
     the error is about something else."""

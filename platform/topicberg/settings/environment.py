@@ -142,16 +142,6 @@ def invalid(subject: str, lines: list[str], hint: str) -> TopicbergError:
     return TopicbergError(f"{subject}:{text}", hint=hint)
 
 
-def as_environment(chosen: BaseSettings) -> dict[str, str]:
-    """Return the settings that are set as variables, secrets included."""
-    prefix = chosen.model_config.get("env_prefix") or ""
-    return {
-        f"{prefix}{name.upper()}": as_text(value)
-        for name in chosen.model_fields_set
-        if (value := getattr(chosen, name)) is not None
-    }
-
-
 def as_text(value: Any) -> str:
     """Return a value as a variable states it."""
     if isinstance(value, SecretStr):

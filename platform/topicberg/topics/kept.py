@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import update_file
+from topicberg.project import FILE
 from topicberg.settings import Settings
 from topicberg.topics.deadletters import dead_letter_specs
+from topicberg.topics.discovery import index_file
 from topicberg.topics.loader import Problem, check_topics
+from topicberg.topics.sources import component_files
 from topicberg.topics.spec import TopicSpec
 from topicberg.wording import listed
 
 logger = logging.getLogger(__name__)
 
 Built = TypeVar("Built")
+Files = tuple[tuple[str, int, int, int], ...]
 MAX_SHOWN = 5
 """Problems, or topics, in one message or alert: a fleet has many."""
 
@@ -89,15 +95,39 @@ def build_with_kept(
     return built
 
 
-def specs_in_use(config: Settings) -> tuple[list[TopicSpec], str | None]:
-    """Return the valid specs with the last valid ones of the others, and the errors of the spec
-    files with what follows; None: there are none."""
-    try:
-        specs, problems = check_topics(config)
-    except TopicbergError as error:
-        return [], str(error)
-    known = _with_kept(config, specs, problems)
-    return known.specs, known.message
+class SpecsInUse:
+    """The valid specs with the last valid ones of the others, and the errors of the spec files with
+    what follows (None: there are none). They are read again only when a file has changed."""
+
+    def __init__(self) -> None:
+        self._files: Files = ()
+        self._found: tuple[list[TopicSpec], str | None] = [], None
+
+    def read(self, config: Settings) -> tuple[list[TopicSpec], str | None]:
+        if (files := spec_files(config, _file(config))) != self._files:
+            self._files = files
+            try:
+                known = _with_kept(config, *check_topics(config))
+                self._found = known.specs, known.message
+            except TopicbergError as error:
+                self._found = [], str(error)
+        return self._found
+
+
+def spec_files(config: Settings, *more: Path) -> Files:
+    """Return path, time of change, size and inode of the files of specs and of schemas, of what was
+    discovered, and of more files and folders; empty: there are none."""
+    single = index_file(config), config.project_root / FILE
+    entries: list[Path | os.DirEntry[str]] = [*single, *component_files(config), *more]
+    for folder in (config.topics_dir, config.schemas_dir, *more):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+            entries += found
+    files = []
+    for entry in entries:
+        with suppress(FileNotFoundError):
+            stat = entry.stat()
+            files.append((os.fspath(entry), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(sorted(files))
 
 
 def _with_kept(config: Settings, specs: list[TopicSpec], problems: Sequence[Problem]) -> KnownSpecs:

@@ -318,7 +318,7 @@ def test_routes_are_read_from_the_environment_and_hide_their_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from topicberg.alerts.settings import alert_settings
-    from topicberg.settings.environment import as_environment
+    from topicberg_local.python_services import as_environment
 
     routes = {"team:shop": {"slack_url": "https://hooks.example/secret-1", "pagerduty_key": KEY}}
     monkeypatch.setenv("TOPICBERG_ALERT_ROUTES", json.dumps(routes))

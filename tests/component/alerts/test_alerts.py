@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import psutil
@@ -68,12 +69,13 @@ from topicberg.orchestration.jobs.alerts import (
     _is_news,
     alert_sensor,
 )
-from topicberg.orchestration.jobs.observation import observe
+from topicberg.orchestration.jobs.observation import REREAD_SECONDS, Memory, observe
 from topicberg.orchestration.jobs.table_jobs import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.status import TopicStatus, note_observation, write_status
 from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics.kept import SpecsInUse
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 
@@ -565,14 +567,30 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
     assert [notice.alert.key for notice in notices] == [f"tick {schedule}"]
 
 
+def test_checks_are_read_again_after_a_run_or_a_minute(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading those of a fleet takes a second of CPU time."""
+    read, memory, state = Mock(return_value={}), Memory(), AlertState(runs_until=time.time())
+    monkeypatch.setattr("topicberg.orchestration.jobs.observation.last_evaluations", read)
+
+    def look() -> int:
+        observe(desk.instance, DEFS.get_repository_def(), state, memory=memory)
+        return read.call_count
+
+    assert [look(), look()] == [1, 1]
+    memory.checks_at -= REREAD_SECONDS
+    assert [look(), look()] == [2, 2]
+    desk.run()
+    assert look() == 3
+
+
 # --- what the engine reports now ---
 
 
 def use_specs(patch: pytest.MonkeyPatch, *specs: TopicSpec) -> None:
     """Let these be the topics of the project."""
-    patch.setattr(
-        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: ([*specs], None)
-    )
+    patch.setattr(SpecsInUse, "read", lambda *_: ([*specs], None))
 
 
 @pytest.fixture

@@ -60,8 +60,8 @@ from topicberg.endpoints import local_endpoints
 from topicberg.errors import SpecError, StackError, split_hint
 from topicberg.orchestration.jobs.alerts import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
-from topicberg.settings.environment import as_environment
 from topicberg_local.engine import NEEDED, start_times, unavailable, watched_supervisor
+from topicberg_local.python_services import as_environment
 from topicberg_local.stack import SERVICES
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -123,16 +121,6 @@ def test_every_check_explains_itself_and_the_job_has_all_but_those_on_spark() ->
         assert (key in in_job) == (key.name not in of_authors)
 
 
-@pytest.fixture
-def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
-        settings.cache_clear()
-        yield
-    settings.cache_clear()
-
-
-@pytest.mark.usefixtures("nothing_runs")
 def test_a_sensor_skips_while_the_stack_is_down() -> None:
     sensor = REPOSITORY.get_sensor_def("snapshots")
     with memory_instance() as instance:  # Dagster's own would stay the current one
@@ -179,7 +167,6 @@ def test_a_sensor_skips_while_a_service_is_silent(
                 sensor.evaluate_tick(context)
 
 
-@pytest.mark.usefixtures("nothing_runs")
 def test_the_catalogs_are_asked_for_once_at_a_time() -> None:
     """Where the run waits in the queue, as many would wait as tables were maintained meanwhile."""
     sensor = REPOSITORY.get_sensor_def("catalogs")

@@ -6,13 +6,13 @@ import errno
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from topicberg.cli import run
-from topicberg.settings import settings
+from topicberg.settings import Settings, settings
 
 
 @pytest.fixture
@@ -32,14 +32,11 @@ def shown(
 
 
 @pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))  # not that of the session's stack
-    settings.cache_clear()
-    path = settings().state_dir / "dagster" / "schedules" / "schedules.db"
+def database(new_project: Settings) -> Path:
+    path = new_project.state_dir / "dagster" / "schedules" / "schedules.db"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"garbage" * 1000)
-    yield path
-    settings.cache_clear()
+    return path
 
 
 def test_damaged_database_is_named(shown: Callable[..., str], database: Path) -> None:

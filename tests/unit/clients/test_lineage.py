@@ -28,7 +28,7 @@ from topicberg.clients.lineage import (
     topic_dataset,
 )
 from topicberg.errors import TopicbergError
-from topicberg.settings.environment import as_environment
+from topicberg_local.python_services import as_environment
 
 pytest.importorskip("openlineage.client")
 SECRET = "token-of-the-receiver"

@@ -175,10 +175,7 @@ def test_deploy_with_incomplete_logins_refuses(
     assert problem in str(refused.exception)
 
 
-def test_plan_of_the_local_deployment_says_first_that_it_is_for_emulators(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
+def test_plan_of_the_local_deployment_says_first_that_it_is_for_emulators() -> None:
     refused = CliRunner().invoke(app, ["deploy", "plan"])
     assert refused.output.startswith("This plan is for the emulators of the local stack")
     assert "stack is not running" in str(refused.exception)

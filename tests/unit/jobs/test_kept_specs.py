@@ -15,7 +15,7 @@ from topicberg.errors import SpecError
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
-from topicberg.topics.kept import KnownSpecs, build_with_kept, specs_in_use
+from topicberg.topics.kept import KnownSpecs, SpecsInUse, build_with_kept
 
 SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {partitions}\n"
 
@@ -73,7 +73,7 @@ def test_many_invalid_specs_are_named_in_part(config: Settings) -> None:
     reason = built(config)[1] or ""
     assert reason.count("must be a valid integer") == 5
     assert reason.endswith("and 4 more: run `topicberg topics validate`")
-    assert (specs_in_use(config)[1] or "").startswith(
+    assert (SpecsInUse().read(config)[1] or "").startswith(
         f"{reason}; left out, as they were never valid:"
     )
 
@@ -93,7 +93,7 @@ def test_invalid_spec_that_was_never_valid_does_not_stay_in_use(config: Settings
     assert report().endswith(
         "; the last valid specs stay in use of orders; left out, as they were never valid: new"
     )
-    assert specs_in_use(config)[1] == report()
+    assert SpecsInUse().read(config)[1] == report()
 
 
 def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:

@@ -17,7 +17,6 @@ from topicberg.catalogs.snowflake.statements import (
     delegation,
     glue_api,
     polling,
-    rest_api,
     role_arn,
     vending,
 )
@@ -249,7 +248,7 @@ class RestIntegration(_CatalogIntegration):
         return {
             "source": "POLARIS" if open_catalog else "ICEBERG_REST",
             "uri": login.uri,
-            "api": rest_api(context.config),
+            "api": _rest_api(context.config),
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",
@@ -402,7 +401,7 @@ def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool 
     source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
     catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
     if config.snowflake_privatelink:
-        catalog += f" CATALOG_API_TYPE = {rest_api(config)}"
+        catalog += f" CATALOG_API_TYPE = {_rest_api(config)}"
     token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
     return (
         "CREATE CATALOG INTEGRATION "
@@ -424,3 +423,8 @@ def set_rest_secret(integration: str, login: RestLogin) -> str:
         "REST_AUTHENTICATION = "
         f"(OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())})"
     )
+
+
+def _rest_api(config: Settings) -> str:
+    """Return the type of another REST catalog."""
+    return "PRIVATE" if config.snowflake_privatelink else "PUBLIC"

@@ -8,11 +8,7 @@ from typing import Any
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.session import parsed
-from topicberg.catalogs.snowflake.statements import (
-    create_linked_database,
-    create_table,
-    topic_integration,
-)
+from topicberg.catalogs.snowflake.statements import create_linked_database, create_table
 from topicberg.catalogs.snowflake.tables import LinkStatus, link_status
 from topicberg.clients.answers import VendorAnswer
 from topicberg.errors import TopicbergError
@@ -150,7 +146,7 @@ class IcebergTable(Resource):
 
     def desired(self, context: DeployContext) -> Fields:
         return {
-            "catalog": topic_integration(context.config),
+            "catalog": _topic_integration(context.config),
             "volume": SnowflakeNames.of(context.config).volume,
             "glue_table": [context.seen.snowflake_namespace, self._catalog_name(context)],
             "auto_refresh": True,
@@ -180,7 +176,7 @@ class IcebergTable(Resource):
             self.name,
             context.seen.snowflake_namespace,
             self._catalog_name(context),
-            integration=topic_integration(context.config),
+            integration=_topic_integration(context.config),
             auto_refresh=True,
         )
         with context.snowflake.session() as session:
@@ -196,7 +192,7 @@ class IcebergTable(Resource):
 
     def _in_catalog(self, context: DeployContext) -> bool:
         """Read Glue itself; for another catalog, read the state of Tableflow."""
-        if topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
+        if _topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
             states = syncs(self._status(context), of_delta=False)
             return {state.get("sync_status") for state in states} == {"SYNCED"}
         table = glue.get_table(context.aws.client("glue"), context.namespace, self.spec.glue_name)
@@ -309,3 +305,9 @@ class LinkedTable(IcebergTable):
     def is_ours(self, context: DeployContext) -> bool:
         """It goes with its database."""
         return False
+
+
+def _topic_integration(config: Settings) -> str:
+    """The integration by which Snowflake finds the topics' tables."""
+    names = SnowflakeNames.of(config)
+    return names.integration if config.topics_in_glue else names.rest_integration

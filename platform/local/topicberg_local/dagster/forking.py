@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Thread
 
 import psutil
-from dagster import DagsterRun, DagsterRunStatus, DefaultRunLauncher
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, DefaultRunLauncher
 from dagster._cli.api import execute_run_command
 from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
@@ -37,7 +37,7 @@ from dagster._utils import get_run_crash_explanation
 
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.compatibility import require_attributes, require_parameters
-from topicberg.dagster.runs import PROCESS, is_executed, process_of
+from topicberg.dagster.runs import PROCESS, named_process, process_of
 
 LIBRARIES = (
     "avro.schema",
@@ -117,7 +117,7 @@ class ForkingRunLauncher(DefaultRunLauncher):
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         # The server that launched the former reports its end.
-        if GRPC_INFO_TAG in run.tags or is_executed(self._instance, run):
+        if GRPC_INFO_TAG in run.tags or _is_executed(self._instance, run):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process has ended")
 
@@ -154,3 +154,13 @@ require_attributes(
 )
 require_attributes(execute_run_command, "main")
 require_parameters(ExecuteRunArgs, 3)
+
+
+def _is_executed(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Return whether a process executes a run that has begun.
+
+    That of a command, which no daemon launched, names its process a moment after it began.
+    """
+    is_of_command = run.remote_job_origin is None and PROCESS not in run.tags
+    is_unnamed = is_of_command and named_process(instance, run) is None
+    return is_unnamed or process_of(instance, run) is not None

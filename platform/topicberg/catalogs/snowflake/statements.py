@@ -83,11 +83,6 @@ def glue_api(config: Settings) -> str:
     return "AWS_PRIVATE_GLUE" if config.snowflake_privatelink else "AWS_GLUE"
 
 
-def rest_api(config: Settings) -> str:
-    """Return the type of another REST catalog."""
-    return "PRIVATE" if config.snowflake_privatelink else "PUBLIC"
-
-
 def delegation(config: Settings) -> str:
     """Return how the linked database gets at the tables' storage.
 
@@ -104,12 +99,6 @@ def vending(config: Settings) -> str:
 def polling(config: Settings) -> str:
     """Return the end of a statement that creates or changes a catalog integration."""
     return f"REFRESH_INTERVAL_SECONDS = {config.snowflake_refresh_seconds} ENABLED = TRUE"
-
-
-def topic_integration(config: Settings) -> str:
-    """The integration by which Snowflake finds the topics' tables."""
-    names = SnowflakeNames.of(config)
-    return names.integration if config.topics_in_glue else names.rest_integration
 
 
 def create_linked_database(config: Settings) -> str:

@@ -7,21 +7,19 @@ Kafka and the registry had of it (:func:`topicberg.topics.discovery.found_docume
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Container
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
-from topicberg.project import FILE
 from topicberg.settings import Settings
-from topicberg.topics import TopicSpec, check_topics, deadletters, sources
-from topicberg.topics.discovery import FoundTopic, found_document, index_file
+from topicberg.topics import TopicSpec, check_topics, deadletters
+from topicberg.topics.discovery import FoundTopic, found_document
+from topicberg.topics.kept import Files, spec_files
 from topicberg.topics.requests import (
     StoredRequest,
     command_settings,
@@ -135,7 +133,7 @@ class Requested:
 
     def __init__(self, config: Settings) -> None:
         self._config = config
-        self._files: tuple[tuple[str, int, int, int], ...] = ()
+        self._files: Files = ()
         self._found: tuple[dict[str, TopicSpec], dict[str, str]] = {}, {}
         self._resumed_at = _resumed_at(config)
         self._resumed: list[str] = []
@@ -145,7 +143,7 @@ class Requested:
 
         :raises SpecError: there is no folder of topic specs
         """
-        if (files := _files(self._config)) != self._files:
+        if (files := spec_files(self._config, requests_folder(self._config))) != self._files:
             self._found, before = usable_topics(self._config), self._resumed_at
             self._files, self._resumed_at = files, _resumed_at(self._config)
             self._resumed += [t for t, at in self._resumed_at.items() if at > before.get(t, 0.0)]
@@ -155,21 +153,6 @@ class Requested:
         """Return the topics that were resumed since the last call."""
         changed, self._resumed = self._resumed, []
         return changed
-
-
-def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
-    """Return path, time of change, size and inode of all files of specs, schemas and requests."""
-    single = index_file(config), config.project_root / FILE
-    entries: list[Path | os.DirEntry[str]] = [*single, *sources.component_files(config)]
-    for folder in (config.topics_dir, config.schemas_dir, requests_folder(config)):
-        with suppress(FileNotFoundError), os.scandir(folder) as listed:
-            entries += listed
-    files = list[tuple[str, int, int, int]]()
-    for entry in entries:
-        with suppress(FileNotFoundError):
-            stat = entry.stat()
-            files.append((os.fspath(entry), stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(sorted(files))
 
 
 def _resumed_at(config: Settings) -> dict[str, float]:

@@ -4,15 +4,33 @@ the engine's statuses.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import dagster as dg
 
 from topicberg.alerts.alert import AlertState
 from topicberg.alerts.observation import Observation
+from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
 from topicberg.orchestration.jobs.observation import checks, runs
 from topicberg.settings import settings
-from topicberg.topics.kept import specs_in_use
+from topicberg.topics.kept import SpecsInUse
+
+REREAD_SECONDS = 60.0
+"""Evaluations may also be reported without a run."""
+
+
+@dataclass
+class Memory:
+    """What one evaluation of the alerts reads, and the next one only after a change: that of all
+    checks takes a second of CPU time for 200 topics."""
+
+    specs: SpecsInUse = field(default_factory=SpecsInUse)
+    checks: Mapping[dg.AssetCheckKey, Evaluation] = field(default_factory=dict)
+    checks_at: float = -math.inf
 
 
 def observe(
@@ -21,14 +39,22 @@ def observe(
     state: AlertState,
     wrong: str | None = None,
     location: str | None = None,
+    memory: Memory | None = None,
 ) -> Observation:
     """Read what is there now, since the last evaluation, and the runs of a code location or of any.
 
     :param wrong: the mistakes in the topic specs when the code location was loaded
+    :param memory: of the last evaluation, if this process did it
     """
+    memory = memory or Memory()
     now, config, graph = datetime.now(UTC), settings(), repository.asset_graph
     ended, until = runs.ended_runs(instance, repository, location, state, now)
-    specs, spec_errors = specs_in_use(config)
+    specs, spec_errors = memory.specs.read(config)
+    active = [*runs.active_runs(instance)]
+    is_late = time.monotonic() > memory.checks_at + REREAD_SECONDS
+    if is_late or active or until != state.runs_until:
+        memory.checks_at = time.monotonic()
+        memory.checks = last_evaluations(instance, graph.asset_check_keys)
     return Observation(
         at=now,
         check_runs=runs.check_runs(instance, repository, config, location),
@@ -38,13 +64,13 @@ def observe(
             for key in graph.get_all_asset_keys()
             if (owners := graph.get(key).owners)
         },
-        failed_checks=[*checks.failed_checks(instance, repository, config, specs, now)],
+        failed_checks=[*checks.failed_checks(memory.checks, graph, config, specs, now)],
         stale_assets=[*checks.stale_assets(instance, repository)],
         runs=ended,
         materialized=runs.materialized_at(instance, state),
         runs_until=until,
         queued=runs.queued_runs(instance, location),
-        active=[*runs.active_runs(instance)],
+        active=active,
         automations=[*runs.automations(instance, repository, location)],
         shared=[*runs.shared_tables(instance, repository, location, now)],
         spec_errors=spec_errors,

@@ -28,16 +28,15 @@ _EXPLAINING = ("freshness", "up_to_date")  # Names of checks that say why their 
 
 
 def failed_checks(
-    instance: dg.DagsterInstance,
-    repository: dg.RepositoryDefinition,
+    stored: Mapping[dg.AssetCheckKey, Evaluation],
+    graph: Any,
     config: Settings,
     specs: Iterable[TopicSpec],
     now: datetime,
 ) -> Iterator[FailedCheck]:
     """Yield the checks whose last evaluation failed, or that fail by the engine's statuses."""
-    keys = repository.asset_graph.asset_check_keys
-    statuses, stored = _statuses(config, specs), last_evaluations(instance, keys)
-    current = _engine_findings(repository.asset_graph, statuses, now)
+    keys, statuses = graph.asset_check_keys, _statuses(config, specs)
+    current = _engine_findings(graph, statuses, now)
     outdated = {
         f"{key.asset_key.to_user_string()}:{key.name}"
         for key, finding in current.items()
