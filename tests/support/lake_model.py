@@ -549,6 +549,7 @@ class Lake:
         for source in plan.sources:
             head, table = computation.heads[source.name], self.table(source.table[1])
             if table.metadata.table_uuid.hex != computation.uuids[source.name]:
+                computation.tags.close()
                 return False  # the source was dropped meanwhile
             assert head is None or table.snapshot_by_id(head), "what is read must not expire"
         everything = []
