@@ -120,8 +120,8 @@ def spec_files(config: Settings, *more: Path) -> Files:
     single = index_file(config), config.project_root / FILE
     entries: list[Path | os.DirEntry[str]] = [*single, *component_files(config), *more]
     for folder in (config.topics_dir, config.schemas_dir, *more):
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-            entries += found
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
+            entries += listing
     files = []
     for entry in entries:
         with suppress(FileNotFoundError):

@@ -69,7 +69,7 @@ from topicberg.orchestration.jobs.alerts import (
     _is_news,
     alert_sensor,
 )
-from topicberg.orchestration.jobs.observation import REREAD_SECONDS, Memory, observe
+from topicberg.orchestration.jobs.observation import REREAD_SECONDS, ReadBefore, observe
 from topicberg.orchestration.jobs.table_jobs import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
@@ -571,15 +571,15 @@ def test_checks_are_read_again_after_a_run_or_a_minute(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading those of a fleet takes a second of CPU time."""
-    read, memory, state = Mock(return_value={}), Memory(), AlertState(runs_until=time.time())
+    read, before, state = Mock(return_value={}), ReadBefore(), AlertState(runs_until=time.time())
     monkeypatch.setattr("topicberg.orchestration.jobs.observation.last_evaluations", read)
 
     def look() -> int:
-        observe(desk.instance, DEFS.get_repository_def(), state, memory=memory)
+        observe(desk.instance, DEFS.get_repository_def(), state, before=before)
         return read.call_count
 
     assert [look(), look()] == [1, 1]
-    memory.checks_at -= REREAD_SECONDS
+    before.checks_at -= REREAD_SECONDS
     assert [look(), look()] == [2, 2]
     desk.run()
     assert look() == 3

@@ -27,7 +27,7 @@ from topicberg.dagster.runs import location_of_automation, location_of_sensor
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
-from topicberg.orchestration.jobs.observation import Memory, observe
+from topicberg.orchestration.jobs.observation import ReadBefore, observe
 from topicberg.settings import Settings, settings
 
 INTERVAL_SECONDS = 15
@@ -44,7 +44,7 @@ ENGINE = "tableflow"
 
 def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     """:param wrong: the mistakes in the topic specs when the code location was loaded"""
-    memory = Memory()
+    before = ReadBefore()
 
     @dg.sensor(
         name=SENSOR,
@@ -77,7 +77,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         if is_watched and (disk := watch.disk_fault(config)):  # which the watch cannot write then
             outage = state.outages.get(DISK)
             elsewhere.setdefault(DISK, outage.alert if outage else disk)
-        seen = observe(context.instance, context.repository_def, state, wrong, location, memory)
+        seen = observe(context.instance, context.repository_def, state, wrong, location, before)
         ui, seen = dagster_processes.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
         state, faults = evaluation.evaluate(state, seen, ui, address_of(RUNBOOK, ui))
         decisions, to = read_decisions(config), channels.channels(config, chosen)

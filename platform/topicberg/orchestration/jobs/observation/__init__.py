@@ -24,7 +24,7 @@ REREAD_SECONDS = 60.0
 
 
 @dataclass
-class Memory:
+class ReadBefore:
     """What one evaluation of the alerts reads, and the next one only after a change: that of all
     checks takes a second of CPU time for 200 topics."""
 
@@ -39,22 +39,22 @@ def observe(
     state: AlertState,
     wrong: str | None = None,
     location: str | None = None,
-    memory: Memory | None = None,
+    before: ReadBefore | None = None,
 ) -> Observation:
     """Read what is there now, since the last evaluation, and the runs of a code location or of any.
 
     :param wrong: the mistakes in the topic specs when the code location was loaded
-    :param memory: of the last evaluation, if this process did it
+    :param before: what the last evaluation read, if this process did it
     """
-    memory = memory or Memory()
+    before = before or ReadBefore()
     now, config, graph = datetime.now(UTC), settings(), repository.asset_graph
     ended, until = runs.ended_runs(instance, repository, location, state, now)
-    specs, spec_errors = memory.specs.read(config)
+    specs, spec_errors = before.specs.read(config)
     active = [*runs.active_runs(instance)]
-    is_late = time.monotonic() > memory.checks_at + REREAD_SECONDS
+    is_late = time.monotonic() > before.checks_at + REREAD_SECONDS
     if is_late or active or until != state.runs_until:
-        memory.checks_at = time.monotonic()
-        memory.checks = last_evaluations(instance, graph.asset_check_keys)
+        before.checks_at = time.monotonic()
+        before.checks = last_evaluations(instance, graph.asset_check_keys)
     return Observation(
         at=now,
         check_runs=runs.check_runs(instance, repository, config, location),
@@ -64,7 +64,7 @@ def observe(
             for key in graph.get_all_asset_keys()
             if (owners := graph.get(key).owners)
         },
-        failed_checks=[*checks.failed_checks(memory.checks, graph, config, specs, now)],
+        failed_checks=[*checks.failed_checks(before.checks, graph, config, specs, now)],
         stale_assets=[*checks.stale_assets(instance, repository)],
         runs=ended,
         materialized=runs.materialized_at(instance, state),
