@@ -235,7 +235,7 @@ def test_zstd_batch_of_unknown_size_is_read(make_topic: Callable[..., Topic]) ->
     )
 
 
-@pytest.mark.parametrize("mode", ["SUSPEND", "LOG"])
+@pytest.mark.parametrize("mode", ["LOG", pytest.param("SUSPEND", marks=pytest.mark.slow)])
 def test_zstd_batch_beyond_the_memory_is_skipped_as_a_batch(
     make_topic: Callable[..., Topic], mode: str
 ) -> None:

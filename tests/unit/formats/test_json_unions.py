@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from decoders import Decoders
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
@@ -171,7 +171,6 @@ def plain(value: Any) -> str:
     return repr(float(value) if isinstance(value, int | Decimal) else value)
 
 
-@settings(max_examples=100)
 @given(st.one_of(cases(SCHEMAS, True).map(within), cases(RECORDS, True)))
 def test_valid_value_loses_nothing_and_has_a_member_that_allows_it(
     case: tuple[Schema, list[Any]],
@@ -181,7 +180,6 @@ def test_valid_value_loses_nothing_and_has_a_member_that_allows_it(
         assert plain(restored(schema, row, value)) == plain(value)
 
 
-@settings(max_examples=100)
 @given(st.one_of(cases(SCHEMAS, False).map(within), cases(RECORDS, False)))
 def test_any_value_is_the_same_by_both_decoders(case: tuple[Schema, list[Any]]) -> None:
     rows(*case)
