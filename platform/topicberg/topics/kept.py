@@ -100,7 +100,7 @@ class SpecsInUse:
     what follows (None: there are none). They are read again only when a file has changed."""
 
     def __init__(self) -> None:
-        self._files: Files = ()
+        self._files: Files | None = None
         self._found: tuple[list[TopicSpec], str | None] = [], None
 
     def read(self, config: Settings) -> tuple[list[TopicSpec], str | None]:
@@ -116,10 +116,10 @@ class SpecsInUse:
 
 def spec_files(config: Settings, *more: Path) -> Files:
     """Return path, time of change, size and inode of the files of specs and of schemas, of what was
-    discovered, and of more files and folders; empty: there are none."""
-    single = index_file(config), config.project_root / FILE
-    entries: list[Path | os.DirEntry[str]] = [*single, *component_files(config), *more]
-    for folder in (config.topics_dir, config.schemas_dir, *more):
+    discovered, and of more files and folders. Schemas may be in folders of their own."""
+    single = index_file(config), config.project_root / FILE, *component_files(config), *more
+    entries: list[Path | os.DirEntry[str]] = [*single, *config.schemas_dir.rglob("*")]
+    for folder in (config.topics_dir, *more):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
             entries += listing
     files = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from topicberg.alerts.watch import STATE_FILE
 from topicberg.cli import app
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
-from topicberg.settings import settings
+from topicberg.settings import Settings
 
 KAFKA = Alert(
     key="service kafka",
@@ -30,17 +29,13 @@ KAFKA = Alert(
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def state(new_project: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state directory of a deployment whose Kafka does not answer, as the engine reports."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
-        patch.delenv("DAGSTER_HOME", raising=False)
-        settings.cache_clear()
-        found = AlertState(alerts={KAFKA.key: KAFKA}, sent_at={KAFKA.key: KAFKA.since})
-        (tmp_path / STATE_FILE).write_text(found.model_dump_json())
-        runtime_file(settings()).touch()  # the stack runs
-        yield tmp_path
-    settings.cache_clear()
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    found = AlertState(alerts={KAFKA.key: KAFKA}, sent_at={KAFKA.key: KAFKA.since})
+    (new_project.state_dir / STATE_FILE).write_text(found.model_dump_json())
+    runtime_file(new_project).touch()  # the stack runs
+    return new_project.state_dir
 
 
 def alerts(*arguments: str) -> Result:

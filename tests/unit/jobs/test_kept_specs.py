@@ -15,7 +15,7 @@ from topicberg.errors import SpecError
 from topicberg.orchestration.jobs.observation import observe
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
-from topicberg.topics.kept import KnownSpecs, SpecsInUse, build_with_kept
+from topicberg.topics.kept import KnownSpecs, SpecsInUse, build_with_kept, spec_files
 
 SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {partitions}\n"
 
@@ -73,9 +73,13 @@ def test_many_invalid_specs_are_named_in_part(config: Settings) -> None:
     reason = built(config)[1] or ""
     assert reason.count("must be a valid integer") == 5
     assert reason.endswith("and 4 more: run `topicberg topics validate`")
-    assert (SpecsInUse().read(config)[1] or "").startswith(
-        f"{reason}; left out, as they were never valid:"
-    )
+    message = SpecsInUse().read(config)[1] or ""
+    assert message.startswith(f"{reason}; left out, as they were never valid:")
+
+
+def test_project_without_files_has_no_folder_of_specs(tmp_path: Path) -> None:
+    nothing = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    assert "is not a folder" in (SpecsInUse().read(nothing)[1] or "")
 
 
 def test_invalid_spec_that_was_never_valid_does_not_stay_in_use(config: Settings) -> None:
@@ -94,6 +98,12 @@ def test_invalid_spec_that_was_never_valid_does_not_stay_in_use(config: Settings
         "; the last valid specs stay in use of orders; left out, as they were never valid: new"
     )
     assert SpecsInUse().read(config)[1] == report()
+
+
+def test_changed_schema_in_a_folder_is_read_again(config: Settings) -> None:
+    (folder := config.schemas_dir / "shop").mkdir(parents=True)
+    states = [(folder / "o.avsc").write_text(text) and spec_files(config) for text in ("1", "22")]
+    assert states[0] != states[1] == spec_files(config)
 
 
 def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:

@@ -133,7 +133,7 @@ class Requested:
 
     def __init__(self, config: Settings) -> None:
         self._config = config
-        self._files: Files = ()
+        self._files: Files | None = None
         self._found: tuple[dict[str, TopicSpec], dict[str, str]] = {}, {}
         self._resumed_at = _resumed_at(config)
         self._resumed: list[str] = []
