@@ -215,9 +215,7 @@ def test_read_of_a_topic_that_may_not_be_seen_is_refused(deployment: Deployment)
     try:
         wait_until(lambda: _outcome(NEEDS[f"{TOPIC}_app_consumer"], endpoints) in REFUSED)
         assert _outcome(lambda given: list(messages(given, TOPIC, {0: (0, 1)}, 3)), endpoints)
-        assert _outcome(
-            lambda given: first_messages(given, TOPIC, {0: 0}, is_needed=True), endpoints
-        )
+        assert _outcome(lambda at: first_messages(at, TOPIC, {0: 0}, is_needed=True), endpoints)
     finally:
         acl.create(deployment.context)
 

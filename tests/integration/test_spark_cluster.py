@@ -111,7 +111,7 @@ def _wait_for_line(log: Path, text: str, seconds: float = 60) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, _own_state_dir: None) -> Iterator[tuple[Endpoints, list[Path]]]:
+def cluster(tmp_path: Path, _own_state_dir: Path) -> Iterator[tuple[Endpoints, list[Path]]]:
     """A stack of its own on a cluster, and the folders of the two workers."""
     port = choose({}, {})["spark"]
     address, workers = f"spark://127.0.0.1:{port}", [tmp_path / "1", tmp_path / "2"]

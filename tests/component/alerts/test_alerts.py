@@ -570,7 +570,6 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
 def test_checks_are_read_again_after_a_run_or_a_minute(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading those of a fleet takes a second of CPU time."""
     read, before, state = Mock(return_value={}), ReadBefore(), AlertState(runs_until=time.time())
     monkeypatch.setattr("topicberg.orchestration.jobs.observation.last_evaluations", read)
 

@@ -122,6 +122,16 @@ class ForkingRunLauncher(DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process has ended")
 
 
+def _is_executed(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Return whether a process executes a run that has begun.
+
+    That of a command, which no daemon launched, names its process a moment after it began.
+    """
+    is_of_command = run.remote_job_origin is None and PROCESS not in run.tags
+    is_unnamed = is_of_command and named_process(instance, run) is None
+    return is_unnamed or process_of(instance, run) is not None
+
+
 def _is_of_this_environment(run: DagsterRun) -> bool:
     """Return whether a run uses this Python environment, on this machine: it can be forked."""
     remote = run.remote_job_origin.repository_origin if run.remote_job_origin else None
@@ -154,13 +164,3 @@ require_attributes(
 )
 require_attributes(execute_run_command, "main")
 require_parameters(ExecuteRunArgs, 3)
-
-
-def _is_executed(instance: DagsterInstance, run: DagsterRun) -> bool:
-    """Return whether a process executes a run that has begun.
-
-    That of a command, which no daemon launched, names its process a moment after it began.
-    """
-    is_of_command = run.remote_job_origin is None and PROCESS not in run.tags
-    is_unnamed = is_of_command and named_process(instance, run) is None
-    return is_unnamed or process_of(instance, run) is not None

@@ -65,7 +65,7 @@ def observe(
             if (owners := graph.get(key).owners)
         },
         failed_checks=[*checks.failed_checks(before.checks, graph, config, specs, now)],
-        stale_assets=[*checks.stale_assets(instance, repository)],
+        stale_assets=[*checks.stale_assets(instance, graph, before.checks)],
         runs=ended,
         materialized=runs.materialized_at(instance, state),
         runs_until=until,

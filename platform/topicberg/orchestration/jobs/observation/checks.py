@@ -13,7 +13,7 @@ import dagster as dg
 from topicberg.alerts.observation import FailedCheck, StaleAsset
 from topicberg.checks.finding import Finding
 from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
-from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
+from topicberg.orchestration.checks.evaluations import Evaluation
 from topicberg.settings import Settings
 from topicberg.tableflow.service.status import (
     OBSERVED_SECONDS,
@@ -61,26 +61,24 @@ def failed_checks(
 
 
 def stale_assets(
-    instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
+    instance: dg.DagsterInstance, graph: Any, stored: Mapping[dg.AssetCheckKey, Evaluation]
 ) -> Iterator[StaleAsset]:
     """Yield the assets past their freshness policies."""
-    graph = repository.asset_graph
     keys = [key for key in graph.get_all_asset_keys() if graph.get(key).freshness_policy]
     stale = {
         key: record
         for key, record in instance.get_freshness_state_records(keys).items()
         if record.freshness_state.value in ("WARN", "FAIL")
     }
+    checks = graph.asset_check_keys
     explaining = {key: [dg.AssetCheckKey(key, name) for name in _EXPLAINING] for key in stale}
-    checks = {*chain.from_iterable(explaining.values())} & {*graph.asset_check_keys}
-    evaluated = last_evaluations(instance, checks)
     for key, record in stale.items():
         yield StaleAsset(
             asset=key.to_user_string(),
             severity="error" if record.freshness_state.value == "FAIL" else "warning",
             since=record.updated_at,
             checks=tuple(
-                evaluated[check].at if check in evaluated else None
+                stored[check].at if check in stored else None
                 for check in explaining[key]
                 if check in checks
             ),
