@@ -247,11 +247,11 @@ class DerivedTable:
                 f"{'is' if len(unknown) == 1 else 'are'} not in `source`",
                 hint=f"use the names of its sources: {', '.join(self.sources)}",
             )
-        durations = (
-            (source, self._duration(f"{name} of {source}", declared[source]))
+        return {
+            source: duration
             for source in sorted(declared)
-        )
-        return {source: duration for source, duration in durations if duration is not None}
+            if (duration := self._duration(f"{name} of {source}", declared[source])) is not None
+        }
 
     def _duration(self, name: str, duration: Any) -> timedelta | None:
         """:raises SpecError: it is not a duration"""
@@ -341,6 +341,9 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     root = lake.root(derived)
     partitions = time_partitions(root)
     back, ahead = derived.lookback_of(root), derived.lookahead_of(root)
+    # The columns by which the sources' windows are read belong to the version.
+    times = repr([(name, lake.origin(name).time) for name in derived.sources])
+    read_version = hashlib.sha256(times.encode()).hexdigest()[:6]
     plan = Derivation(
         sources=(
             *(
@@ -356,7 +359,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
         first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
-        version=f"{code_version(derived, lake)}.{_read_version(derived, lake)}",
+        version=f"{code_version(derived, lake)}.{read_version}",
         descriptions=tuple(described_columns(derived.description).items()),
     )
     _check_retention(derived, plan)
@@ -393,24 +396,16 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
         )
 
 
-def _read_version(derived: DerivedTable, lake: "Lake") -> str:
-    """Return a digest of the columns by which the sources' windows are read."""
-    times = repr([(name, lake.origin(name).time) for name in derived.sources])
-    return hashlib.sha256(times.encode()).hexdigest()[:6]
-
-
 def _source(name: str, lake: "Lake") -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
     kept_ms = ingested.retention_ms if ingested else None
-    kept = None
-    if kept_ms is not None and kept_ms < MAX_RETENTION_MS:
-        kept = timedelta(milliseconds=kept_ms)
-    ahead = timedelta()
-    if kept and ingested and origin.time == ingested.root.event_time:
-        rule = ingested.root.payload_time
-        limit = timedelta(hours=rule.max_ahead_hours or 0) if rule else timedelta()
-        # A longer limit keeps out wrong clocks: most times are not so far ahead.
-        ahead = limit if limit < kept / 2 else ahead
+    if ingested is None or kept_ms is None or kept_ms >= MAX_RETENTION_MS:
+        return Source(origin.identifier, origin.time)
+    kept = timedelta(milliseconds=kept_ms)
+    rule = ingested.root.payload_time if origin.time == ingested.root.event_time else None
+    limit = timedelta(hours=rule.max_ahead_hours or 0) if rule else timedelta()
+    # A longer limit keeps out wrong clocks: most times are not so far ahead.
+    ahead = limit if limit < kept / 2 else timedelta()
     return Source(origin.identifier, origin.time, kept=kept, ahead=ahead)
 
 
@@ -545,9 +540,13 @@ def _report_partitions(
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """:param metadata: of each; None: the step fails, else Dagster materializes those of the run"""
+    keys_of = partial(partition_keys, partitions, now=datetime.now(UTC))
+    rows = Counter(dict.fromkeys(keys_of([window.hours for window in written.windows]), 0))
+    for hour, added in written.rows_by_hour.items():
+        rows.update(dict.fromkeys(keys_of([Hours(hour, hour + 1)]), added))
     materialized = set() if metadata is None else {*context.partition_keys}
-    for key, rows in _rows_by_partition(partitions, written).items():
-        facts = {"dagster/partition_row_count": rows}
+    for key, rows_of_key in rows.items():
+        facts = {"dagster/partition_row_count": rows_of_key}
         if key in materialized:
             context.add_asset_metadata(facts, partition_key=key)
         else:
@@ -600,16 +599,6 @@ def _lag(
     if not (times := [snapshot.timestamp_ms for snapshot in snapshots if snapshot]):
         return {}
     return {"source_lag_seconds": round(max(0.0, time.time() - max(times) / 1000), 3)}
-
-
-def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
-    """Return the rows of all partitions that were written."""
-    hours = [window.hours for window in written.windows]
-    rows = Counter(dict.fromkeys(partition_keys(partitions, hours, datetime.now(UTC)), 0))
-    for hour, added in written.rows_by_hour.items():
-        for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
-            rows[key] += added
-    return rows
 
 
 def code_version(derived: DerivedTable, lake: "Lake") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from graphlib import TopologicalSorter
@@ -70,8 +69,11 @@ class Lake:
             self._check(table, ())
         for error in without_table(self.topics, self.derived_by_name):
             raise error
-        checks = tuple(check for check in self.own_checks if self._has_tables(check, missing))
-        object.__setattr__(self, "own_checks", checks)
+        known = {*self._named} if self.left_out else None
+        checks = (c for c in self.own_checks if missing.isdisjoint(c.tables))
+        # A name that is merely wrong, where no topic was left out, is an error of the validation.
+        own_checks = tuple(c for c in checks if known is None or known >= {*c.tables})
+        object.__setattr__(self, "own_checks", own_checks)
         self._validate_checks()
 
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
@@ -150,7 +152,7 @@ class Lake:
         for table in self.tables:
             own_checks = (
                 own_check(check, {name: self._named[name].identifier for name in check.tables})
-                for check in self._checks_of(table)
+                for check in self.checks_of(table)
             )
             checks.append((table, ICEBERG, (*table.checks(self), *own_checks)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
@@ -166,23 +168,14 @@ class Lake:
         derived = self.derived if self.config.has_spark else ()
         return [(table, check) for table in derived for check in table.checks]
 
-    def has_blocking_check(self, table: Table) -> bool:
-        """Return whether a check of the project prevents the computation of what follows."""
-        return any(check.blocking for check in self._checks_of(table))
-
-    def _checks_of(self, table: Table) -> Iterator[OwnCheck]:
+    def checks_of(self, table: Table) -> Iterator[OwnCheck]:
+        """Return the project's own checks of a table."""
         return (check for check in self.own_checks if self._named[check.tables[0]] == table)
 
     @cached_property
     def _named(self) -> dict[str, Table]:
         """The tables by their names, and by those of their topics."""
         return {table.name: table for table in self.tables} | self._by_source
-
-    def _has_tables(self, check: OwnCheck, missing: AbstractSet[str]) -> bool:
-        """Return False if a table was left out; a name that is merely wrong is an error later."""
-        return missing.isdisjoint(check.tables) and (
-            not self.left_out or self._named.keys() >= {*check.tables}
-        )
 
     def _validate_checks(self) -> None:
         seen: dict[str, dict[str, str]] = {}

@@ -180,7 +180,8 @@ class TopicTable(TableOfTopic):
     def is_independent(self, lake: Lake) -> bool:
         spec = self.root
         is_read = bool(spec.publishes or spec.upsert_views) or self.source in lake.read
-        return not (is_read or spec.checks.blocking or lake.has_blocking_check(self))
+        is_blocking = spec.checks.blocking or any(own.blocking for own in lake.checks_of(self))
+        return not (is_read or is_blocking)
 
     def iceberg_spec(self) -> dg.AssetSpec:
         return topics.topic_spec(self.root, self)

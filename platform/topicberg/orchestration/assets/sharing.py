@@ -120,9 +120,8 @@ class Part:
         return self.table.key(self.system)
 
     def spec(self) -> dg.AssetSpec:
-        if self.system == ICEBERG:
-            return self.table.iceberg_spec()
-        return catalogs()[self.system].spec(self.table)
+        is_iceberg = self.system == ICEBERG
+        return self.table.iceberg_spec() if is_iceberg else catalogs()[self.system].spec(self.table)
 
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake

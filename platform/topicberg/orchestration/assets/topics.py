@@ -37,21 +37,15 @@ def _values(spec: TopicSpec) -> str:
     return f"{own.described} (schema file `{own.file}`)" if own.file else own.described
 
 
-def _next_step(spec: TopicSpec) -> str:
-    """Return what to do first with a topic."""
-    look = f"See its newest records with `topicberg peek {spec.name}`"
-    produce = f"; produce some with `topicberg datagen start {spec.name}`" if spec.generator else ""
-    return f"{look}{produce}."
-
-
 def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
     """The topic in Kafka."""
+    produce = f"; produce some with `topicberg datagen start {spec.name}`" if spec.generator else ""
     return dg.AssetSpec(
         kafka_key(spec),
         group_name=spec.pipeline,
         description=f"Kafka topic `{spec.name}`, {count(spec.partitions, 'partition')}, "
-        f"values: {_values(spec)}.\n\n"
-        f"{spec.description}\n\n{_next_step(spec)}",
+        f"values: {_values(spec)}.\n\n{spec.description}\n\n"
+        f"See its newest records with `topicberg peek {spec.name}`{produce}.",
         kinds={"kafka"},
         owners=list(spec.owners),
         metadata={

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import dagster as dg
 
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.jobs import alerts, catalogs, pipelines, retention, sensors, table_jobs
+from topicberg.orchestration.jobs import (
+    alerts,
+    catalogs,
+    pipelines,
+    retention,
+    schedules,
+    sensors,
+    table_jobs,
+)
 
 
 def lake_jobs(lake: Lake) -> Iterator[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]:
@@ -20,7 +28,8 @@ def lake_jobs(lake: Lake) -> Iterator[dg.JobDefinition | dg.UnresolvedAssetJobDe
 def lake_schedules(lake: Lake) -> Iterator[dg.ScheduleDefinition]:
     """Return what is done by the clock."""
     yield table_jobs.check_schedule()  # every five minutes
-    yield table_jobs.maintenance_schedule()  # compaction and expiry, where they are due
+    # Every quarter of an hour, as often as compaction is due.
+    yield schedules.schedule_unless_busy(table_jobs.MAINTAIN, "*/15 * * * *")
     yield retention.retention_schedule(lake)  # forgets old runs
 
 

@@ -72,8 +72,9 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
             return busy  # what changes meanwhile is one request afterwards
         before = stored = CatalogCursor.model_validate_json(context.cursor or "{}")
         if before.requested:
-            run = schedules.run_with_key(context.instance, before.run_key)
-            before = before.run_ended(run is not None and run.status == dg.DagsterRunStatus.SUCCESS)
+            requested = dg.RunsFilter(tags={"dagster/run_key": before.run_key})
+            runs = context.instance.get_runs(requested, limit=1)
+            before = before.run_ended(any(run.is_success for run in runs))
         after = CatalogCursor(
             life=before.life or uuid.uuid4().hex[:8],
             settled=dict(before.settled),

@@ -27,12 +27,6 @@ def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.Ski
     return dg.SkipReason(f"run {runs[0].run_id} is still under way") if runs else None
 
 
-def run_with_key(instance: dg.DagsterInstance, run_key: str) -> dg.DagsterRun | None:
-    """Return the run that was launched for a request of a sensor; None: there is none."""
-    runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": run_key}), limit=1)
-    return runs[0] if runs else None
-
-
 def duration(run: dg.RunRecord) -> timedelta:
     """Return how long a run that ended took; nothing if it never started."""
     return timedelta(seconds=(run.end_time or 0.0) - (run.start_time or run.end_time or 0.0))

@@ -1,7 +1,7 @@
 """The jobs that check and that maintain every table, and their schedules."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
@@ -15,10 +15,6 @@ from topicberg.orchestration.assets.tables import KIND, retried
 from topicberg.orchestration.checks.adapter import CheckKeys
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
-
-if TYPE_CHECKING:
-    from topicberg.iceberg.maintenance import MaintenanceReport
-
 
 CHECK, MAINTAIN = "check_tables", "maintain_tables"
 
@@ -82,11 +78,6 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
     return maintain_tables
 
 
-def maintenance_schedule() -> dg.ScheduleDefinition:
-    """Every quarter of an hour, as often as compaction is due."""
-    return schedule_unless_busy(MAINTAIN, "*/15 * * * *")
-
-
 def _maintain(table: Table, context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
     try:
         report = table.maintain(lakehouse)
@@ -95,21 +86,17 @@ def _maintain(table: Table, context: dg.OpExecutionContext, lakehouse: Lakehouse
         return
     context.log.info(str(report or "Confluent's Tableflow maintains this table"))
     if report and report.changed:
-        description, facts = f"maintained in {report.seconds:.1f} s", maintenance_metadata(report)
+        description = f"maintained in {report.seconds:.1f} s"
+        facts: dict[str, Any] = {
+            **{
+                f"{name}_{when}": getattr(state, name)
+                for name in ("data_files", "delete_files", "bytes", "snapshots")
+                for when, state in (("before", report.before), ("after", report.after))
+            },
+            **report.counts,
+            **({"postponed": ", ".join(report.postponed)} if report.postponed else {}),
+            "seconds": round(report.seconds, 1),
+        }
         context.log_event(
             dg.AssetObservation(table.key("iceberg"), description=description, metadata=facts)
         )
-
-
-def maintenance_metadata(report: "MaintenanceReport") -> dict[str, Any]:
-    """Files, bytes and snapshots before and after, and what was done."""
-    return {
-        **{
-            f"{name}_{when}": getattr(state, name)
-            for name in ("data_files", "delete_files", "bytes", "snapshots")
-            for when, state in (("before", report.before), ("after", report.after))
-        },
-        **report.counts,
-        **({"postponed": ", ".join(report.postponed)} if report.postponed else {}),
-        "seconds": round(report.seconds, 1),
-    }

@@ -32,63 +32,48 @@ class _Held(ExitStack):
             self.connection = self.enter_context(opened)
 
 
-class _Kept:
-    """The connections that nothing uses at the moment, the last used one at the end."""
-
-    def __init__(self) -> None:
-        self._free: list[_Held] = []  # Threads share it: append and pop are atomic.
-
-    def take(self) -> _Held | None:
-        while pooled := self._last():
-            if time.monotonic() - pooled.used_at < IDLE_SECONDS:
-                return pooled
-            pooled.close()
-        return None
-
-    def give_back(self, pooled: _Held) -> None:
-        pooled.used_at = time.monotonic()
-        self._free.append(pooled)
-
-    def close(self) -> None:
-        while pooled := self._last():
-            pooled.close()
-
-    def _last(self) -> _Held | None:
-        with suppress(IndexError):  # there is none
-            return self._free.pop()
-        return None
-
-
 class Snowflake(ConfigurableResource):
     """Connections by ``dagster_snowflake.SnowflakeResource`` to the deployment's address.
 
     The steps of a run share them, as a log-in costs more than the statements for a table.
     """
 
-    _kept: _Kept | None = PrivateAttr(None)  # None: each use opens one, as outside of a run.
+    _free: list[_Held] | None = PrivateAttr(None)
+    """Those that nothing uses at the moment, the last used one at the end; None: each use opens
+    one, as outside of a run. Threads share it: append and pop are atomic."""
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        self._kept = _Kept()
+        self._free = []
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        if self._kept is not None:
-            self._kept.close()
-        self._kept = None
+        free, self._free = self._free, None
+        for pooled in free or ():
+            pooled.close()
 
     @contextmanager
     def connection(self) -> Iterator[SnowflakeConnection]:
         """Yield a connection that no other thread uses; one that failed is not used again."""
-        kept = self._kept
-        pooled = (kept and kept.take()) or _Held(self._opened())
+        pooled = self._pooled() or _Held(self._opened())
         try:
             yield pooled.connection
         except BaseException:
             pooled.close()
             raise
-        if kept is None:
+        if self._free is None:
             pooled.close()
         else:
-            kept.give_back(pooled)
+            pooled.used_at = time.monotonic()
+            self._free.append(pooled)
+
+    def _pooled(self) -> _Held | None:
+        """Return the connection that was used last, if that is not too long ago."""
+        with suppress(IndexError):  # there is none
+            while self._free is not None:
+                pooled = self._free.pop()
+                if time.monotonic() - pooled.used_at < IDLE_SECONDS:
+                    return pooled
+                pooled.close()
+        return None
 
     def _opened(self) -> AbstractContextManager[SnowflakeConnection]:
         endpoint = self._endpoints().snowflake
@@ -106,7 +91,7 @@ class Snowflake(ConfigurableResource):
 
 
 class _Lasting(Snowflake):
-    _kept: _Kept | None = PrivateAttr(default_factory=_Kept)
+    _free: list[_Held] | None = PrivateAttr(default_factory=list)
 
     def _endpoints(self) -> Endpoints:
         return load_endpoints()
