@@ -163,19 +163,14 @@ class AlertState(BaseModel):
     """Channel and notice, of notices that a channel did not accept."""
     runs_until: float | None = None  # Runs that ended before (seconds since 1970) were evaluated.
     pending: list[Work] = []  # What failed runs had to do and no run has done; the newest last.
-    silent: dict[str, int] = {}  # Sensor → in how many evaluations in a row it has not ticked.
-    hanging: dict[str, int] = {}
-    """Sensor or schedule and its tick → in how many evaluations in a row that has not ended."""
-    early: dict[str, int] = {}
-    """Check → in how many evaluations in a row only a status of the engine has said that it
-    fails."""
+    counted: dict[str, int] = {}
+    """What is a fault if it lasts → in how many evaluations in a row it was seen."""
     outages: dict[str, Outage] = {}
     """Faults that are reported elsewhere, and those that ended minutes ago: what follows from them
     is not sent."""
     suspected: dict[str, Alert] = {}  # Of the watch: what does not answer for a shorter time.
     shown: str = ""  # Digest of the list of alerts that the UI shows.
     rests_until: float | None = None  # The next evaluation begins after it (seconds since 1970).
-    unchecked: int = 0  # How many evaluations in a row found that no check was evaluated recently.
 
     @staticmethod
     def parse(text: str | None) -> AlertState:
@@ -229,7 +224,10 @@ def after(
 
     Their times and severities stay those that were sent: a warning may become an error.
     """
-    alerts = {key: _current(alert, now.get(key)) for key, alert in state.alerts.items()}
+    alerts = {
+        key: now.get(key, sent).model_copy(update={"since": sent.since, "severity": sent.severity})
+        for key, sent in state.alerts.items()
+    }
     sent_at, acknowledged = dict(state.sent_at), dict(state.acknowledged)
     for notice in notices:
         key = notice.alert.key
@@ -247,11 +245,6 @@ def after(
         "acknowledged": acknowledged,
     }
     return state.model_copy(update=update)
-
-
-def _current(sent: Alert, fault: Alert | None) -> Alert:
-    as_sent = {"since": sent.since, "severity": sent.severity}
-    return fault.model_copy(update=as_sent) if fault else sent
 
 
 def _is_consequence(

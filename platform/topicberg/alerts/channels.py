@@ -86,7 +86,11 @@ class Channel:
     name: str
     send: Send
     least: Severity = "warning"  # The least severity that is sent.
-    takes: Callable[[Alert], bool] = lambda alert: True  # Whether an alert is sent there.
+    takes: Callable[[Alert], bool] = lambda alert: True  # Whether an alert is for its readers.
+
+    def wants(self, alert: Alert) -> bool:
+        """Return whether an alert is sent there."""
+        return self.takes(alert) and (self.least == "warning" or alert.severity == "error")
 
 
 def alerts_file(config: Settings) -> Path:
@@ -109,22 +113,16 @@ def deliver(
     undelivered: list[tuple[str, Notice]] = []
     for channel in to:
         waiting = [notice for name, notice in state.undelivered if name == channel.name]
-        is_down = False
-        for notice in [*waiting, *fresh]:
-            is_minor = channel.least == "error" and notice.alert.severity == "warning"
-            if is_minor or not channel.takes(notice.alert):
-                continue
-            if not is_down:
-                try:
-                    send_by(channel, notice)
-                    continue
-                except TopicbergError as error:
-                    problems.append(str(error))
-                    if isinstance(error, RefusedNoticeError):
-                        continue
-                is_down = True
-            if moment - notice.at < KEPT:
-                undelivered.append((channel.name, notice))
+        notices = [notice for notice in (*waiting, *fresh) if channel.wants(notice.alert)]
+        for place, notice in enumerate(notices):
+            try:
+                send_by(channel, notice)
+            except TopicbergError as error:
+                problems.append(str(error))
+                if not isinstance(error, RefusedNoticeError):  # the channel is down
+                    left = (each for each in notices[place:] if moment - each.at < KEPT)
+                    undelivered += ((channel.name, each) for each in left)
+                    break
     state = after(state, fresh, now, decisions)
     return state.model_copy(update={"undelivered": undelivered[-MAX_WAITING:]}), problems
 
@@ -142,12 +140,9 @@ def send_by(channel: Channel, notice: Notice) -> None:
 def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     """Return the channels: an alert goes to the routes of its owners, without one to the others."""
     yield Channel("file", lambda notice: _to_file(alerts_file(config), notice))
-
-    def is_routed(alert: Alert) -> bool:
-        return any(owner in chosen.routes for owner in alert.owners)
-
+    routed = chosen.routes.keys()
     for name, send in (*_built_in(config, chosen, chosen), *_added(config)):
-        yield Channel(name, send, chosen.least, lambda alert: not is_routed(alert))
+        yield Channel(name, send, chosen.least, lambda alert: routed.isdisjoint(alert.owners))
     for owner, addresses in chosen.routes.items():
 
         def is_theirs(alert: Alert, owner: str = owner) -> bool:

@@ -7,7 +7,7 @@ noticed. Pure functions of an observation and the state of the last evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
 from topicberg.alerts.alert import Alert, AlertState, Work
@@ -16,9 +16,7 @@ from topicberg.alerts.observation import (
     Automation,
     CheckRuns,
     EndedRun,
-    FailedCheck,
     Observation,
-    StaleAsset,
     StepError,
 )
 from topicberg.alerts.outages import SERVICE, with_outages
@@ -28,8 +26,7 @@ from topicberg.wording import listed
 
 MAX_PENDING = 100  # Failed runs whose work is known; of older ones, only that their kind failed.
 UNCHECKED_TICKS = 40
-"""For how many evaluations more the checks may not run: four each minute. Evaluations are counted,
-not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
+"""For how many evaluations more the checks may not run: four each minute."""
 SILENT_EVALUATIONS = 8  # In how many evaluations in a row a sensor has not ticked.
 HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=15)
@@ -52,22 +49,18 @@ def evaluate(
 
     :param ui_url: address of the Dagster UI, ``runbook``: of the page that says what to do
     """
-    ui = ui_url.rstrip("/")
-    state, checks = _checks(state, seen, ui)
-    state, runs = _runs(state, seen, ui)
-    state, unchecked = _unchecked(state, seen, ui)
-    state, silent = _silent(state, seen, ui)
-    state, hanging = _hanging(state, seen, ui)
+    ui, counted = ui_url.rstrip("/"), _counted(state.counted, seen)
+    state, runs = _runs(state.model_copy(update={"counted": counted}), seen, ui)
     faults = [
-        *checks,
-        *unchecked,
+        *_checks(counted, seen, ui),
+        *_unchecked(counted, seen, ui),
         *_stale(seen, ui),
         *runs,
         *_queue(seen, ui),
         *_frozen(seen, ui),
         *_automations(seen, ui),
-        *hanging,
-        *silent,
+        *_hanging(counted, seen, ui),
+        *_silent(counted, seen, ui),
         *_specs(seen, ui),
         *_shared(seen, ui),
     ]
@@ -81,60 +74,65 @@ def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
     return alert.model_copy(update={"owners": tuple(sorted(owners)), "runbook": runbook})
 
 
-def _checks(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The checks that fail; of what a status says before them, what two evaluations have seen."""
-    counted = {
-        name: state.early.get(name, 0) + 1
-        for check in seen.failed_checks
-        if check.is_early and (name := f"{check.asset}:{check.name}")
-    }
-    faults = [
-        _failed_check(check, seen, ui)
-        for check in seen.failed_checks
-        if not check.is_early or counted[f"{check.asset}:{check.name}"] >= EARLY_EVALUATIONS
+def _counted(before: Mapping[str, int], seen: Observation) -> dict[str, int]:
+    """Return what is a fault if it lasts → in how many evaluations in a row it was seen. They are
+    counted, not time: after the daemon was down, everything needs a moment."""
+    runs, at = seen.check_runs, seen.at
+    now = [
+        *(f"check {check.asset}:{check.name}" for check in seen.failed_checks if check.is_early),
+        *(["checks"] if runs.overdue(at) and not runs.stack_stopped else []),
+        *(f"silent {each.name}" for each in seen.automations if each.is_silent(at)),
+        *(_tick(each) for each in seen.automations if each.failed_at is None and each.hangs(at)),
     ]
-    return state.model_copy(update={"early": counted}), faults
+    return {key: before.get(key, 0) + 1 for key in now}
 
 
-def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
-    finding, cause = check.finding, check.finding.cause
-    return Alert(
-        key=f"check {check.asset}:{check.name}",
-        title=f"check {check.name} of {check.asset} failed",
-        what=finding.what,
-        severity=finding.severity,
-        since=finding.since or seen.at,
-        link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
-        remediation=finding.remediation,
-        # A service, or a check.
-        cause=f"check {cause}" if cause and not cause.startswith(SERVICE) else cause,
-        assets=(check.asset,),
-    )
+def _tick(automation: Automation) -> str:
+    return f"tick {automation.name} {automation.ticked_at}"
 
 
-def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+def _checks(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[Alert]:
+    """The checks that fail; of what a status says before them, what two evaluations have seen."""
+    for check in seen.failed_checks:
+        key, finding, cause = (
+            f"check {check.asset}:{check.name}",
+            check.finding,
+            check.finding.cause,
+        )
+        if check.is_early and counted[key] < EARLY_EVALUATIONS:
+            continue
+        yield Alert(
+            key=key,
+            title=f"check {check.name} of {check.asset} failed",
+            what=finding.what,
+            severity=finding.severity,
+            since=finding.since or seen.at,
+            link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
+            remediation=finding.remediation,
+            # A service, or a check.
+            cause=f"check {cause}" if cause and not cause.startswith(SERVICE) else cause,
+            assets=(check.asset,),
+        )
+
+
+def _unchecked(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[Alert]:
     """The checks do not run: their results do not change, whatever happens to the tables."""
+    if counted.get("checks", 0) < UNCHECKED_TICKS:
+        return
     runs = seen.check_runs
-    unchecked = state.unchecked + 1 if runs.overdue(seen.at) and not runs.stack_stopped else 0
-    state = state.model_copy(update={"unchecked": unchecked})
-    if unchecked < UNCHECKED_TICKS:
-        return state, []
     schedule = next((each for each in seen.automations if each.name == runs.schedule), None)
     is_turned_off = schedule is not None and schedule.is_turned_off
     reason, remediation = _why_unchecked(runs, schedule)
-    return state, [
-        Alert(
-            key="checks",
-            title="the checks do not run",
-            what=f"no table is checked: {reason}",
-            severity="error",
-            since=runs.ended_at or seen.at,
-            link=f"{ui}/automation",
-            remediation=remediation
-            or f"see {runs.schedule} (Automation) and the runs of {runs.job}",
-            cause=f"{'silent' if is_turned_off else 'tick'} {runs.schedule}",
-        )
-    ]
+    yield Alert(
+        key="checks",
+        title="the checks do not run",
+        what=f"no table is checked: {reason}",
+        severity="error",
+        since=runs.ended_at or seen.at,
+        link=f"{ui}/automation",
+        remediation=remediation or f"see {runs.schedule} (Automation) and the runs of {runs.job}",
+        cause=f"{'silent' if is_turned_off else 'tick'} {runs.schedule}",
+    )
 
 
 def _why_unchecked(runs: CheckRuns, schedule: Automation | None) -> tuple[str, str | None]:
@@ -148,8 +146,13 @@ def _why_unchecked(runs: CheckRuns, schedule: Automation | None) -> tuple[str, s
 
 
 def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
+    is_overdue = seen.check_runs.overdue(seen.at)
     for stale in seen.stale_assets:
-        if _explained_by_check(stale, seen):
+        # A check reports why it is stale, or will soon. A check that passes all the same means that
+        # the topic has no new records: the topic's own check reports that. That the checks do not
+        # run is an alert of its own.
+        will_report = is_overdue or seen.at - stale.since < CHECKED_WITHIN
+        if any(will_report or (at is not None and at > stale.since) for at in stale.checks):
             continue
         yield Alert(
             key=f"freshness {stale.asset}",
@@ -162,14 +165,6 @@ def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
             f"{seen.check_runs.job} did not evaluate them",
             assets=(stale.asset,),
         )
-
-
-def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
-    """Return whether a check reports why it is stale, or will within :data:`CHECKED_WITHIN`. A
-    check that passes all the same means that the topic has no new records: the topic's own check
-    reports that. That the checks do not run is an alert of its own."""
-    will_report = seen.check_runs.overdue(seen.at) or seen.at - stale.since < CHECKED_WITHIN
-    return any(will_report or (at is not None and at > stale.since) for at in stale.checks)
 
 
 def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -309,81 +304,58 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
         )
 
 
-def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+def _hanging(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[Alert]:
     """The ticks that do not end in evaluations in a row: some were left by an earlier daemon."""
-    hanging = {
-        f"{automation.name} {automation.ticked_at}": automation
-        for automation in seen.automations
-        if automation.failed_at is None and automation.hangs(seen.at)
-    }
-    counted = {key: state.hanging.get(key, 0) + 1 for key in hanging}
-    faults = [
-        Alert(
+    for automation in seen.automations:
+        if counted.get(_tick(automation), 0) < HANGING_EVALUATIONS:
+            continue
+        named, since = f"{automation.kind} {automation.name}", automation.ticked_at or seen.at
+        yield Alert(
             key=f"tick {automation.name}",
-            title=f"a tick of {automation.kind} {automation.name} hangs",
-            what=f"a tick of the {automation.kind} {automation.name} has been in progress since "
-            f"{moment(automation.ticked_at or seen.at)}: it waits for something, or has much to do",
+            title=f"a tick of {named} hangs",
+            what=f"a tick of the {named} has been in progress since {moment(since)}: it waits for "
+            "something, or has much to do",
             severity="error",
-            since=automation.ticked_at or seen.at,
+            since=since,
             link=f"{ui}/automation",
             remediation="a service for which it waits has an alert of its own; without one, it may "
             "be busy: wait until it ends, and see the error of its tick if it fails: Automation, "
             f"{automation.name}",
             waits=True,
         )
-        for key, automation in hanging.items()
-        if counted[key] >= HANGING_EVALUATIONS
-    ]
-    return state.model_copy(update={"hanging": counted}), faults
 
 
-def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
-    """The sensors that are on and do not tick, while this one does: their thread hangs. After the
-    daemon was down, each of them needs a moment: evaluations are counted, not time."""
-    silent = {
-        automation.name: automation
-        for automation in seen.automations
-        if automation.is_silent(seen.at)
-    }
-    counted = {name: state.silent.get(name, 0) + 1 for name in silent}
-    faults = [
-        Alert(
-            key=f"silent {name}",
-            title=f"sensor {name} does not tick",
-            what=f"the sensor {name} is on and has begun no tick since "
-            f"{moment(automation.ticked_at or seen.at)}",
-            severity="error",
-            since=automation.ticked_at or seen.at,
-            link=f"{ui}/automation",
-            remediation="see whether its last tick is in progress (Automation); restart Dagster's "
-            "daemon and the code location, locally: end `topicberg ui` and start it again",
-            waits=True,
-        )
-        for name, automation in silent.items()
-        if counted[name] >= SILENT_EVALUATIONS
-    ]
-    faults += [
-        _turned_off(automation, seen, ui)
-        for automation in seen.automations
-        if automation.is_turned_off
-    ]
-    return state.model_copy(update={"silent": counted}), faults
-
-
-def _turned_off(automation: Automation, seen: Observation, ui: str) -> Alert:
-    """Someone has turned it off in the UI: what it does is not done, and nothing else says so."""
-    key, last = f"silent {automation.name}", automation.ticked_at
-    return Alert(
-        key=key,
-        title=f"{automation.kind} {automation.name} is off",
-        what=f"the {automation.kind} {automation.name} was turned off"
-        + (f"; its last tick was at {moment(last)}" if last else ""),
-        severity="warning",
-        since=last or seen.at,
-        link=f"{ui}/automation",
-        remediation=f"turn it on: Automation, {automation.name}; or, if it is to stay off, "
-        f'`topicberg alerts silence "{key}" --for 30d`',
-    )
+def _silent(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[Alert]:
+    """The sensors that are on and do not tick, while this one does: their thread hangs. And what
+    someone has turned off in the UI: what it does is not done, and nothing else says so."""
+    for automation in seen.automations:
+        name, last = automation.name, automation.ticked_at
+        key, since, link = f"silent {name}", last or seen.at, f"{ui}/automation"
+        if counted.get(key, 0) >= SILENT_EVALUATIONS:
+            yield Alert(
+                key=key,
+                title=f"sensor {name} does not tick",
+                what=f"the sensor {name} is on and has begun no tick since {moment(since)}",
+                severity="error",
+                since=since,
+                link=link,
+                remediation="see whether its last tick is in progress (Automation); restart "
+                "Dagster's daemon and the code location, locally: end `topicberg ui` and start it "
+                "again",
+                waits=True,
+            )
+        if automation.is_turned_off:
+            yield Alert(
+                key=key,
+                title=f"{automation.kind} {name} is off",
+                what=f"the {automation.kind} {name} was turned off"
+                + (f"; its last tick was at {moment(last)}" if last else ""),
+                severity="warning",
+                since=since,
+                link=link,
+                remediation=f"turn it on: Automation, {name}; or, if it is to stay off, "
+                f'`topicberg alerts silence "{key}" --for 30d`',
+            )
 
 
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:

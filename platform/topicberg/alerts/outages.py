@@ -105,7 +105,7 @@ def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
         if (alert.key.startswith("check ") or seen.at - alert.since < LEFTOVER)
         and (match := _NAMED.match(alert.what))
     ]
-    certain = [(alert, match) for alert, match in named if not _may_be_of_one_table(match)]
+    certain = [one for one in named if one[1]["verb"] not in ("fails", "failed") or one[1]["login"]]
     if not certain and len(named) < 2:
         return None
     first, match = min(certain or named, key=lambda each: each[0].since)
@@ -120,7 +120,3 @@ def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
         remediation=first.remediation,
         assets=tuple(sorted({asset for alert in group for asset in alert.assets})),
     )
-
-
-def _may_be_of_one_table(match: re.Match[str]) -> bool:
-    return match["verb"] in ("fails", "failed") and not match["login"]

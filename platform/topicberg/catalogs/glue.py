@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.types import DecimalType, FixedType, IcebergType, ListType, MapType, StructType
 
+from topicberg.clients.aws import every
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.errors.retry import retry
 from topicberg.security.text import one_line
@@ -134,8 +134,10 @@ def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | No
     except client.exceptions.EntityNotFoundException:
         return None
     except client.exceptions.AccessDeniedException:
-        pages = client.get_paginator("get_tables").paginate(DatabaseName=database)
-        if any(listed["Name"] == name for page in pages for listed in page["TableList"]):
+        if any(
+            listed["Name"] == name
+            for listed in every(client, "get_tables", "TableList", DatabaseName=database)
+        ):
             raise
         return None
 
@@ -154,9 +156,8 @@ def metadata_location(table: TableTypeDef) -> str | None:
 
 def pointers(client: GlueClient, database: str) -> Iterator[tuple[str, str]]:
     """Yield each Iceberg table of a database, and the metadata file that Glue points to."""
-    pages = client.get_paginator("get_tables").paginate(DatabaseName=database)
     with suppress(client.exceptions.EntityNotFoundException):
-        for table in chain.from_iterable(page["TableList"] for page in pages):
+        for table in every(client, "get_tables", "TableList", DatabaseName=database):
             if location := metadata_location(table):
                 yield table["Name"], location
 

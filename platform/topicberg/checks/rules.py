@@ -8,7 +8,7 @@ that passed are not read again: the next evaluation reads only files that were a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -116,17 +116,19 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
             for column in rules.not_null
         ],
         "accepted_values": [
-            _accepted(column, values) for column, values in rules.accepted_values.items()
+            Rule(
+                column,
+                f"is one of {', '.join(map(str, values))}",
+                expressions.And(
+                    expressions.NotNull(term=column),
+                    expressions.NotIn(term=column, literals=set(values)),
+                ),
+                list(values),
+            )
+            for column, values in rules.accepted_values.items()
         ],
         "ranges": [_range(column, bounds, schema) for column, bounds in rules.ranges.items()],
     }
-
-
-def _accepted(column: str, values: Sequence[Any]) -> Rule:
-    breaks = expressions.And(
-        expressions.NotNull(term=column), expressions.NotIn(term=column, literals=set(values))
-    )
-    return Rule(column, f"is one of {', '.join(map(str, values))}", breaks, list(values))
 
 
 def _range(column: str, bounds: Range, schema: Schema) -> Rule:

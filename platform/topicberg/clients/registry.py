@@ -37,11 +37,7 @@ def registry_errors(subject: str) -> Iterator[None]:
     :raises TopicbergError: the registry does not answer, or refuses; AnswerError: it is none
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    try:
-        from httpx2 import HTTPError  # what the client is built on since its version 2.16
-    except ImportError:
-        from httpx import HTTPError  # type: ignore[assignment]
+    from httpx2 import HTTPError  # what the client is built on
 
     called = f"the schema registry ({subject})"
     try:

@@ -52,9 +52,12 @@ def forget_events(storage: Any, before: datetime, assets: Collection[AssetKey]) 
         results, needed = _newest_results(connection)
     old = CHECKS.c.create_timestamp < before
     forgotten = _delete(storage.index_connection, CHECKS, old, keys, results)
+    runless = EVENTS.c.run_id == RUNLESS_RUN_ID
+    newest = select(func.max(EVENTS.c.id)).where(runless)
+    kinds = EVENTS.c.asset_key, EVENTS.c.dagster_event_type, EVENTS.c.partition
     with storage.index_connection() as connection:
-        needed |= _newest_events(connection)
-    old = (EVENTS.c.run_id == RUNLESS_RUN_ID) & (EVENTS.c.timestamp < before)
+        needed |= {*connection.scalars(newest.group_by(*kinds))}
+    old = runless & (EVENTS.c.timestamp < before)
     forgotten += _delete(storage.index_connection, EVENTS, old, keys, needed)
     if storage.is_run_sharded:  # a second copy, which is never queried for the newest
         _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), EVENTS, old, keys, ())
@@ -87,15 +90,6 @@ def _newest_results(connection: Connection) -> tuple[set[int], set[int]]:
         ):
             named |= {*connection.scalars(select(event).where(chosen, event.is_not(None)))}
     return stay, named
-
-
-def _newest_events(connection: Connection) -> set[int]:
-    newest = (
-        select(func.max(EVENTS.c.id))
-        .where(EVENTS.c.run_id == RUNLESS_RUN_ID)
-        .group_by(EVENTS.c.asset_key, EVENTS.c.dagster_event_type, EVENTS.c.partition)
-    )
-    return {*connection.scalars(newest)}
 
 
 def _delete(

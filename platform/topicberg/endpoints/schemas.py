@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from topicberg.endpoints.model import REGISTRY_SECONDS
+from topicberg.endpoints.model import REGISTRY_SECONDS, Endpoints
 from topicberg.formats.registry import SchemaReaders, SubjectReader
-from topicberg.settings import settings
+from topicberg.settings import Settings, settings
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    from topicberg.endpoints.model import Endpoints
     from topicberg.formats.glue import GlueReader
-    from topicberg.settings import Settings
 
 _ATTEMPTS = 3
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
 
 
 def find_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:

@@ -53,7 +53,16 @@ def definitions(project: str | Path | None = None) -> dg.Definitions:
     if project is not None:
         os.environ[VARIABLE] = str(Path(project).resolve())
         settings.cache_clear()
-    return _made(_everything)
+    return _made(
+        lambda lake: dg.Definitions(
+            assets=list(lake_assets(lake)),
+            asset_checks=list(lake_checks(lake)),
+            jobs=list(lake_jobs(lake)),
+            schedules=list(lake_schedules(lake)),
+            sensors=list(lake_sensors(lake)),
+            resources=RESOURCES,
+        )
+    )
 
 
 def build(make: Callable[[Lake], dg.Definitions]) -> dg.Definitions:
@@ -75,15 +84,4 @@ def _made(make: Callable[[Lake], dg.Definitions]) -> dg.Definitions:
     return build_with_kept(
         config,
         lambda known: dg.Definitions.merge(make(lake := lake_of(config, known)), *lake.additions),
-    )
-
-
-def _everything(lake: Lake) -> dg.Definitions:
-    return dg.Definitions(
-        assets=list(lake_assets(lake)),
-        asset_checks=list(lake_checks(lake)),
-        jobs=list(lake_jobs(lake)),
-        schedules=list(lake_schedules(lake)),
-        sensors=list(lake_sensors(lake)),
-        resources=RESOURCES,
     )

@@ -7,14 +7,12 @@ own, and a name that is not in those of this deployment is not found.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from pyiceberg.catalog import Catalog
 
 from topicberg.catalogs.snowflake.names import TablePath, quote
 from topicberg.settings import Settings
 from topicberg.topics import check_topics
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
 
 
 def own_namespaces(config: Settings) -> list[str]:

@@ -66,6 +66,7 @@ class DeployedSettings(Settings):
     """Settings of the cloud deployment: an unknown name is an error, never a default."""
 
     _emr: dict[str, str] | None = PrivateAttr(default=None)
+    """The settings of the application that ``deploy`` created; None: there is none."""
     _reason: str = PrivateAttr(default="")
 
     def __getattribute__(self, name: str) -> Any:
@@ -79,11 +80,6 @@ class DeployedSettings(Settings):
                 + ", ".join(f"TOPICBERG_{each.upper()}" for each in DEPLOYED_NAMES),
             )
         return stated(name)
-
-    @property
-    def deployed_emr(self) -> dict[str, str] | None:
-        """The settings of the application that ``deploy`` created; None: there is none."""
-        return self._emr
 
     @property
     def unknown_reason(self) -> str:
@@ -156,7 +152,7 @@ def emr_settings() -> models.EmrSettings | None:
     if stated := Settings().emr_jobs:
         return stated
     config = settings()
-    noted = config.deployed_emr if isinstance(config, DeployedSettings) and config.on_emr else None
+    noted = config._emr if isinstance(config, DeployedSettings) and config.on_emr else None
     return models.EmrSettings.model_validate(noted) if noted else None
 
 

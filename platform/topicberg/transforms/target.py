@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import count
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -110,7 +109,7 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
 def _evolve(table: Table, columns: pa.Schema) -> None:
     new, old = _schema(columns), table.schema()
     # Whatever their ids are: an update of a schema takes time also if it changes nothing.
-    if assign_fresh_schema_ids(new).as_struct() == assign_fresh_schema_ids(old).as_struct():
+    if new.as_struct() == assign_fresh_schema_ids(old).as_struct():
         return
     try:
         check_types(old.as_struct(), new.as_struct())
@@ -125,24 +124,10 @@ def _evolve(table: Table, columns: pa.Schema) -> None:
 
 
 def _schema(columns: pa.Schema) -> Schema:
-    """Return Iceberg's columns; they get ids, as PyIceberg's public function needs them."""
-    from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY, pyarrow_to_schema
+    """Return Iceberg's columns, with new ids; PyIceberg's public function wants them in Arrow's."""
+    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 
-    ids = count(1)
-
-    def with_id(field: pa.Field) -> pa.Field:
-        kind = field.type
-        match kind:
-            case pa.StructType():
-                kind = pa.struct([with_id(part) for part in kind])
-            case pa.ListType(value_field=element):
-                kind = pa.list_(with_id(element))
-            case pa.MapType(key_field=key, item_field=value):
-                kind = pa.map_(with_id(key), with_id(value))
-        own = {PYARROW_PARQUET_FIELD_ID_KEY: str(next(ids))}
-        return field.with_type(kind).with_metadata((field.metadata or {}) | own)
-
-    return pyarrow_to_schema(pa.schema([with_id(field) for field in columns]))
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(columns))
 
 
 def _create(
@@ -155,7 +140,7 @@ def _create(
     from topicberg.clients.catalog import TABLES
 
     fields = [PartitionField(column=partition[0], transform=partition[1])] if partition else []
-    schema, folder = assign_fresh_schema_ids(_schema(columns)), catalog.properties[TABLES] + name[0]
+    schema, folder = _schema(columns), catalog.properties[TABLES] + name[0]
     needed = {"format-version": str(format_version), COMPUTED: "true"}
     bounded = [field.column for field in fields]
     return create_table(

@@ -53,13 +53,9 @@ def outdated(versions: Versions, version: str | None, first: Hours | None = None
     return [
         Hours(start, end)
         for (start, each), end in zip(versions, ends, strict=True)
-        if not _is_computed_by(each, version, first)
+        for computed, _, began in [each.partition("@")]
+        if computed != version or (began and first and int(began) > first.start)
     ]
-
-
-def _is_computed_by(computed: str, version: str, first: Hours | None) -> bool:
-    computed_version, _, began = computed.partition("@")
-    return computed_version == version and not (began and first and int(began) > first.start)
 
 
 def unused_columns(table: Table | None) -> list[str]:

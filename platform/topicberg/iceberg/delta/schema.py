@@ -47,8 +47,7 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
     :param retention_ms: how long Delta's log and its removed files are kept
     :raises TableflowError: Delta has no type for a column, or a column was renamed or has a default
     """
-    _refuse_renamed(table)
-    _refuse_defaults(table)
+    _check_columns(table)
     names = {column.name for column in index_by_id(table.schema()).values()}
     mapped = any(name_in_files(name) != name for name in names)
     fields = _Fields(".".join(table.name()), mapped)
@@ -80,15 +79,22 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
     return {"protocol": protocol}, {"metaData": metadata}
 
 
-def _refuse_renamed(table: Table) -> None:
-    """Refuse a table with a renamed column.
+def _check_columns(table: Table) -> None:
+    """Check that no column was renamed, and that older files lack none with a default.
 
     In Delta and in its files a column has one name, which is all that some readers use to find it.
 
-    :raises TableflowError: a column was renamed, or has the name of one that was dropped
+    :raises TableflowError: a column was renamed, has the name of one that was dropped, or a default
     """
     ids: dict[str, int] = {}
     names: dict[int, str] = {}
+    for number, column in index_by_id(table.schema()).items():
+        if column.initial_default is not None:
+            raise TableflowError(
+                f"table {'.'.join(table.name())}: column {table.schema().find_column_name(number)} "
+                "was added with a default: in Delta, rows of older files would have null",
+                hint="remove DELTA from tableflow.table_formats, or recreate the table",
+            )
     for schema in table.schemas().values():
         for number, name in index_name_by_id(schema).items():
             if ids.setdefault(name, number) != number or names.setdefault(number, name) != name:
@@ -147,14 +153,3 @@ class _Fields:
         if isinstance(kind, T.TimestampType):
             self.features.add("timestampNtz")
         return name
-
-
-def _refuse_defaults(table: Table) -> None:
-    """Refuse a table with a column that older files lack and that is not null in their rows."""
-    for number, column in index_by_id(table.schema()).items():
-        if column.initial_default is not None:
-            raise TableflowError(
-                f"table {'.'.join(table.name())}: column {table.schema().find_column_name(number)} "
-                "was added with a default: in Delta, rows of older files would have null",
-                hint="remove DELTA from tableflow.table_formats, or recreate the table",
-            )

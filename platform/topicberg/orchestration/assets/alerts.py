@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from topicberg.alerts.alert import ActiveAlert, markdown
+from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.metadata import documentation
 from topicberg.project import prefix_of
 from topicberg.settings import Settings
-
-if TYPE_CHECKING:
-    from topicberg.orchestration.assets.lake import Lake
-
-GROUP = "operation"
 
 
 def alerts_key(config: Settings) -> dg.AssetKey:
@@ -27,7 +22,7 @@ def alerts_asset(lake: Lake) -> dg.AssetSpec:
     """Return the list of active alerts."""
     return dg.AssetSpec(
         alerts_key(lake.config),
-        group_name=GROUP,
+        group_name="operation",
         kinds={"dashboard"},
         owners=sorted({owner for spec in lake.topics for owner in spec.owners}),
         description="The active alerts: which tables, since when, the cause and the fix. Open the "

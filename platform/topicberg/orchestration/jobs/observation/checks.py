@@ -35,8 +35,19 @@ def failed_checks(
     now: datetime,
 ) -> Iterator[FailedCheck]:
     """Yield the checks whose last evaluation failed, or that fail by the engine's statuses."""
-    keys, statuses = graph.asset_check_keys, _statuses(config, specs)
-    current = _engine_findings(graph, statuses, now)
+    keys = graph.asset_check_keys
+    statuses = [  # Of an engine on this machine.
+        (_check_key(spec, ENGINE_CHECK), spec, read_status(config, spec.name))
+        for spec in specs
+        if config.own_engine and status_file(config, spec.name).exists()
+    ]
+    # Stored results of the check are older; of a topic that the code location will have when it is
+    # loaded again, there are none.
+    current = {
+        key: check_engine(spec, status, now)
+        for key, spec, status in statuses
+        if key in keys or not graph.has(key.asset_key)
+    }
     outdated = {
         f"{key.asset_key.to_user_string()}:{key.name}"
         for key, finding in current.items()
@@ -85,34 +96,10 @@ def stale_assets(
         )
 
 
-def _statuses(config: Settings, specs: Iterable[TopicSpec]) -> list[tuple[TopicSpec, TopicStatus]]:
-    """Return the topics of which an engine on this machine reports something, and what."""
-    if not config.own_engine:
-        return []
-    return [
-        (spec, read_status(config, spec.name))
-        for spec in specs
-        if status_file(config, spec.name).exists()
-    ]
-
-
-def _engine_findings(
-    graph: Any, statuses: Iterable[tuple[TopicSpec, TopicStatus]], now: datetime
-) -> dict[dg.AssetCheckKey, Finding]:
-    """Return what the engine reports now, of the topics that have a check of it, and of those that
-    the code location will have when it is loaded again. Stored results of the check are older."""
-    keyed = ((_check_key(spec, ENGINE_CHECK), spec, status) for spec, status in statuses)
-    return {
-        key: check_engine(spec, status, now)
-        for key, spec, status in keyed
-        if key in graph.asset_check_keys or not graph.has(key.asset_key)
-    }
-
-
 def _early_findings(
     keys: Set[dg.AssetCheckKey],
     config: Settings,
-    statuses: Iterable[tuple[TopicSpec, TopicStatus]],
+    statuses: Iterable[tuple[dg.AssetCheckKey, TopicSpec, TopicStatus]],
     stored: Mapping[dg.AssetCheckKey, Evaluation],
     now: datetime,
 ) -> dict[dg.AssetCheckKey, Finding]:
@@ -122,7 +109,7 @@ def _early_findings(
     observed = observed_at(config) or 0.0
     if abs(now.timestamp() - observed) > OBSERVED_SECONDS:
         return findings
-    for spec, status in statuses:
+    for _, spec, status in statuses:
         for name, finding in status_findings(spec, status, now):
             key = _check_key(spec, name)
             last = stored.get(key)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
+from dagster_shared.error import SerializableErrorInfo
 
 from topicberg.alerts import observation
+from topicberg.alerts.alert import AlertState
 from topicberg.dagster.runs import (
     assets_of_run,
     frozen_process,
@@ -23,12 +24,6 @@ from topicberg.orchestration.assets.partitions import SCATTERED, requested_range
 from topicberg.orchestration.jobs import table_jobs, watches
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.settings import Settings
-
-if TYPE_CHECKING:
-    from dagster_shared.error import SerializableErrorInfo
-
-    from topicberg.alerts.alert import AlertState
-
 
 MAX_ACTIVE = 50  # Runs in progress that are looked at, the oldest first.
 MAX_RUNS = 200  # How many ended runs one tick reads; the next tick continues there.
