@@ -220,10 +220,8 @@ def changes(
 def after(
     state: AlertState, notices: Iterable[Notice], now: Mapping[str, Alert], decisions: Decisions
 ) -> AlertState:
-    """Return the state once the notices are sent; the alerts are as the faults are now.
-
-    Their times and severities stay those that were sent: a warning may become an error.
-    """
+    """Return the state once the notices are sent; the alerts are as the faults are now. Their times
+    and severities stay those that were sent: a warning may become an error."""
     alerts = {
         key: now.get(key, sent).model_copy(update={"since": sent.since, "severity": sent.severity})
         for key, sent in state.alerts.items()

@@ -256,10 +256,8 @@ def _undelivered(name: str, why: str) -> TopicbergError:
 
 
 def slack_message(notice: Notice) -> dict[str, Any]:
-    """Return a message in which only the last line, the link to the UI, is active.
-
-    Source: Slack, "Composition objects", ``verbatim``: no word becomes a link or a mention.
-    """
+    """Return a message in which only the last line, the link to the UI, is active. Source: Slack,
+    "Composition objects", ``verbatim``: no word becomes a link or a mention."""
     text = slack(f"{notice.subject}\n{notice.text}")
     subject, *lines = (_shortened(line, _SLACK_LINE) for line in text.splitlines())
     if _URL.fullmatch(notice.alert.link):
@@ -270,11 +268,9 @@ def slack_message(notice: Notice) -> dict[str, Any]:
 
 
 def teams_message(notice: Notice) -> dict[str, Any]:
-    """Return a message with an Adaptive Card.
-
-    Its texts are runs, in which, unlike in a ``TextBlock``, nothing is Markdown. Source: Microsoft,
-    "Create incoming webhooks with Workflows", and "Adaptive Cards schema", ``RichTextBlock``.
-    """
+    """Return a message with an Adaptive Card. Its texts are runs, in which, unlike in a
+    ``TextBlock``, nothing is Markdown. Source: Microsoft, "Create incoming webhooks with
+    Workflows", and "Adaptive Cards schema", ``RichTextBlock``."""
     subject, *lines = terminal(f"{notice.subject}\n{notice.text}").splitlines()[:-1]
     bold = {"type": "TextRun", "text": _shortened(subject, _TEAMS_LINE), "weight": "Bolder"}
     runs = [{"type": "TextRun", "text": _shortened(line, _TEAMS_LINE)} for line in lines if line]

@@ -43,8 +43,7 @@ LOOPS = {
     "SCHEDULER": "no schedule ticks",
     "QUEUED_RUN_COORDINATOR": "no queued run starts",
     "MONITORING": "runs whose process ended are not noticed",
-}
-"""Loops of the daemon, and what does not happen without them."""
+}  # Loops of the daemon, and what does not happen without them.
 _LOOP_HINT = (
     "see whether a process of it is stopped by a signal (state T in `ps aux`), and let that "
     "continue: `kill -CONT PID`; else restart it, locally: end `topicberg ui` and start it again"
@@ -153,9 +152,8 @@ def dagster_watcher(config: Settings, is_healthy: Callable[[], bool]) -> watch.W
 
 def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.Watched]:
     """Return Dagster's processes, as far as `topicberg ui` runs them, or the settings name them.
-
-    Those of the settings are watched from their first answer on: not every engine reaches the UI.
-    """
+    Those of the settings are watched from their first answer on: not every engine reaches the
+    UI."""
 
     def check(name: str) -> Check:
         answered, known = set[str](), set[str]()

@@ -25,8 +25,7 @@ from topicberg.errors import split_hint
 from topicberg.wording import listed
 
 MAX_PENDING = 100  # Failed runs whose work is known; of older ones, only that their kind failed.
-UNCHECKED_TICKS = 40
-"""For how many evaluations more the checks may not run: four each minute."""
+UNCHECKED_TICKS = 40  # For how many evaluations more the checks may not run: four each minute.
 SILENT_EVALUATIONS = 8  # In how many evaluations in a row a sensor has not ticked.
 HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=15)

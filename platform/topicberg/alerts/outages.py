@@ -26,8 +26,7 @@ _KEYS = {
     **{name: service.key for name, service in SERVICES.items()},
     **{service.key: service.key for service in SERVICES.values()},
     "the catalog": "iceberg_rest",
-}
-"""What messages call a service → its name in keys, which `topicberg status` and its log have."""
+}  # What messages call a service → its name in keys, which `topicberg status` and its log have.
 _WAITED_FOR = [SERVICE + service.key for service in SERVICES.values()]
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"

@@ -90,11 +90,9 @@ def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> Ta
 
 
 def visible_state(table: Table) -> str:
-    """Return a digest of what readers of a metadata file see of its table.
-
-    It excludes the tags that topicberg sets while it reads and publishes: with each of them the
-    table has another metadata file.
-    """
+    """Return a digest of what readers of a metadata file see of its table. It excludes the tags
+    that topicberg sets while it reads and publishes: with each of them the table has another
+    metadata file."""
     metadata = table.metadata
     refs = sorted(
         (name, str(ref.snapshot_id))
@@ -114,21 +112,16 @@ def visible_state(table: Table) -> str:
 
 
 def registered_state(table: Table) -> str:
-    """Return :func:`visible_state` with a counter that changes after so many metadata files.
-
-    The catalog deletes old metadata files, and Glue must not point to a deleted one.
-    """
+    """Return :func:`visible_state` with a counter that changes after so many metadata files. The
+    catalog deletes old metadata files, and Glue must not point to a deleted one."""
     version = table.metadata_location.rpartition("/")[2].partition("-")[0]
     number = int(version) // _METADATA_FILES if version.isdigit() else version
     return f"{visible_state(table)}-{number}"
 
 
 def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | None:
-    """Return the table as it is in Glue, or None if there is none.
-
-    Under Lake Formation, Glue denies access to a table that does not exist; its lists are of what
-    the caller may see.
-    """
+    """Return the table as it is in Glue, or None if there is none. Under Lake Formation, Glue
+    denies access to a table that does not exist; its lists are of what the caller may see."""
     try:
         return client.get_table(DatabaseName=database, Name=name)["Table"]
     except client.exceptions.EntityNotFoundException:

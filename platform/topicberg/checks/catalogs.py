@@ -53,11 +53,9 @@ def is_late(since: datetime, probe: Probe) -> bool:
 
 
 def stale_since(table: Table, state: Table, here: PointerPosition, probe: Probe) -> datetime | None:
-    """Return when readers of an old state began to miss something; None: not for too long.
-
-    Later states in which readers see no difference, such as new tags, do not count: the pointer
-    stays at the first of them, maybe for long.
-    """
+    """Return when readers of an old state began to miss something; None: not for too long. Later
+    states in which readers see no difference, such as new tags, do not count: the pointer stays at
+    the first of them, maybe for long."""
     if here.behind_since is None or not is_late(here.behind_since, probe):
         return None
     seen = glue.visible_state(state)
@@ -259,10 +257,8 @@ def count_rows(table: Table) -> int:
 
 def describe_needs(path: TablePath, config: Settings) -> str:
     """Return what stops in Snowflake when a table is upgraded from format version 2 to 3.
-
     https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh,
-    https://docs.snowflake.com/en/user-guide/tables-iceberg-upgrade-version
-    """
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-upgrade-version"""
     needs = f"Snowflake cannot refresh {path} until the table has a snapshot of version 3"
     if path.is_linked:
         return f"{needs}; the upgrade commits one"

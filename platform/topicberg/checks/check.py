@@ -155,10 +155,8 @@ class Probe:
 
 
 def evaluate(check: TableCheck, probe: Probe) -> Finding:
-    """Return the finding; a table that was not created yet passes every check.
-
-    That of a table that topicberg cannot read is caused by the check ``readable_by``.
-    """
+    """Return the finding; a table that was not created yet passes every check. That of a table that
+    topicberg cannot read is caused by the check ``readable_by``."""
     try:
         return check.evaluate(probe)
     except NoSuchTableError:

@@ -16,10 +16,8 @@ Severity = Literal["warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one evaluation of a check.
-
-    The texts are plain text: whoever shows a finding escapes them for the destination.
-    """
+    """The result of one evaluation of a check. The texts are plain text: whoever shows a finding
+    escapes them for the destination."""
 
     what: str  # A sentence without its full stop.
     remediation: str | None = None  # How to fix it: a command in backticks, or a sentence.

@@ -44,8 +44,7 @@ _RULES = {
     "accepted_values": "{}: only the values that the spec lists.",
     "ranges": "{}: within the bounds that the spec sets.",
     "unique": "No two rows have the same {}.",
-}
-"""The fields of a spec's rules, and the descriptions of their checks."""
+}  # The fields of a spec's rules, and the descriptions of their checks.
 _WITHOUT_ROWS = (
     " A run that a sensor requests uses the column statistics of new files, or repeats the last "
     "result with the rows that it covers; check_tables reads the rows."
@@ -97,10 +96,8 @@ def repeated(last: Finding | None) -> Finding | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """``breaks``: rows that violate it; ``says``: what a row should be.
-
-    ``definition``: what JSON says of it exactly; two rules that differ have two of them.
-    """
+    """``breaks``: rows that violate it; ``says``: what a row should be. ``definition``: what JSON
+    says of it exactly; two rules that differ have two of them."""
 
     column: str
     says: str
@@ -219,9 +216,7 @@ def check_rules(
 
 def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Finding | None:
     """Return that all rows follow the rules, if column statistics of the files added since show it.
-
-    No file is opened. None: the last evaluation did not pass, or a file would have to be opened.
-    """
+    No file is opened. None: the last evaluation did not pass, or a file would have to be opened."""
     head, snapshot_id = table.current_snapshot(), _passed_at(last, rules)
     if head is None or snapshot_id is None:
         return None

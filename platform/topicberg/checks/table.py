@@ -155,10 +155,8 @@ def volume_check(factor: float) -> TableCheck:
 
 
 def check_volume(table: Table, factor: float, now: datetime) -> Finding:
-    """Return whether the last full period has about as many rows as those before it.
-
-    That is a partition (an hour or a day of event time), else ten minutes of commits.
-    """
+    """Return whether the last full period has about as many rows as those before it. That is a
+    partition (an hour or a day of event time), else ten minutes of commits."""
     return judge_volume(*_series(table, now), factor)
 
 
@@ -199,10 +197,8 @@ def judge_volume(
 
 def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
     """Return the bounds of what is usual: the factor of the median, the spread, or what is common.
-
     A tenth of the periods with as few or as many rows is common. Most periods of a rare topic have
-    no rows: a burst is compared with the most rows of one.
-    """
+    no rows: a burst is compared with the most rows of one."""
     usual = statistics.median(history)
     spread = _SPREAD * _MAD * statistics.median(abs(rows - usual) for rows in history)
     in_order, tenth = sorted(history), math.ceil(len(history) / 10)

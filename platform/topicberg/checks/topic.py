@@ -155,10 +155,8 @@ def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> 
 def status_findings(
     spec: TopicSpec, status: TopicStatus, now: datetime
 ) -> Iterator[tuple[str, Finding]]:
-    """Yield check → what the engine's status says of it now, before the checks are run again.
-
-    A status without a commit says nothing: the checks themselves look at the table.
-    """
+    """Yield check → what the engine's status says of it now, before the checks are run again. A
+    status without a commit says nothing: the checks themselves look at the table."""
     if status.committed_at_ms is None or status.phase != "RUNNING":
         return  # the check of the engine reports why
     lag, last = sum(status.lag.values()), from_ms(status.committed_at_ms)
@@ -353,9 +351,7 @@ def check_history(
     history: Table | None, topic: Table, allowed_minutes: int, now: datetime, remediation: str
 ) -> Finding:
     """Return whether the table of every record has read what the topic's own had some time ago.
-
-    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare.
-    """
+    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare."""
     if history and (problem := _other_records(history, topic)):
         return Finding(
             problem,

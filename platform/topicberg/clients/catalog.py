@@ -41,8 +41,7 @@ READ_ONLY = "topicberg.read-only"
 
 https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-aws-glue-catalog.html
 """
-NEWEST_FORMAT_VERSION = 3
-"""The newest format version of tables that PyIceberg reads."""
+NEWEST_FORMAT_VERSION = 3  # The newest format version of tables that PyIceberg reads.
 TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for a response's next byte. PyIceberg would wait for ever; Dagster gives
 a sensor a minute.

@@ -38,8 +38,7 @@ P = ParamSpec("P")
 Found = TypeVar("Found")
 
 ATTEMPTS = 7
-TIMEOUT_SECONDS = (10.0, 60.0)
-"""To connect, and to wait for a response's next byte."""
+TIMEOUT_SECONDS = (10.0, 60.0)  # To connect, and to wait for a response's next byte.
 MAX_WAIT_SECONDS = 120.0
 PAGE_SIZE = 99
 _INVALID_KEY = "invalid api key"

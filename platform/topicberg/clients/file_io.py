@@ -28,8 +28,7 @@ class LakeFileIO(PyArrowFileIO):
 class VendedFileIO(LakeFileIO):
     """Reads and writes with keys that the catalog gave out, and requests others in time."""
 
-    renew: Callable[[], Properties] | None = None
-    """Returns the properties with the newest keys."""
+    renew: Callable[[], Properties] | None = None  # Returns the properties with the newest keys.
 
     def __init__(self, properties: Properties) -> None:
         super().__init__(properties)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 5.0
-MAX_WAITING = 1_000
-"""Events that wait for the receiver; further ones are lost."""
+MAX_WAITING = 1_000  # Events that wait for the receiver; further ones are lost.
 INTERVAL_SECONDS = 60.0
 """The engine sends one event of a topic in this time at most, for all commits in it."""
 PRODUCER = "https://pypi.org/project/topicberg"
@@ -89,12 +88,9 @@ class TableState:
     """A table that is read or written."""
 
     dataset: DatasetName
-    identifier: str
-    """Its name in the catalog."""
-    columns: tuple[tuple[str, str, str | None], ...]
-    """Name, type and description."""
-    version: str | None = None
-    """The snapshot."""
+    identifier: str  # Its name in the catalog.
+    columns: tuple[tuple[str, str, str | None], ...]  # Name, type and description.
+    version: str | None = None  # The snapshot.
 
     @staticmethod
     def of(table: Table) -> TableState:
@@ -118,8 +114,7 @@ class JobRun:
     """Column of the output → the columns that it is computed from."""
     parent: tuple[str, str] | None = None
     """Id and name of the job of the run that this one is a part of."""
-    window: tuple[datetime, datetime] | None = None
-    """The event time that it computes."""
+    window: tuple[datetime, datetime] | None = None  # The event time that it computes.
 
 
 def run_id(*parts: str) -> str:

@@ -11,8 +11,7 @@ import http.client
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-SECONDS = 5.0
-"""The deadline of a request."""
+SECONDS = 5.0  # The deadline of a request.
 
 Check = Callable[[float], str | None]
 """Gets the deadline in seconds; returns why the service does not answer, or None."""

@@ -19,8 +19,7 @@ from topicberg.logins.registry import PREFIX
 
 REGISTRY = "the schema registry"
 NOT_FOUND, CONFLICT, THROTTLED, INTERNAL_ERROR = 404, 409, 429, 500
-_GATEWAY = (502, 503, 504)
-"""Status of a proxy whose server does not answer."""
+_GATEWAY = (502, 503, 504)  # Status of a proxy whose server does not answer.
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from topicberg.clients.secrets import active_slot
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
-BITS = 3072
-"""NIST SP 800-57 allows 2048 bits until 2030 only; Snowflake takes longer keys."""
+BITS = 3072  # NIST SP 800-57 allows 2048 bits until 2030 only; Snowflake takes longer keys.
 
 
 @dataclass(frozen=True)

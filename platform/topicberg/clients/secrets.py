@@ -23,8 +23,7 @@ from topicberg.security.redaction import remember, remember_values
 
 CURRENT = "AWSCURRENT"
 _LABEL = "key-"
-MOVES = 3
-"""Attempts to move a stage."""
+MOVES = 3  # Attempts to move a stage.
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,8 @@ class Addresses(HoldsSecrets, EnvironmentSettings):
 
 class CloudSettings(Addresses):
     """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
-
     Settings that are missing are found in the deployment. Those of the logins are in
-    :mod:`topicberg.logins`.
-    """
+    :mod:`topicberg.logins`."""
 
     kafka_bootstrap: str | None = None
     """Kafka's bootstrap servers; default: those of the deployment."""

@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
     from topicberg.endpoints.parameters import Client
 
-CATALOG = "lake"
-"""Name of the Iceberg catalog in Spark and in DuckDB."""
-TOPICS_CATALOG = "topics"
-"""The same, of the topics' catalog, where they have one of their own."""
+CATALOG = "lake"  # Name of the Iceberg catalog in Spark and in DuckDB.
+TOPICS_CATALOG = "topics"  # The same, of the topics' catalog, where they have one of their own.
 TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 """Environment variable that holds the token of the Iceberg REST catalog."""
-Given = tuple[tuple[str, str], ...]
-"""Properties of PyIceberg's client of a catalog."""
-_CREATING = Lock()
-"""Clients may be shared by threads; the session that creates them may not."""
+Given = tuple[tuple[str, str], ...]  # Properties of PyIceberg's client of a catalog.
+_CREATING = Lock()  # Clients may be shared by threads; the session that creates them may not.
 REGISTRY_SECONDS, REGISTRY_RETRIES = 10, 1
 """Deadline of a request to the schema registry, without which its client waits for ever, and how
 often the client repeats one: by default three times, and reports nothing meanwhile."""
@@ -196,9 +192,7 @@ class LakeEndpoints(HoldsSecrets):
     def spark_session(self, config: Settings) -> tuple[dict[str, str], float | None]:
         """Return what each Spark session states of the catalog, with the secrets; and the time
         (monotonic) from which a new session is needed, or None: Spark renews the login itself.
-
-        Nothing, if Spark has it all from its own configuration.
-        """
+        Nothing, if Spark has it all from its own configuration."""
         properties: dict[str, str] = {}
         ends: list[float] = []
         for name, login in ((CATALOG, self.iceberg_login), (TOPICS_CATALOG, self.topics_login)):
@@ -232,9 +226,7 @@ class LakeEndpoints(HoldsSecrets):
 
     def warehouse(self, config: Settings) -> str | None:
         """Return which catalog of the server it is; Glue's REST API names it by the account.
-
-        https://docs.aws.amazon.com/glue/latest/dg/connect-glu-iceberg-rest.html
-        """
+        https://docs.aws.amazon.com/glue/latest/dg/connect-glu-iceberg-rest.html"""
         return self.login.warehouse or (config.aws_account_id if self.is_glue else None)
 
 
@@ -260,28 +252,21 @@ class Endpoints(LakeEndpoints):
 
     kafka_bootstrap: str
     kafka_login: KafkaLogin = Field(default_factory=lambda: KafkaLogin(auth="none"))
-    kafka_deployed: bool = False
-    """`topicberg deploy` created the cluster, and settings of clients."""
+    kafka_deployed: bool = False  # `topicberg deploy` created the cluster, and settings of clients.
     kafka_writer: KafkaLogin | None = None
     """The login for writing records and creating topics; None: kafka_login."""
-    kafka_own: OwnListener | None = None
-    """Used instead of kafka_bootstrap while that is its proxy."""
+    kafka_own: OwnListener | None = None  # Used instead of kafka_bootstrap while that is its proxy.
     schema_registry: str
     registry_login: RegistryLogin = Field(default_factory=lambda: RegistryLogin(auth="none"))
-    spark_connect: str = Field(repr=False)
-    """May hold a token: sc://host/;token=…."""
-    aws: str | None = None
-    """None: the real AWS."""
+    spark_connect: str = Field(repr=False)  # May hold a token: sc://host/;token=….
+    aws: str | None = None  # None: the real AWS.
     aws_access_key: SecretStr | None = None
     aws_secret_key: SecretStr | None = None
     snowflake: SnowflakeEndpoint
-    confluent: str = "https://api.confluent.cloud"
-    """Base URL of Confluent Cloud's APIs."""
-    confluent_api_key: str | None = None
-    """A Cloud API key."""
+    confluent: str = "https://api.confluent.cloud"  # Base URL of Confluent Cloud's APIs.
+    confluent_api_key: str | None = None  # A Cloud API key.
     confluent_api_secret: SecretStr | None = None
-    confluent_admin_token: SecretStr | None = None
-    """Of the Confluent emulator's faults and delays."""
+    confluent_admin_token: SecretStr | None = None  # Of the Confluent emulator's faults and delays.
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
@@ -344,8 +329,7 @@ class Endpoints(LakeEndpoints):
             )
 
 
-_KEYS = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
-"""PyIceberg's properties."""
+_KEYS = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")  # PyIceberg's properties.
 _SHARED = ("shared-credentials-file", "config-file", "assume-role-with-web-identity")
 _OF_MACHINES = ("container-role", "iam-role")
 """Where boto3 and PyArrow, whose readers of S3 are AWS's C++ clients, find the same credentials."""

@@ -19,8 +19,7 @@ from topicberg.errors.meaning import aws_explained
 from topicberg.naming import Names
 from topicberg.settings import Settings
 
-SECONDS = 300.0
-"""How long read secrets and settings of clients are cached."""
+SECONDS = 300.0  # How long read secrets and settings of clients are cached.
 _read: dict[str, tuple[float, dict[str, str]]] = {}
 Client = Literal["consumer", "producer"]
 _OF_BOTH = frozenset(
@@ -29,8 +28,7 @@ _OF_BOTH = frozenset(
 TUNABLE: dict[Client, frozenset[str]] = {
     "consumer": _OF_BOTH | {"fetch.min.bytes", "max.poll.interval.ms", "session.timeout.ms"},
     "producer": _OF_BOTH | {"batch.size", "compression.type", "linger.ms", "request.timeout.ms"},
-}
-"""The properties of librdkafka that are read from Parameter Store."""
+}  # The properties of librdkafka that are read from Parameter Store.
 
 
 def read_secret(path: str, config: Settings) -> dict[str, str] | None:

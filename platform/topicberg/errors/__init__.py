@@ -20,8 +20,7 @@ from typing import Any
 from topicberg.security.redaction import redact
 from topicberg.security.text import terminal
 
-_DEPTH = 10
-"""How many causes of an error are inspected."""
+_DEPTH = 10  # How many causes of an error are inspected.
 _HINT = "\n  → "
 MAX_CHARACTERS = 8_000
 """Of a message: names in schemas may have a million characters, and statuses, logs, checks and

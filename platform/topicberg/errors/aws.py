@@ -8,8 +8,7 @@ from typing import Any
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 NO_TOKEN = frozenset({"SSOError", "SSOTokenLoadError", "TokenRetrievalError"}) | {
     "UnauthorizedSSOTokenError"
-}
-"""Classes of botocore: the token of a login by SSO has expired, or there is none."""
+}  # Classes of botocore: the token of a login by SSO has expired, or there is none.
 
 
 def refusal_of(error: BaseException) -> tuple[str, str, int]:

@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 from topicberg import errors
 from topicberg.errors import CertificateError, NotFoundError, TopicbergError, causes
 
-PROBE_SECONDS = 3.0
-"""The deadline of a connection that asks for a server's certificate."""
+PROBE_SECONDS = 3.0  # The deadline of a connection that asks for a server's certificate.
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,17 @@ SERVICES = {
     "AWS": _Settings("aws", "TOPICBERG_AWS_REGION", "AWS_CA_BUNDLE"),
     "Snowflake": _Settings("snowflake", "TOPICBERG_SNOWFLAKE_ACCOUNT", _PYTHON_CA),
     "Spark": _Settings("spark", "TOPICBERG_SPARK_REMOTE", "SSL_CERT_FILE"),
-}
-"""What messages call a service → what users set."""
+}  # What messages call a service → what users set.
 _OTHER = _Settings("", "the address", "the certificates of this machine (SSL_CERT_FILE)")
 
 _UNRESOLVED = re.compile(
     r"Failed to resolve '([^':]+)|Could not resolve host(?:name)?: ([\w.-]+)|"
     r"UnknownHostException: (?:unknown host )?([\w.-]+)|DNS resolution failed for ([\w.-]+)"
-)
-"""Of urllib3 and librdkafka, curl, Java, and gRPC."""
+)  # Of urllib3 and librdkafka, curl, Java, and gRPC.
 _UNRESOLVED_BY_SYSTEM = re.compile(
     r"Name or service not known|Temporary failure in name resolution|nodename nor servname|"
     r"getaddrinfo failed|No address associated with hostname|Name does not resolve"
-)
-"""What the C library says, without the name."""
+)  # What the C library says, without the name.
 _HOST = re.compile(r"host='([^']+)'(?:, port=(\d+))?")
 _URL = re.compile(r"https?://(?:[^\s'\"]*@)?([^\s'\"/?#@]+)")
 """A password may contain a slash, so the last ``@`` is the end of the login."""
@@ -99,8 +95,7 @@ _CERTIFICATES = (
         _UNTRUSTED_HINT,
     ),
     ("", _UNTRUSTED, _UNTRUSTED_HINT),
-)
-"""What the text of a certificate's error has, the reason, and the hint; the last one: of any."""
+)  # What the text of a certificate's error has, the reason, and the hint; the last one: of any.
 _TLS = (
     (
         r"wrong.version.number|packet length too long|record layer failure|"
@@ -116,8 +111,7 @@ _TLS = (
         "check that the client's certificate has not expired, and that the server trusts who "
         "signed it",
     ),
-)
-"""The same of other errors of TLS."""
+)  # The same of other errors of TLS.
 
 
 def connection_error(

@@ -33,8 +33,7 @@ _OWN: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Kind], 
     (CommitConflictError, table.CONFLICT),
     (ThrottledError, table.THROTTLED),
     ((UnreachableError, ConnectionError, TimeoutError), table.UNREACHABLE),
-)
-"""topicberg's errors, and Python's."""
+)  # topicberg's errors, and Python's.
 _CATALOG, _SPARK_SERVICE = "Iceberg's catalog", "Spark"
 _OF_SPARK_ITSELF = re.compile(r"DNS resolution failed|failed to connect to all addresses")
 """What the client of Spark Connect says of Spark, not of what Spark uses."""
@@ -42,8 +41,7 @@ _NAMED_BY_TEXT = (
     ("the object store", re.compile(r"AWS Error [A-Z_]+ during|awssdk|SdkClientException")),
     ("Kafka", re.compile(r"KafkaError\{code=")),
     (_CATALOG, re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
-)
-"""What librdkafka says, and what Spark, the catalog and PyArrow pass on of services behind them."""
+)  # What librdkafka says, and what Spark, the catalog and PyArrow pass on of services behind them.
 _NAMED_BY_CLIENT = (
     (_CATALOG, "pyiceberg.catalog"),
     ("AWS", "botocore"),
@@ -55,8 +53,7 @@ _OF_FUNCTION = ".PythonException"
 _GRPC = re.compile(r'^\s*details = "(.+)"', re.MULTILINE)
 _FAILED_TASK = re.compile(
     r"^.*Job aborted due to stage failure.*Lost task .*?\): (.+)$", re.MULTILINE
-)
-"""The line of Spark's driver that ends with the reason of the task."""
+)  # The line of Spark's driver that ends with the reason of the task.
 
 
 def _row_of(error: BaseException) -> tuple[ErrorRow, re.Match[str]] | None:

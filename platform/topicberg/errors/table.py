@@ -113,8 +113,7 @@ NO_CAPACITY = re.compile(
     rf"{_BUSY}|MaxCapacityExceeded|exceeded maximumCapacity|concurrent vCPU|ServiceQuotaExceeded|"
     "Rate exceeded",
     re.IGNORECASE,
-)
-"""EMR Serverless has one state for every failure and does not list its texts: known ones."""
+)  # EMR Serverless has one state for every failure and does not list its texts: known ones.
 
 QUERY = ErrorRow(
     r"pyspark\.errors\.exceptions\.\w+\.(Analysis|Parse|TempTableAlreadyExists)Exception",

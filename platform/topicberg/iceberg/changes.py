@@ -68,8 +68,7 @@ class Change:
     hours: Hours
     sequence: int  # The table's sequence number after the change; 0: a rollback reverted a change.
     since: int
-    until: int
-    """The times in ms between which it was committed."""
+    until: int  # The times in ms between which it was committed.
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,8 @@ class Ledger(BaseModel):
 
 def noted(table: Table, column: str, removed: frozenset[int]) -> str:
     """Return the text of the ledger with what ``main`` no longer records without some snapshots.
-
     Beside the snapshots that ``main`` loses, all that are not part of it are recorded as the next
-    change: they were rolled back, or a tag keeps them beyond the end of ``main``.
-    """
+    change: they were rolled back, or a tag keeps them beyond the end of ``main``."""
     line = list(summaries.ancestry(table))
     kept = next((n for n, each in enumerate(line) if each.snapshot_id in removed), len(line))
     ledger = Ledger.of(table)

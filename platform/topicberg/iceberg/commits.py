@@ -70,11 +70,9 @@ def require_written(table: Table) -> None:
 
 
 def lacks_snapshot(table: Table) -> bool:
-    """Return whether a table was upgraded to version 3 and has no snapshot since then.
-
-    Snowflake does not refresh it. The specification requires a first row id of every snapshot of
-    version 3, and forbids it before.
-    """
+    """Return whether a table was upgraded to version 3 and has no snapshot since then. Snowflake
+    does not refresh it. The specification requires a first row id of every snapshot of version 3,
+    and forbids it before."""
     head = table.current_snapshot()
     return table.format_version > 2 and head is not None and head.first_row_id is None
 

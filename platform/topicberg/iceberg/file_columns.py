@@ -176,9 +176,7 @@ def retyped(column: _Column, kind: pa.DataType) -> _Column:
 @dataclass(frozen=True)
 class _Retyped:
     """An array with another type of the same layout; see Arrow's "PyCapsule Interface".
-
-    ``Array.view`` gives a slice of structs with a field of nulls a field of another length.
-    """
+    ``Array.view`` gives a slice of structs with a field of nulls a field of another length."""
 
     array: pa.Array
     kind: pa.DataType

@@ -191,11 +191,8 @@ def without(paths: Iterable[str], others: Iterable[str]) -> list[str]:
 
 
 def may_delete(table: Table) -> bool:
-    """Return whether files that the table no longer has may be deleted.
-
-    With the property ``gc.enabled: false``, other tables or branches of the catalog may have them.
-    Nessie sets it.
-    """
+    """Return whether files that the table no longer has may be deleted. With the property
+    ``gc.enabled: false``, other tables or branches of the catalog may have them. Nessie sets it."""
     return bool(table.properties.get("gc.enabled", "true").lower() == "true")
 
 

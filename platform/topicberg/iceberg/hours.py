@@ -205,11 +205,9 @@ def partition_hours(value: int | date | None, width: int) -> Hours:
 
 
 def time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
-    """Return the bounds of a column of dates or times in a file, as microseconds since 1970.
-
-    None: the file's metadata has none, or a lower one above the upper one, as some writers' do
-    (ClickHouse/ClickHouse#116499).
-    """
+    """Return the bounds of a column of dates or times in a file, as microseconds since 1970. None:
+    the file's metadata has none, or a lower one above the upper one, as some writers' do
+    (ClickHouse/ClickHouse#116499)."""
     lower, upper = bounds_of(file, field.field_id)
     if lower is None or upper is None:
         return None
@@ -223,9 +221,7 @@ def live_files_since(
     table: Table, snapshot: Snapshot, newer_than: int
 ) -> Iterator[tuple[DataFile, int]]:
     """Yield the files of a snapshot whose data sequence number is above one, with that number.
-
-    Manifests that were completely written before that number are not opened.
-    """
+    Manifests that were completely written before that number are not opened."""
     manifests = [m for m in snapshot.manifests(table.io) if m.sequence_number > newer_than]
     for entry in entries(table.io, manifests):
         if (number := entry.sequence_number or 0) > newer_than:

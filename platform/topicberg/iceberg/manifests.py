@@ -119,9 +119,7 @@ def read_manifests(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
 
 class _ExactDoubles:
     """PyIceberg's compiled decoder, but for doubles: up to 0.12 it reads 0.1 as the nearest float.
-
-    The methods of the compiled decoder are attributes, so they are called without a detour.
-    """
+    The methods of the compiled decoder are attributes, so they are called without a detour."""
 
     def __init__(self, decoder: BinaryDecoder) -> None:
         for name in dir(decoder):

@@ -22,11 +22,9 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def name_in_files(name: str) -> str:
-    """Return the name of a column in the Parquet files that Iceberg's Java library writes.
-
-    Source: ``AvroSchemaUtil.makeCompatibleName``, which processes UTF-16 code units; PyIceberg's
-    function of that name accepts more characters as letters.
-    """
+    """Return the name of a column in the Parquet files that Iceberg's Java library writes. Source:
+    ``AvroSchemaUtil.makeCompatibleName``, which processes UTF-16 code units; PyIceberg's function
+    of that name accepts more characters as letters."""
     text = name.encode("utf-16-be")
     units = [chr(text[position] << 8 | text[position + 1]) for position in range(0, len(text), 2)]
     return "".join(

@@ -222,11 +222,9 @@ def trim_deletes(table: Table) -> int:
 
 
 def misplaced_files(table: Table) -> int:
-    """Return how many files are in a partition of floats or doubles that is not theirs.
-
-    Of a data file, its bounds say which one is; a delete file has to be where its data files are,
-    or Spark does not apply it.
-    """
+    """Return how many files are in a partition of floats or doubles that is not theirs. Of a data
+    file, its bounds say which one is; a delete file has to be where its data files are, or Spark
+    does not apply it."""
     fields = ((field.transform, field.kind) for field in partition_columns(table))
     if not {("identity", "float"), ("identity", "double")}.intersection(fields):
         return 0
@@ -263,11 +261,8 @@ def _rounded(file: DataFile) -> tuple[object, ...]:
 
 
 def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
-    """Add the deletes of rows to a change; the rows may be of files that it adds.
-
-    In format version 3, vectors replace all position delete files, and earlier vectors of the same
-    data files.
-    """
+    """Add the deletes of rows to a change; the rows may be of files that it adds. In format version
+    3, vectors replace all position delete files, and earlier vectors of the same data files."""
     table = change.table
     change.deleted_from += (each.file for each in rows)
     if table.format_version == 2:  # a delete file applies to its own partition only

@@ -24,10 +24,8 @@ _CACHED_RANGES = 100_000
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """One snapshot in numbers. Bytes and files are of data files; times are UTC.
-
-    Records are those that a reader sees, without those that are deleted by position.
-    """
+    """One snapshot in numbers. Bytes and files are of data files; times are UTC. Records are those
+    that a reader sees, without those that are deleted by position."""
 
     snapshot_id: int
     operation: str
@@ -78,10 +76,8 @@ class SnapshotChanges:
 
 
 def changes_rows(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot adds or changes rows, or a user deletes some.
-
-    What follows from a table keeps rows that are past their retention, so these do not count.
-    """
+    """Return whether a snapshot adds or changes rows, or a user deletes some. What follows from a
+    table keeps rows that are past their retention, so these do not count."""
     facts = summaries.summary(snapshot)
     if summaries.operation_of(snapshot) == Operation.REPLACE or summaries.DATA_TTL_RUN in facts:
         return False
@@ -90,10 +86,8 @@ def changes_rows(snapshot: Snapshot) -> bool:
 
 
 def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> SnapshotChanges:
-    """Return the changes since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``).
-
-    A snapshot from before the gap may still exist, by a tag for example.
-    """
+    """Return the changes since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``). A
+    snapshot from before the gap may still exist, by a tag for example."""
     line, rolled_back = list(summaries.ancestry(table, head)), list[Snapshot]()
     if last is None:
         return SnapshotChanges(line[::-1], [], gap=not _is_whole(line))
@@ -127,10 +121,8 @@ def _is_whole(line: list[Snapshot]) -> bool:
 )
 def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     """Return the hours of ``column`` in which the snapshot added or removed rows, by file.
-
     Compaction changes no row, and deleting rows past their retention does not change what was
-    derived from them. See :mod:`topicberg.iceberg.hours`.
-    """
+    derived from them. See :mod:`topicberg.iceberg.hours`."""
     rewrites = summaries.operation_of(snapshot) == Operation.REPLACE
     if rewrites or summaries.DATA_TTL_RUN in summaries.summary(snapshot):
         return []
@@ -187,10 +179,8 @@ def _as_time(microseconds: int) -> datetime | None:
 
 def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | None:
     """Return first hour (since 1970) of each time partition → its rows; and hours per partition.
-
     None: the table is not partitioned by the hour or the day of a column. Manifests with only
-    partitions before hour ``first`` are not opened.
-    """
+    partitions before hour ``first`` are not opened."""
     widths = [PARTITION_HOURS.get(type(field.transform)) for field in table.spec().fields]
     place, width = next(((n, hours) for n, hours in enumerate(widths) if hours), (0, 0))
     if not width:

@@ -136,10 +136,8 @@ def set_optional(table: Table, properties: Mapping[str, str]) -> None:
 
 def keep_bounds(table: Table, columns: Iterable[str]) -> None:
     """Let the writers of a table keep bounds of columns, unless its properties configure that.
-
     Without them, Iceberg keeps no bounds of columns after the first 100 of a table.
-    https://iceberg.apache.org/docs/latest/configuration/#write-properties
-    """
+    https://iceberg.apache.org/docs/latest/configuration/#write-properties"""
     set_optional(table, _bounds_kept(table.schema(), columns))
 
 

@@ -30,17 +30,14 @@ DELEGATION = "X-Iceberg-Access-Delegation"
 VENDED = "vended-credentials"
 OAUTH = "topicberg.oauth"
 """Property of PyIceberg's catalog: the client of :func:`oauth_client` that requests its tokens."""
-ROLE = "topicberg.role-arn"
-"""The same: the role whose keys sign the requests."""
-IS_VENDED = "topicberg.vended"
-"""The same: the catalog gives out the keys of the object store."""
+ROLE = "topicberg.role-arn"  # The same: the role whose keys sign the requests.
+IS_VENDED = "topicberg.vended"  # The same: the catalog gives out the keys of the object store.
 LOCATIONS = "topicberg.locations"
 """The same: ``catalog`` if the catalog chooses the locations of new tables."""
 SETTINGS = "topicberg.settings"
 """The same: what the names of its settings begin with, for messages."""
 ROLE_SECONDS = 3600
-_SCOPE = "catalog"
-"""Iceberg's clients send this one if there is no other."""
+_SCOPE = "catalog"  # Iceberg's clients send this one if there is no other.
 _SECRET_HEADER = re.compile(r"auth|key|token|secret|password", re.IGNORECASE)
 _clients: dict[str, OAuthClient] = {}
 
@@ -237,8 +234,7 @@ class CatalogSettings(CatalogLogin, EnvironmentSettings):
 
 class TopicsCatalogLogin(CatalogLogin):
     """The login to the catalog of the topics' tables, where Tableflow publishes them to another one
-    than the derived tables are in.
-    """
+    than the derived tables are in."""
 
     settings_prefix: ClassVar[str] = f"{TOPICS_PREFIX}_"
     oauth_prefix: ClassVar[str] = settings_prefix
@@ -246,8 +242,7 @@ class TopicsCatalogLogin(CatalogLogin):
 
 class RestCatalog(Group):
     """An Iceberg REST catalog of the topics' tables, such as Open Catalog: `topicberg deploy` lets
-    Tableflow publish them to it, and Dagster reads them there.
-    """
+    Tableflow publish them to it, and Dagster reads them there."""
 
     uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """Open Catalog's ends in ``/polaris/api/catalog``."""

@@ -164,11 +164,9 @@ class KafkaSettings(KafkaLogin, EnvironmentSettings):
 
 @dataclass(frozen=True)
 class MskToken:
-    """Librdkafka's callback for a token, in any process: it is sent to those that read.
-
-    Each batch is read by a client of its own, and the token of a role is a request to AWS, so
-    clients share one for the first half of its time. A client wants another one after four fifths.
-    """
+    """Librdkafka's callback for a token, in any process: it is sent to those that read. Each batch
+    is read by a client of its own, and the token of a role is a request to AWS, so clients share
+    one for the first half of its time. A client wants another one after four fifths."""
 
     region: str
     role_arn: str | None

@@ -26,8 +26,7 @@ from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
 
 TIMEOUT_SECONDS = (5.0, 15.0)
-DEFAULT_SECONDS = 3600.0
-"""How long a token is valid if the server does not say."""
+DEFAULT_SECONDS = 3600.0  # How long a token is valid if the server does not say.
 REFUSED_SECONDS = 5.0
 """How long a refusal is repeated without a request: servers lock clients that insist."""
 SKEW_SECONDS = 30.0

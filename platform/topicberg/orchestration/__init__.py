@@ -67,9 +67,7 @@ def definitions(project: str | Path | None = None) -> dg.Definitions:
 
 def build(make: Callable[[Lake], dg.Definitions]) -> dg.Definitions:
     """Return the definitions that a function makes of the lake, as a code location of its own.
-
-    While a spec file is invalid, the lake has the last valid version of that spec.
-    """
+    While a spec file is invalid, the lake has the last valid version of that spec."""
     with no_search():
         made = _made(make)
         made.get_repository_def()  # which Dagster needs in every process, and which it keeps

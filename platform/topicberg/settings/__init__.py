@@ -26,13 +26,11 @@ from topicberg.project import env_file
 from topicberg.settings import models
 from topicberg.settings.environment import invalid, problems
 
-DEPLOYED_EMR = "emr"
-"""The settings of the EMR Serverless application that ``deploy`` created."""
+DEPLOYED_EMR = "emr"  # The settings of the EMR Serverless application that ``deploy`` created.
 DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
 DEPLOYED_LINK = "snowflake_linked_database"
 """The choice of the deployment, which outlasts a new default."""
-DEPLOYED_NAMESPACE = "tableflow_namespace"
-"""The topics' namespace, if it is not the cluster's id."""
+DEPLOYED_NAMESPACE = "tableflow_namespace"  # The topics' namespace, if it is not the cluster's id.
 _TIMEOUT_SECONDS = 5
 
 
@@ -125,11 +123,9 @@ def read_deployment(
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """Return the settings of this process; in the cloud, with the names that ``deploy`` found.
-
-    The environment takes precedence. If it has all names, and no application of EMR Serverless
-    can be among them, AWS is not asked.
-    """
+    """Return the settings of this process; in the cloud, with the names that ``deploy`` found. The
+    environment takes precedence. If it has all names, and no application of EMR Serverless can be
+    among them, AWS is not asked."""
     stated = Settings()
     if stated.deployment == "local":
         return stated

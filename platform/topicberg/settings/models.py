@@ -125,9 +125,7 @@ class ConfluentSettings(DeploymentSettings):
     @property
     def topics_namespace(self) -> str:
         """Namespace and Glue database of the topics' tables.
-
-        https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html
-        """
+        https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html"""
         return self.tableflow_namespace or self.cluster_id
 
 

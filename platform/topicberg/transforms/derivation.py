@@ -74,10 +74,8 @@ class Derivation:
         return any(source.lookback or source.lookahead for source in self.windowed)
 
     def reach(self, source: Source) -> timedelta:
-        """Return how far after an hour that changed in a source the table changes.
-
-        For a source that is read as a whole, this is not known.
-        """
+        """Return how far after an hour that changed in a source the table changes. For a source
+        that is read as a whole, this is not known."""
         return FOREVER if source.whole else self.back(source)
 
     def back(self, source: Source) -> timedelta:
@@ -108,11 +106,9 @@ class Derivation:
         return Hours(start, start + self.hours)
 
     def calls(self, window: Window) -> list[Window]:
-        """Return the windows that are computed by a call of the function each.
-
-        A call computes one partition: what it reads depends on nothing else. Several partitions
-        have one call where it reads everything for each of them.
-        """
+        """Return the windows that are computed by a call of the function each. A call computes one
+        partition: what it reads depends on nothing else. Several partitions have one call where it
+        reads everything for each of them."""
         is_one = all(self.read(source, window) is None for source in self.windowed)
         return [window] if is_one else [*window.cut(self.hours, self.first)]
 
@@ -133,10 +129,8 @@ class Derivation:
                 yield part
 
     def placed(self, partition: Window, sources: Sequence[Source]) -> Window:
-        """Return where the rows may be that follow from some sources' rows of a partition.
-
-        Those of before the first partition change no other one.
-        """
+        """Return where the rows may be that follow from some sources' rows of a partition. Those of
+        before the first partition change no other one."""
         back, ahead = max(map(self.back, sources)), max(map(self.ahead, sources))
         if partition.start is None and partition.end == self.first:
             return Window(None, self.first + timedelta(hours=self.hours))
@@ -146,10 +140,8 @@ class Derivation:
         return Window(start, partition.end + (timedelta() if back == FOREVER else back))
 
     def source_tables(self, find: Callable[[TableName], Table | None]) -> dict[str, SourceTable]:
-        """Return the sources that exist and have an event time, by their names.
-
-        A table that is read both by windows and as a whole reaches as far as both together.
-        """
+        """Return the sources that exist and have an event time, by their names. A table that is
+        read both by windows and as a whole reaches as far as both together."""
         tables = dict[str, SourceTable]()
         for each in self.sources:
             if each.time is None or (table := find(each.table)) is None:
@@ -177,12 +169,9 @@ class Derivation:
         return min(kept, default=None)
 
     def first_hour(self, now: datetime) -> int:
-        """Return the first hour since 1970 that may be computed again without a request.
-
-        It begins a partition. Hours of earlier ones are past the data retention of a source, or
-        about to be: computing them again would remove what was computed from rows that are deleted
-        since.
-        """
+        """Return the first hour since 1970 that may be computed again without a request. It begins
+        a partition. Hours of earlier ones are past the data retention of a source, or about to be:
+        computing them again would remove what was computed from rows that are deleted since."""
         if (kept := self.kept) is None:
             return BEFORE_EVERYTHING
         first = now - kept + RETENTION_MARGIN

@@ -104,9 +104,7 @@ class JobReport(BaseModel):
 
 def start_job_run(table: str, emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> Any:
     """Return the request ``StartJobRun``, without what Pipes adds.
-
-    https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_StartJobRun.html
-    """
+    https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_StartJobRun.html"""
     return {
         "applicationId": emr.application_id,
         "executionRoleArn": emr.execution_role_arn,

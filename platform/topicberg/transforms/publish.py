@@ -148,9 +148,7 @@ def publish(
 
 def published_snapshot(table: Table, topic: str, endpoints: Endpoints) -> int | None:
     """Return the snapshot of a table that its topic continues from; None: it has nothing of it.
-
-    What a publisher sends at the moment does not count yet.
-    """
+    What a publisher sends at the moment does not count yet."""
     try:
         topic_id = kafka.topic_id(endpoints, topic)
         state = transactions.committed_states(endpoints, STATE_TOPIC).get(topic)

@@ -37,10 +37,8 @@ def read_window(
 
 
 def rows_at_head(spark: SparkSession, table: Table) -> DataFrame:
-    """Return the rows of the snapshot that was loaded, with the newest columns of the table.
-
-    A read of a snapshot has its own columns; those that were added since are null.
-    """
+    """Return the rows of the snapshot that was loaded, with the newest columns of the table. A read
+    of a snapshot has its own columns; those that were added since are null."""
     name, head = name_in_spark(table), table.current_snapshot()
     if head is None:
         return spark.read.table(name).limit(0)

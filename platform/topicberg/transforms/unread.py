@@ -39,11 +39,9 @@ _EPOCH = 2**40
 
 
 class Unread(NamedTuple):
-    """Hours that changed and were not computed since.
-
-    ``first`` and ``last``: the clock (see :class:`Read`) at the first and at the last such change;
-    ``since`` and ``until``: their times in ms.
-    """
+    """Hours that changed and were not computed since. ``first`` and ``last``: the clock (see
+    :class:`Read`) at the first and at the last such change; ``since`` and ``until``: their times in
+    ms."""
 
     start: int
     stop: int
@@ -216,10 +214,8 @@ def after(read: Mapping[str, Read], windows: Sequence[Window]) -> str:
 
 def late_rows(source: SourceTable, late: Sequence[Unread]) -> int:
     """Return how many rows of a source came that some hours follow from, and that it still has.
-
     There may be fewer, as the rows of a file are counted together. What a rollback changed does not
-    count, and neither do rows that a lookahead of :data:`FOREVER` only may need for these hours.
-    """
+    count, and neither do rows that a lookahead of :data:`FOREVER` only may need for these hours."""
     head = source.table.current_snapshot()
     since = [each.first % _EPOCH for each in late if each.first % _EPOCH]
     if head is None or not since:

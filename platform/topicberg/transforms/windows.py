@@ -45,10 +45,8 @@ def reached(
 
 @dataclass(frozen=True)
 class Window:
-    """Event times from ``start`` up to, not including, ``end``.
-
-    Without ``start``: everything before ``end``, and the rows without a time.
-    """
+    """Event times from ``start`` up to, not including, ``end``. Without ``start``: everything
+    before ``end``, and the rows without a time."""
 
     start: datetime | None
     end: datetime

@@ -85,9 +85,7 @@ def glue_api(config: Settings) -> str:
 
 def delegation(config: Settings) -> str:
     """Return how the linked database gets at the tables' storage.
-
-    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-vended-credentials
-    """
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-vended-credentials"""
     vended = config.snowflake_vended_credentials
     return "VENDED_CREDENTIALS" if vended else "EXTERNAL_VOLUME_CREDENTIALS"
 
@@ -102,11 +100,9 @@ def polling(config: Settings) -> str:
 
 
 def create_linked_database(config: Settings) -> str:
-    """A read-only database of what the catalog has of the cluster, which follows it by itself.
-
-    Glue is a case-insensitive catalog, Open Catalog is a case-sensitive one.
-    https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked
-    """
+    """A read-only database of what the catalog has of the cluster, which follows it by itself. Glue
+    is a case-insensitive catalog, Open Catalog is a case-sensitive one.
+    https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked"""
     names = SnowflakeNames.of(config)
     vended = config.snowflake_vended_credentials
     volume = "" if vended else f" EXTERNAL_VOLUME = {text(names.volume)}"
@@ -153,8 +149,7 @@ def refresh_table(path: TablePath) -> str:
 
 def bootstrap(config: Settings) -> list[str]:
     """Return what the first Iceberg table of the local stack needs, as the roles that own it in the
-    cloud; no statement changes what exists.
-    """
+    cloud; no statement changes what exists."""
     names = SnowflakeNames.of(config)
     return [
         "USE ROLE SYSADMIN",

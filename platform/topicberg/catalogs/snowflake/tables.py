@@ -35,9 +35,8 @@ def find_table_path(
     connection: SnowflakeConnection, config: Settings, table: str, glue: tuple[str, str]
 ) -> TablePath:
     """Return where Snowflake has a table of the lake: :func:`table_path`, but for a deployment
-    whose tables were created one by one before a linked database became the default, and whose
-    host knows nothing of that choice.
-    """
+    whose tables were created one by one before a linked database became the default, and whose host
+    knows nothing of that choice."""
     path = table_path(config, table, glue)
     if not path.is_linked:
         return path

@@ -40,10 +40,8 @@ class Tier:
 
 
 def tiers(target: int) -> tuple[Tier, ...]:
-    """Return the tiers from the largest to the smallest; ``target`` bytes is a full file.
-
-    A file of less than 1/64 costs very little to write again, so two of them are enough.
-    """
+    """Return the tiers from the largest to the smallest; ``target`` bytes is a full file. A file of
+    less than 1/64 costs very little to write again, so two of them are enough."""
     full = target * 3 // 4
     return Tier(full, 5), Tier(full // 8, 5), Tier(full // 64, 2)
 

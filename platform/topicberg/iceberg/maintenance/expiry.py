@@ -289,14 +289,12 @@ def _source(snapshot: Snapshot) -> int | None:
 
 
 def _beside(removed: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return kept snapshots that together have whatever kept and removed ones share.
-
-    A snapshot has manifests and files from its parent, or files from the snapshot that it was
-    picked from, and what it leaves out does not return. So what a removed snapshot shares with any
-    kept one, it shares with a kept one next to the removed ones, or with the first one of a kept
-    line. Files of a snapshot on no line may have been added again in any way, and so may those that
-    other writers added (apache/iceberg#17304).
-    """
+    """Return kept snapshots that together have whatever kept and removed ones share. A snapshot has
+    manifests and files from its parent, or files from the snapshot that it was picked from, and
+    what it leaves out does not return. So what a removed snapshot shares with any kept one, it
+    shares with a kept one next to the removed ones, or with the first one of a kept line. Files of
+    a snapshot on no line may have been added again in any way, and so may those that other writers
+    added (apache/iceberg#17304)."""
     known = {snapshot.snapshot_id for snapshot in kept}
     origins = {origin for snapshot in removed for origin in _origins(snapshot)}
     return [

@@ -88,11 +88,9 @@ def source_file(function: Callable[..., Any]) -> str:
 
 
 def described_columns(docstring: str) -> dict[str, str]:
-    """Return column → its description, of the section ``Columns:`` of a docstring.
-
-    A line of the section is ``name: description``; lines that are indented further continue it. An
-    item of a list, and what follows an empty line, is a line of the description.
-    """
+    """Return column → its description, of the section ``Columns:`` of a docstring. A line of the
+    section is ``name: description``; lines that are indented further continue it. An item of a
+    list, and what follows an empty line, is a line of the description."""
     descriptions: dict[str, str] = {}
     lines = iter(docstring.splitlines())
     if not any(line.strip() == "Columns:" for line in lines):

@@ -17,8 +17,7 @@ from topicberg.transforms.windows import Window
 TimePartitions = HourlyPartitionsDefinition | DailyPartitionsDefinition
 HORIZON = timedelta(days=366)
 RANGE_START = "dagster/asset_partition_range_start"
-RANGE_END = "dagster/asset_partition_range_end"
-"""Tags of a run for several partitions."""
+RANGE_END = "dagster/asset_partition_range_end"  # Tags of a run for several partitions.
 SCATTERED = ".dagster/topicberg/partitions"
 """Tag of a run for partitions of which Dagster knows only the last: see :func:`scattered`. The UI
 hides it. Postgres has an index on the values of tags, with room for 2,700 bytes."""
@@ -87,11 +86,9 @@ def requested_windows(partitions: TimePartitions, tags: Mapping[str, str]) -> li
 
 
 def scattered(partitions: TimePartitions, spans: Sequence[Span]) -> str:
-    """Return the tag :data:`SCATTERED` of a run that computes spans, which are apart.
-
-    It has the first partition, then the hours of a span and of the gap after it, alternately. For
-    each partition of a run and each table, Dagster would write an event: ten milliseconds.
-    """
+    """Return the tag :data:`SCATTERED` of a run that computes spans, which are apart. It has the
+    first partition, then the hours of a span and of the gap after it, alternately. For each
+    partition of a run and each table, Dagster would write an event: ten milliseconds."""
     start = _hour(partitions.start)
     bounds = [bound for s in spans for bound in (max(s.hours.start, start), s.hours.stop)]
     return f"{spans[0].first} {','.join(str(end - begin) for begin, end in pairwise(bounds))}"

@@ -74,10 +74,8 @@ def shared_assets(lake: "Lake") -> Iterator[dg.AssetsDefinition]:
 
 
 def share_out(grouped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Return the end of each operation's name, such as ``of_shop``, and its members.
-
-    A member stays in its operation when others are added, until the number of operations doubles.
-    """
+    """Return the end of each operation's name, such as ``of_shop``, and its members. A member stays
+    in its operation when others are added, until the number of operations doubles."""
     groups = defaultdict[str, list[str]](list)
     for group, name in grouped:
         groups[group].append(name)
@@ -229,10 +227,8 @@ def _outcomes(
 def isolated(
     work: Mapping[dg.AssetKey, Iterator[Task[Event]]], log: dg.DagsterLogManager, at_once: int = 1
 ) -> Generator[Event, None, dict[dg.AssetKey, BaseException]]:
-    """Yield what the tasks of all assets return, and return why those of others failed.
-
-    The tasks of an asset are retried after those of the others, as :func:`.tables.retried` does.
-    """
+    """Yield what the tasks of all assets return, and return why those of others failed. The tasks
+    of an asset are retried after those of the others, as :func:`.tables.retried` does."""
     failed: dict[dg.AssetKey, BaseException] = {}
     left = {key: _Progress(tasks) for key, tasks in work.items()}
     while left:

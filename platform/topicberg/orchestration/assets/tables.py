@@ -15,8 +15,7 @@ from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.topics import TopicSpec
 
 KIND = "topicberg/kind"  # Tag of runs: what they are for.
-REGISTRATION, COMPUTATION = "registration", "computation"
-"""Kinds of runs that sensors request."""
+REGISTRATION, COMPUTATION = "registration", "computation"  # Kinds of runs that sensors request.
 NOT_RETRIED = {"dagster/max_retries": "0"}
 """Tag of runs that a sensor requests again if they fail: else Dagster would also start a killed one
 again, and both would compute the same."""
@@ -45,18 +44,14 @@ def operation_name(key: dg.AssetKey) -> str:
 
 def priority(number: int) -> dict[str, str]:
     """Return the tags of a step: a run executes the one with the greatest number first.
-
-    https://docs.dagster.io/guides/operate/managing-concurrency/run-priority
-    """
+    https://docs.dagster.io/guides/operate/managing-concurrency/run-priority"""
     return {"dagster/priority": str(number)}
 
 
 @contextmanager
 def retried() -> Iterator[None]:
-    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops.
-
-    A retry policy of Dagster would also repeat what can only fail again, such as a wrong spec.
-    """
+    """Retry what a retry may resolve: ``@retried()`` for functions of assets, checks and ops. A
+    retry policy of Dagster would also repeat what can only fail again, such as a wrong spec."""
     try:
         yield
     except Exception as error:

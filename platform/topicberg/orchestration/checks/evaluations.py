@@ -62,10 +62,8 @@ def last_evaluations(
 
 
 def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
-    """Return the finding that an evaluation holds.
-
-    Of a user's check, it is made of the description and the metadata that docs/checks.md names.
-    """
+    """Return the finding that an evaluation holds. Of a user's check, it is made of the description
+    and the metadata that docs/checks.md names."""
     metadata = event.metadata or {}
     message, since, remediation, cause = event.description or "the check failed", None, None, None
     if isinstance(stored := metadata.get(FINDING), dg.JsonMetadataValue):

@@ -78,11 +78,9 @@ def write_window_on_emr(
 
 
 class _JobRun:
-    """The last state of the job run in AWS: the library passes on neither its id nor its state.
-
-    It listens to the client's events.
-    https://botocore.amazonaws.com/v1/documentation/api/latest/topics/events.html
-    """
+    """The last state of the job run in AWS: the library passes on neither its id nor its state. It
+    listens to the client's events.
+    https://botocore.amazonaws.com/v1/documentation/api/latest/topics/events.html"""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -144,10 +144,8 @@ def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
 
 
 def engine_sensor() -> dg.SensorDefinition:
-    """Return the sensor that watches the engine, which watches all else.
-
-    It costs one request: its alert may not wait for what the sensor ``alerts`` reads.
-    """
+    """Return the sensor that watches the engine, which watches all else. It costs one request: its
+    alert may not wait for what the sensor ``alerts`` reads."""
 
     @dg.sensor(
         name=ENGINE_SENSOR,

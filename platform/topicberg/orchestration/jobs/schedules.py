@@ -37,11 +37,9 @@ Found = TypeVar("Found")
 
 
 def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
-    """Skip the tick of a sensor, instead of failing it, while the deployment is not available.
-
-    The checks report the service once. A login or certificate that is not accepted fails the tick:
-    nothing is checked without it. No secret is shown.
-    """
+    """Skip the tick of a sensor, instead of failing it, while the deployment is not available. The
+    checks report the service once. A login or certificate that is not accepted fails the tick:
+    nothing is checked without it. No secret is shown."""
 
     @wraps(tick)
     def skipping(*args: P.args, **kwargs: P.kwargs) -> Found | dg.SkipReason:

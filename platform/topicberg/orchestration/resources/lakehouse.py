@@ -101,10 +101,8 @@ class RunningLakehouse(Lakehouse):
 def ingest_by_engine(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
 ) -> Table:
-    """Make the topic and its table if they are missing, and let the engine commit what there is.
-
-    If it is silent for too long, one in this process commits; of two, the second plans again.
-    """
+    """Make the topic and its table if they are missing, and let the engine commit what there is. If
+    it is silent for too long, one in this process commits; of two, the second plans again."""
     from topicberg.tableflow.service.engine import Ingestor, run_once
 
     def missing(records: int) -> None:
@@ -153,9 +151,7 @@ def signals_of_confluent(
     specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
 ) -> dict[str, str]:
     """Return the metadata files to which Tableflow points in Glue: they change with commits.
-
-    Nothing is known of topics in another catalog: Glue has what was registered last.
-    """
+    Nothing is known of topics in another catalog: Glue has what was registered last."""
     if endpoints.topics_rest:
         return {}
     tables = {(spec.table_identifier(config)[0], spec.glue_name): spec.name for spec in specs}

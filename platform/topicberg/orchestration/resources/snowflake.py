@@ -33,10 +33,8 @@ class _Held(ExitStack):
 
 
 class Snowflake(ConfigurableResource):
-    """Connections by ``dagster_snowflake.SnowflakeResource`` to the deployment's address.
-
-    The steps of a run share them, as a log-in costs more than the statements for a table.
-    """
+    """Connections by ``dagster_snowflake.SnowflakeResource`` to the deployment's address. The steps
+    of a run share them, as a log-in costs more than the statements for a table."""
 
     _free: list[_Held] | None = PrivateAttr(None)
     """Those that nothing uses at the moment, the last used one at the end; None: each use opens

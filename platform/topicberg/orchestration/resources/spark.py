@@ -17,10 +17,8 @@ from topicberg.spark import NO_SUBSTITUTION, check_spark
 
 
 class Spark(LazyPySparkResource):
-    """A session of the deployment's Spark, opened at its first use.
-
-    ``spark_config`` takes further Spark properties; the address comes from the deployment.
-    """
+    """A session of the deployment's Spark, opened at its first use. ``spark_config`` takes further
+    Spark properties; the address comes from the deployment."""
 
     spark_config: dict[str, Any] = Field(default_factory=dict)
 

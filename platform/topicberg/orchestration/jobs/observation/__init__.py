@@ -19,8 +19,7 @@ from topicberg.orchestration.jobs.observation import checks, runs
 from topicberg.settings import settings
 from topicberg.topics.kept import SpecsInUse
 
-REREAD_SECONDS = 60.0
-"""Evaluations may also be reported without a run."""
+REREAD_SECONDS = 60.0  # Evaluations may also be reported without a run.
 
 
 @dataclass
