@@ -111,12 +111,10 @@ class Notice(BaseModel, frozen=True):
         if self.state != "firing":
             by = f" by {self.by}" if self.by else ""
             return f"{self.state}{by}: {self.alert.title}\n{self.alert.link}"
-        lines = [self.alert.what, f"since {moment(self.alert.since)}"]
-        if self.alert.remediation:
-            lines.append(f"fix: {self.alert.remediation}")
-        if self.alert.runbook:
-            lines.append(f"runbook: {self.alert.runbook}")
-        return "\n".join([*lines, self.alert.link])
+        known = {"fix": self.alert.remediation, "runbook": self.alert.runbook}
+        lines = (f"{name}: {text}" for name, text in known.items() if text)
+        since = f"since {moment(self.alert.since)}"
+        return "\n".join([self.alert.what, since, *lines, self.alert.link])
 
 
 class Work(BaseModel, frozen=True):
@@ -319,18 +317,16 @@ def markdown(alerts: Sequence[ActiveAlert]) -> str:
     parts = [f"{count(len(alerts), 'active alert')}, {count(errors, 'error')}"]
     for active in alerts:
         alert = active.alert
+        pages = {"open": alert.link, "runbook": alert.runbook}
         lines = [
             f"**{alert.severity}**: {markdown_line(alert.title)}",
             f"{code(active.concerned)}, since {moment(alert.since)}; "
             f"{markdown_line(active.shown_status)}",
             markdown_line(alert.what),
+            *([f"Cause: {code(alert.cause)}"] if alert.cause else []),
+            *([f"Fix: {markdown_line(alert.remediation)}"] if alert.remediation else []),
+            " · ".join(f"[{name}](<{url}>)" for name, url in pages.items() if url),
         ]
-        if alert.cause:
-            lines.append(f"Cause: {code(alert.cause)}")
-        if alert.remediation:
-            lines.append(f"Fix: {markdown_line(alert.remediation)}")
-        pages = {"open": alert.link, "runbook": alert.runbook}
-        lines.append(" · ".join(f"[{name}](<{url}>)" for name, url in pages.items() if url))
         parts.append("  \n".join(lines))
     return "\n\n".join(parts)
 

@@ -77,14 +77,17 @@ def columns(table: Table) -> list[ColumnTypeDef]:
 
 def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> TableInputTypeDef:
     """Return the body of CreateTable and UpdateTable, which keeps others' parameters."""
-    parameters = dict(before or {})
-    if METADATA_LOCATION in parameters:
-        parameters[PREVIOUS_METADATA_LOCATION] = parameters[METADATA_LOCATION]
-    parameters |= {"table_type": "ICEBERG", METADATA_LOCATION: table.metadata_location}
+    before = before or {}
+    has_one = METADATA_LOCATION in before
     return {
         "Name": name,
         "TableType": "EXTERNAL_TABLE",
-        "Parameters": parameters,
+        "Parameters": {
+            **before,
+            **({PREVIOUS_METADATA_LOCATION: before[METADATA_LOCATION]} if has_one else {}),
+            "table_type": "ICEBERG",
+            METADATA_LOCATION: table.metadata_location,
+        },
         "StorageDescriptor": {"Location": table.location(), "Columns": columns(table)},
     }
 

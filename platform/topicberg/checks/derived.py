@@ -139,13 +139,13 @@ def check_up_to_date(
     old_keys: Sequence[str] = ()
     if table and (versions := outdated(computed_by(table), version, first_partition)):
         old_keys = partitions(_outdated_hours(table, time, sources, versions, now, first_hour))
+    names = unused_columns(table)
     facts = {
         "unread_partitions": len(keys),
         "outdated_partitions": len(old_keys),
         MEMORY: memory.model_dump(mode="json"),
+        **({"unused_columns": ", ".join(names)} if names else {}),
     }
-    if names := unused_columns(table):
-        facts["unused_columns"] = ", ".join(names)
     if old_keys:
         return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
@@ -184,16 +184,13 @@ def _all_read(
     """
     message = "everything that its sources hold was read"
     counted = [f"up to {count(number, 'row')} of {name}" for name, number in rows.items() if number]
-    reasons = []
-    if expired_until is not None:
-        reasons.append(
-            f"rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which are "
-            "past the data retention of a source, or soon will be"
-        )
-    if is_late and counted:
-        reasons.append("rows that came later than its `max_lateness`")
-    if reasons:
-        message += f", but for {' and '.join(reasons)}"
+    reasons = {
+        f"rows of before {from_ms((expired_until or 0) * 3_600_000):%F %H:%M}, which are past the "
+        "data retention of a source, or soon will be": expired_until is not None,
+        "rows that came later than its `max_lateness`": is_late and counted,
+    }
+    if any(reasons.values()):
+        message += f", but for {' and '.join(filter(reasons.get, reasons))}"
         message += f" ({', '.join(counted)})" if counted else ""
     if unused:
         message += (

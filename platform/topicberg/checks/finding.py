@@ -33,12 +33,11 @@ class Finding:
     @property
     def lines(self) -> list[str]:
         """Everything for a person to read, in sentences."""
-        lines = [f"{self.what}."]
-        if not self.passed and self.since:
-            lines.append(f"Since {moment(self.since)}.")
-        if not self.passed and self.remediation:
-            lines.append(f"Fix: {self.remediation}")
-        return lines
+        return [
+            f"{self.what}.",
+            *([f"Since {moment(self.since)}."] if self.since and not self.passed else []),
+            *([f"Fix: {self.remediation}"] if self.remediation and not self.passed else []),
+        ]
 
     def to_json(self) -> dict[str, str | None]:
         """Return what an alert needs as JSON, without secrets; severity and facts are not in it."""

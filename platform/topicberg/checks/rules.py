@@ -129,18 +129,14 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
 
 
 def _range(column: str, bounds: Range, schema: Schema) -> Rule:
-    kind = schema.find_field(column).field_type
+    kind, low, high = schema.find_field(column).field_type, "", ""
     parts: list[expressions.BooleanExpression] = []
     if bounds.min is not None:
-        parts.append(
-            expressions.LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING))
-        )
+        lowest, low = _literal(bounds.min, kind, ROUND_CEILING), f"{_exact(bounds.min)} ≤ "
+        parts.append(expressions.LessThan(term=column, value=lowest))
     if bounds.max is not None:
-        parts.append(
-            expressions.GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR))
-        )
-    low = "" if bounds.min is None else f"{_exact(bounds.min)} ≤ "
-    high = "" if bounds.max is None else f" ≤ {_exact(bounds.max)}"
+        highest, high = _literal(bounds.max, kind, ROUND_FLOOR), f" ≤ {_exact(bounds.max)}"
+        parts.append(expressions.GreaterThan(term=column, value=highest))
     definition = bounds.model_dump(mode="json")
     if isinstance(kind, DoubleType | FloatType):  # NaN is neither less nor greater
         parts.append(expressions.IsNaN(term=column))

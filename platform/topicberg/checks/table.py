@@ -57,21 +57,23 @@ def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
     )
     if not wrong and not missing:
         return good(f"all readers can read format version {version}", **facts)
-    problems, remediation = list[str](), list[str]()
-    if wrong:
-        problems.append(f"is of format version {version}, and cannot be read by {wrong}")
-        remediation.append(
+    faults = (
+        (
+            wrong,
+            f"is of format version {version}, and cannot be read by {wrong}",
             "use the other readers, or drop the table and create it again with a format version "
-            "and types that all readers support (`table.format_version` in the spec)"
-        )
-    if missing:
-        problems.append(f"is not read completely by {missing}")
-        remediation.append(
+            "and types that all readers support (`table.format_version` in the spec)",
+        ),
+        (
+            missing,
+            f"is not read completely by {missing}",
             "query it with `topicberg query`, which reads all rows; in DuckDB itself, run "
-            f"`{READ_ALL_FILES}` first"
-        )
+            f"`{READ_ALL_FILES}` first",
+        ),
+    )
+    problems, remedies = zip(*(texts for is_so, *texts in faults if is_so), strict=True)
     message = f"the table {'; it '.join(problems)}"
-    return Finding(message, "; ".join(remediation), severity="warning", facts=facts)
+    return Finding(message, "; ".join(remedies), severity="warning", facts=facts)
 
 
 def partition_values_check(topic: str) -> TableCheck:

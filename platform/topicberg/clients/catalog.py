@@ -80,12 +80,8 @@ class CheckedCatalog(RestCatalog):
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
-        client = (
-            login.oauth_client(self.properties[login.OAUTH])
-            if login.OAUTH in self.properties
-            else None
-        )
-        if client is not None:
+        key = self.properties.get(login.OAUTH)
+        if client := login.oauth_client(key) if key else None:
             self._auth_manager = OAuth(client)
             session.auth = AuthManagerAdapter(self._auth_manager)
         if session.headers.get(login.DELEGATION) == "none":

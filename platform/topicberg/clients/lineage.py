@@ -204,15 +204,12 @@ def _facets(each: DatasetName | TableState) -> dict[str, Any]:
         for name, kind, text in each.columns
     ]
     identifier = facets.symlinks_dataset.Identifier("iceberg", each.identifier, "TABLE")
-    dataset_facets: dict[str, Any] = {
+    version = facets.dataset_version_dataset.DatasetVersionDatasetFacet(each.version or "")
+    return {
         "schema": facets.schema_dataset.SchemaDatasetFacet(fields=columns),
         "symlinks": facets.symlinks_dataset.SymlinksDatasetFacet(identifiers=[identifier]),
+        **({"version": version} if each.version else {}),
     }
-    if each.version:
-        dataset_facets["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(
-            each.version
-        )
-    return dataset_facets
 
 
 @cache

@@ -24,12 +24,11 @@ def property_updates(
     table: Table, properties: Mapping[str, str] | None, dropped: Collection[str]
 ) -> list[update.TableUpdate]:
     """Return the updates that change and remove table properties."""
-    updates = list[update.TableUpdate]()
-    if properties:
-        updates.append(update.SetPropertiesUpdate(updates=dict(properties)))
-    if removals := sorted(set(dropped) & table.properties.keys()):
-        updates.append(update.RemovePropertiesUpdate(removals=removals))
-    return updates
+    removals = sorted(set(dropped) & table.properties.keys())
+    return [
+        *([update.SetPropertiesUpdate(updates=dict(properties))] if properties else []),
+        *([update.RemovePropertiesUpdate(removals=removals)] if removals else []),
+    ]
 
 
 def set_ref(

@@ -198,10 +198,11 @@ class CatalogLogin(HoldsSecrets):
 
     def duckdb(self, region: str, name: str = "lake") -> tuple[str | None, str]:
         """Return a statement that creates the secret ``<name>_catalog``, and options of ATTACH."""
-        delegation = "ACCESS_DELEGATION_MODE 'none'"
-        if self.vends:  # the catalog may leave the region out
-            mode = "ACCESS_DELEGATION_MODE 'vended_credentials'"
-            delegation = f"{mode}, DEFAULT_REGION {literal(region)}"
+        delegation = (
+            f"ACCESS_DELEGATION_MODE 'vended_credentials', DEFAULT_REGION {literal(region)}"
+            if self.vends  # the catalog may leave the region out
+            else "ACCESS_DELEGATION_MODE 'none'"
+        )
         if self.auth == "sigv4":
             # DuckDB finds the name of the service in the host's name.
             return None, f"AUTHORIZATION_TYPE 'sigv4', {delegation}"

@@ -76,9 +76,8 @@ class RegistryLogin(TlsFields):
             }
         files = {"ca": self.ca_file, "certificate": self.certificate_file, "key": self.key_file}
         configuration |= {f"ssl.{name}.location": str(path) for name, path in files.items() if path}
-        if self.key_password:
-            configuration["ssl.key.password"] = self.key_password.get_secret_value()
-        return configuration
+        password = self.key_password and self.key_password.get_secret_value()
+        return configuration | ({"ssl.key.password": password} if password else {})
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request without the registry's client."""
@@ -95,9 +94,8 @@ class RegistryLogin(TlsFields):
             token = self.oauth.client(f"{PREFIX}_OAUTH_").token()
         cluster = self.extensions.get("logicalCluster", "")
         options = {"bearer.auth.token": token, "bearer.auth.logical.cluster": cluster}
-        if pool := self.extensions.get("identityPoolId"):
-            options["bearer.auth.identity.pool.id"] = pool
-        return options
+        pool = self.extensions.get("identityPoolId")
+        return options | ({"bearer.auth.identity.pool.id": pool} if pool else {})
 
 
 class RegistrySettings(RegistryLogin, EnvironmentSettings):

@@ -176,17 +176,15 @@ def write_window(
 
 def lacking(subject: str, module: str) -> TopicbergError:
     """Return the error of a subject whose module the workers of Spark cannot import."""
-    hint = (
-        f"install {module} for the Python of the workers; for EMR Serverless, add it to "
+    return TopicbergError(
+        f"{subject}: the workers of Spark have no module {module}",
+        hint="move what runs on the workers into a module of the project that does not import "
+        f"{', '.join(sorted(OF_DRIVER))}"
+        if module.partition(".")[0] in OF_DRIVER
+        else f"install {module} for the Python of the workers; for EMR Serverless, add it to "
         "`dependencies` in pyproject.toml, then run `topicberg deploy create`. A module of the "
-        "project must be in a package that its pipelines import: see docs/project.md"
+        "project must be in a package that its pipelines import: see docs/project.md",
     )
-    if module.partition(".")[0] in OF_DRIVER:
-        hint = (
-            "move what runs on the workers into a module of the project that does not import "
-            f"{', '.join(sorted(OF_DRIVER))}"
-        )
-    return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
 
 def _without_expired(

@@ -125,9 +125,8 @@ def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpo
     """Return Spark's parameters for the catalog and boto3; the user's own come last. Releases with
     Spark 4 have Iceberg on the default class path. The jar that AWS documents is of their 7.x
     images, and a jar that is missing fails a job run with ``NoSuchFileException``."""
-    environment = {"AWS_DEFAULT_REGION": config.aws_region}
-    if lake.s3:
-        environment["AWS_ENDPOINT_URL_S3"] = lake.s3
+    store = {"AWS_ENDPOINT_URL_S3": lake.s3} if lake.s3 else {}
+    environment = {"AWS_DEFAULT_REGION": config.aws_region, **store}
     properties = {
         **lake.spark_properties(config),
         **{f"spark.emr-serverless.driverEnv.{name}": text for name, text in environment.items()},

@@ -82,10 +82,13 @@ def recorded(
     versions = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
     for hours, name in _parts(windows, version, first):
         versions = _overlaid(versions, hours, name)
-    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions))}
-    if first and windows[0].start is None:
-        properties[FIRST_PARTITION] = json.dumps([first.start, first.stop])
-    return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
+    has_first = first is not None and windows[0].start is None
+    return {
+        VERSION: version,
+        COMPUTED_BY: json.dumps(_coarse(versions)),
+        **({FIRST_PARTITION: json.dumps([first.start, first.stop])} if first and has_first else {}),
+        **({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {}),
+    }
 
 
 def _parts(windows: Sequence[Window], version: str, first: Hours | None) -> list[tuple[Hours, str]]:

@@ -31,14 +31,14 @@ def create_volume(config: Settings, *, derived: bool = False, if_missing: bool =
 
     :param if_missing: one that exists is not an error
     """
-    names = SnowflakeNames.of(config)
-    private = comment = ""
-    if config.snowflake_privatelink:
-        private, comment = " USE_PRIVATELINK_ENDPOINT = TRUE", f" COMMENT = {text(PRIVATE)}"
-    volume, location, url = names.volume, names.location, config.warehouse
-    if derived:
-        volume, location = names.derived_volume, names.derived_location
-        url = config.derived_warehouse
+    names, is_private = SnowflakeNames.of(config), config.snowflake_privatelink
+    private = " USE_PRIVATELINK_ENDPOINT = TRUE" if is_private else ""
+    comment = f" COMMENT = {text(PRIVATE)}" if is_private else ""
+    volume, location, url = (
+        (names.derived_volume, names.derived_location, config.derived_warehouse)
+        if derived
+        else (names.volume, names.location, config.warehouse)
+    )
     return (
         f"CREATE EXTERNAL VOLUME {_IF_MISSING if if_missing else ''}{quote(volume)} "
         "STORAGE_LOCATIONS = (("

@@ -35,6 +35,7 @@ _PRIMITIVES = {
     "timestamp": "timestamp_ntz",
     "uuid": "binary",
 }  # Iceberg's name of a primitive type → Delta's.
+_MAPPING = "delta.columnMapping"
 _WRITER_FEATURES = ("appendOnly", "invariants", "topicberg")
 """The features of writer version 2, which have to be listed from version 7 on, and a feature that
 no other writer has: other writers must refuse the table, because a vacuum by Delta would delete
@@ -58,8 +59,8 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
         "delta.deletedFileRetentionDuration": retention,
     }
     if mapped:
-        configuration["delta.columnMapping.mode"] = "id"
-        configuration["delta.columnMapping.maxColumnId"] = str(table.metadata.last_column_id)
+        last = str(table.metadata.last_column_id)
+        configuration |= {f"{_MAPPING}.mode": "id", f"{_MAPPING}.maxColumnId": last}
     metadata = {
         "id": str(table.metadata.table_uuid),
         "name": ".".join(table.name()),
@@ -74,8 +75,8 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
         "minReaderVersion": 3 if fields.features else 2 if mapped else 1,
         "minWriterVersion": 7,
         "writerFeatures": sorted({*named, *_WRITER_FEATURES}),
+        **({"readerFeatures": named} if fields.features else {}),
     }
-    protocol |= {"readerFeatures": named} if fields.features else {}
     return {"protocol": protocol}, {"metaData": metadata}
 
 
@@ -118,13 +119,11 @@ class _Fields:
         return {"type": "struct", "fields": fields}
 
     def column(self, column: T.NestedField, path: str) -> Action:
-        metadata: Action = {"comment": column.doc} if column.doc else {}
-        if self.mapped:
-            metadata["delta.columnMapping.id"] = column.field_id
-            metadata["delta.columnMapping.physicalName"] = name_in_files(column.name)
-        kind = self.type(column.field_type, path)
+        name, kind = name_in_files(column.name), self.type(column.field_type, path)
+        mapping = {f"{_MAPPING}.id": column.field_id, f"{_MAPPING}.physicalName": name}
+        comment = {"comment": column.doc} if column.doc else {}
         described = {"name": column.name, "type": kind, "nullable": not column.required}
-        return {**described, "metadata": metadata}
+        return {**described, "metadata": {**comment, **(mapping if self.mapped else {})}}
 
     def type(self, kind: T.IcebergType, path: str) -> Action | str:
         if isinstance(kind, T.StructType):

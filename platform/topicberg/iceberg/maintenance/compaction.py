@@ -28,7 +28,7 @@ DELETED_SHARE = 0.3  # If this share of rows is deleted by position, files are w
 SMALL_MANIFESTS = 40
 _SMALL_MANIFEST = 4 * MEBIBYTE
 _TOGETHER_BYTES = 1024 * MEBIBYTE  # A larger rewrite is committed in parts.
-_COMMITS = 10
+_IN_PARTS = {"partial-progress.enabled": "true", "partial-progress.max-commits": 10}
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,10 @@ def compact(
         "min-input-files": tier.min_files,
         "max-file-group-size-bytes": target,
         "max-concurrent-file-group-rewrites": groups,
+        **({"remove-dangling-deletes": "true"} if has_deletes else {}),
+        **({"delete-file-threshold": 1} if apply_deletes else {}),
+        **(_IN_PARTS if bytes_to_write > _TOGETHER_BYTES else {}),
     }
-    if has_deletes:
-        options["remove-dangling-deletes"] = "true"
-    if apply_deletes:
-        options["delete-file-threshold"] = 1
-    if bytes_to_write > _TOGETHER_BYTES:
-        options |= {"partial-progress.enabled": "true", "partial-progress.max-commits": _COMMITS}
     arguments = {"options": _options(options)}
     if sort_by:
         order = literal(", ".join(map(quote, sort_by)))

@@ -160,10 +160,10 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
             if part.key in requested:
                 yield lambda: part.materialize(context, *clients)
                 requested.remove(part.key)
-            chosen = [c for c in part.checks if dg.AssetCheckKey(part.key, c.name) in evaluated]
-            if chosen:
-                evaluate = evaluation(context, part.table, system, *clients)
-                yield from (partial(evaluate, check) for check in chosen)
+            evaluate = evaluation(context, part.table, system, *clients)
+            for check in part.checks:
+                if dg.AssetCheckKey(part.key, check.name) in evaluated:
+                    yield partial(evaluate, check)
 
         work = {}
         for part, spec in zip(parts, specs.values(), strict=True):

@@ -270,7 +270,6 @@ def _partition_tags(
     """:param is_planned: Dagster shows the partitions as in progress and, if they are, as failed"""
     first, last = of_run[0].first, of_run[-1].last
     hours = [described_range(span.first, span.last) for span in of_run]
-    requested = {RANGE_START: first, RANGE_END: last}
-    if not is_planned:
-        requested |= {RANGE_START: last, SCATTERED: scattered(partitions, of_run)}
-    return {HOURS: listed(hours, MAX_LISTED), **requested}
+    unplanned = {} if is_planned else {SCATTERED: scattered(partitions, of_run)}
+    begin = first if is_planned else last
+    return {HOURS: listed(hours, MAX_LISTED), RANGE_START: begin, RANGE_END: last, **unplanned}

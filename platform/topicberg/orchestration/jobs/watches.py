@@ -198,8 +198,7 @@ class Cursor(BaseModel):
     def parse(text: str | None) -> Cursor:
         """Return the cursor; an empty one if there is none, or one that is not of this version."""
         with suppress(ValidationError):
-            if text:
-                return Cursor.model_validate_json(text)
+            return Cursor.model_validate_json(text or "{}")
         return Cursor()
 
     def states(self, names: Iterable[str]) -> dict[str, TableCursor]:
