@@ -99,7 +99,7 @@ class Copies:
         for table in self.lake.derived:
             if source not in (*table.sources, *table.lookups):
                 continue
-            reach = table.lookback_of(self.lake.root(table)) or timedelta()
+            reach = table.reach("lookback", self.lake.root(table)) or timedelta()
             assert isinstance(reach, timedelta)
             for hour in hours:
                 forever = reach == FOREVER or source in table.lookups

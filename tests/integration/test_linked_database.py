@@ -28,7 +28,7 @@ from topicberg.catalogs.snowflake.tables import link_status
 from topicberg.checks.catalogs import check_parity
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.resources import Snowflake
-from topicberg.query.namespaces import qualify
+from topicberg.query import qualify
 from topicberg.settings import Settings, settings
 
 pytestmark = pytest.mark.integration

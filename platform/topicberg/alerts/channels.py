@@ -330,9 +330,8 @@ def pagerduty_event(notice: Notice, routing_key: str, source: str) -> dict[str, 
 
 def _pages(alert: Alert) -> Iterator[tuple[str, str]]:
     """Yield title and address of the pages that belong to an alert."""
-    for title, url in (("Open in Dagster", alert.link), ("Runbook", alert.runbook)):
-        if url and _URL.fullmatch(url):
-            yield title, url
+    pages = ("Open in Dagster", alert.link), ("Runbook", alert.runbook)
+    return ((title, url) for title, url in pages if url and _URL.fullmatch(url))
 
 
 def mail(chosen: AlertSettings, to: str, notice: Notice) -> EmailMessage:

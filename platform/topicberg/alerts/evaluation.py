@@ -93,11 +93,7 @@ def _tick(automation: Automation) -> str:
 def _checks(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[Alert]:
     """The checks that fail; of what a status says before them, what two evaluations have seen."""
     for check in seen.failed_checks:
-        key, finding, cause = (
-            f"check {check.asset}:{check.name}",
-            check.finding,
-            check.finding.cause,
-        )
+        key, finding = f"check {check.asset}:{check.name}", check.finding
         if check.is_early and counted[key] < EARLY_EVALUATIONS:
             continue
         yield Alert(
@@ -109,7 +105,9 @@ def _checks(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[
             link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
             remediation=finding.remediation,
             # A service, or a check.
-            cause=f"check {cause}" if cause and not cause.startswith(SERVICE) else cause,
+            cause=f"check {cause}"
+            if (cause := finding.cause) and not cause.startswith(SERVICE)
+            else cause,
             assets=(check.asset,),
         )
 
@@ -267,9 +265,7 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
 
 def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
     """Runs whose process is stopped: they hold their slots, and Dagster takes them for running."""
-    for run in seen.active:
-        if run.frozen is None:
-            continue
+    for run in (run for run in seen.active if run.frozen is not None):
         yield Alert(
             key=f"frozen {run.id[:8]}",
             title=f"a run of {run.kind} is frozen",
@@ -305,9 +301,10 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
 
 def _hanging(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[Alert]:
     """The ticks that do not end in evaluations in a row: some were left by an earlier daemon."""
-    for automation in seen.automations:
-        if counted.get(_tick(automation), 0) < HANGING_EVALUATIONS:
-            continue
+    hanging = (
+        each for each in seen.automations if counted.get(_tick(each), 0) >= HANGING_EVALUATIONS
+    )
+    for automation in hanging:
         named, since = f"{automation.kind} {automation.name}", automation.ticked_at or seen.at
         yield Alert(
             key=f"tick {automation.name}",

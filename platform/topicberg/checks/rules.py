@@ -53,9 +53,7 @@ _WITHOUT_ROWS = (
 
 def rule_checks(rules: Rules, spec: TopicSpec | None, defined_in: str) -> Iterator[TableCheck]:
     """:param defined_in: where the rules are written"""
-    for name in _RULES:
-        if getattr(rules, name):
-            yield _rule_check(name, rules, spec, defined_in)
+    return (_rule_check(n, rules, spec, defined_in) for n in _RULES if getattr(rules, n))
 
 
 def _rule_check(name: str, rules: Rules, spec: TopicSpec | None, defined_in: str) -> TableCheck:

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.middleware import Middleware
-from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -68,7 +67,7 @@ def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
         if folder := docs_folder():  # before Dagster's route, which takes every path
             app.router.routes.insert(0, Mount(ROUTE, StaticFiles(directory=folder, html=True)))
         if is_own:  # Dagster begins with a timeline, which is empty until there are runs
-            app.router.routes.insert(0, Route("/", _show_graph))
+            app.router.routes.insert(0, Route("/", lambda _: RedirectResponse(GRAPH)))
         return app
 
     if is_own:
@@ -76,10 +75,6 @@ def guard_webservers(config: Settings, is_own: IsOwn | None = None) -> None:
         os.environ["FORWARDED_ALLOW_IPS"] = ""
     DagsterWebserver.build_middleware = guarded  # type: ignore[method-assign, assignment]
     DagsterWebserver.create_asgi_app = create_guarded  # type: ignore[method-assign]
-
-
-def _show_graph(_request: Request) -> RedirectResponse:
-    return RedirectResponse(GRAPH)
 
 
 def _refuse_query(scope: Scope) -> str | None:

@@ -46,8 +46,7 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
 
 def live_files(table: Table) -> Iterator[DataFile]:
     """Yield data and delete files of the current snapshot."""
-    for entry in entries(table.io, head_manifests(table)):
-        yield entry.data_file
+    return (entry.data_file for entry in entries(table.io, head_manifests(table)))
 
 
 def head_manifests(table: Table) -> list[ManifestFile]:
@@ -73,8 +72,7 @@ def entries_by_manifest(
 
 def entries(io: FileIO, manifests: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
     """Yield the entries of manifests, without those of removed files."""
-    for _, read in entries_by_manifest(io, manifests):
-        yield from read
+    return (entry for _, read in entries_by_manifest(io, manifests) for entry in read)
 
 
 def partition_of(file: DataFile) -> tuple[object, ...]:

@@ -202,9 +202,8 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
 
 def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
     """Yield the data and delete files that the snapshot added (true) or removed (false)."""
-    for manifest in snapshot.manifests(table.io):
-        if manifest.added_snapshot_id != snapshot.snapshot_id:
-            continue
+    number = snapshot.snapshot_id
+    for manifest in (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == number):
         for entry in manifests.read_entries(table.io, manifest, discard_deleted=False):
-            if entry.snapshot_id == snapshot.snapshot_id:
+            if entry.snapshot_id == number:
                 yield entry.data_file, entry.status != ManifestEntryStatus.DELETED

@@ -30,7 +30,6 @@ from topicberg.logins.catalog import literal
 from topicberg.query import athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
-from topicberg.query.namespaces import own_namespaces, own_tables, qualify
 from topicberg.settings import Settings, settings
 from topicberg.topics import check_topics
 from topicberg.topics.spec import asset_name
@@ -307,6 +306,50 @@ _ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], Answer]]
 }
 
 
+def own_namespaces(config: Settings) -> list[str]:
+    """Return the namespaces of a deployment: of the topics' tables, then of its pipelines. A
+    catalog may have those of several deployments, whose names are not found."""
+    pipelines = {spec.namespace(config) for spec in check_topics(config)[0]}
+    return [config.topics_namespace, *sorted(pipelines - {config.topics_namespace})]
+
+
+def own_tables(catalog: Catalog, config: Settings) -> list[tuple[str, str]]:
+    """Return namespace and name of a deployment's tables, in the order of the search."""
+    there = {namespace[0] for namespace in catalog.list_namespaces() if len(namespace) == 1}
+    return [
+        (namespace, name)
+        for namespace in own_namespaces(config)
+        if namespace in there
+        for name in sorted(table[-1] for table in catalog.list_tables(namespace))
+    ]
+
+
+def qualify(sql: str, find: Callable[[str], TablePath | None]) -> str:
+    """Return a query for Snowflake with the whole names of tables that it calls by name only.
+
+    Each keeps that name as its alias. The rest of the text stays as it is.
+
+    :param sql: one statement that the parser has accepted
+    :param find: name in upper case → where the table is; None: not in the linked database
+    """
+    from sqlglot import exp, parse_one
+
+    tree = parse_one(sql, read="snowflake")
+    within = {query.alias_or_name.upper() for query in tree.find_all(exp.CTE)}
+    places: list[tuple[int, int, str]] = []
+    for table in tree.find_all(exp.Table):
+        name = table.name if table.this.args.get("quoted") else table.name.upper()
+        place = table.this.meta
+        if table.db or name in within or "start" not in place:
+            continue
+        if (path := find(name)) is not None:
+            alias = "" if table.alias else f" AS {quote(name)}"
+            places.append((place["start"], place["end"] + 1, path.sql + alias))
+    for start, end, text in sorted(places, reverse=True):
+        sql = sql[:start] + text + sql[end:]
+    return sql
+
+
 def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> list[tuple[str, str]]:
     """Return (namespace, table) of tables named in the query outside of the topics' namespace.
     Spark has one current namespace and no search path, so these become temporary views."""
@@ -335,9 +378,8 @@ def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings
 
 def _named_tables(sql: str, catalog: Catalog) -> Iterator[tuple[str, Table]]:
     """Yield name, with the namespace, and table of those that a query names."""
-    for identifier, is_named in _tables(sql, catalog):
-        if is_named:
-            yield ".".join(identifier), catalog.load_table(identifier)
+    named = (identifier for identifier, is_named in _tables(sql, catalog) if is_named)
+    return ((".".join(each), catalog.load_table(each)) for each in named)
 
 
 def _tables(sql: str, catalog: Catalog) -> Iterator[tuple[Identifier, bool]]:

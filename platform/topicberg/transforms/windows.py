@@ -75,15 +75,10 @@ class Window:
 
         :param hours: between two lines of the grid
         """
-        step = timedelta(hours=hours)
-
-        def next_line(moment: datetime) -> datetime:
-            return moment + step - (moment - _EPOCH) % step
-
-        start = self.start
+        step, start = timedelta(hours=hours), self.start
         while start is None or start < self.end:
             begin = first if start is None else start
-            end = min(next_line(begin), self.end) if begin else self.end
+            end = min(begin + step - (begin - _EPOCH) % step, self.end) if begin else self.end
             yield Window(start, end)
             start = end
 
@@ -139,6 +134,5 @@ def within(windows: Iterable[Window], column: str, kind: DataType) -> Column:
 
 def computations(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:
     """Yield computed snapshots, the newest one first: source → the snapshot that was read."""
-    for snapshot in ancestry(table):
-        if text := summary(snapshot).get(SOURCE_SNAPSHOTS):
-            yield snapshot, json.loads(text)
+    computed = ((each, summary(each).get(SOURCE_SNAPSHOTS)) for each in ancestry(table))
+    return ((snapshot, json.loads(text)) for snapshot, text in computed if text)

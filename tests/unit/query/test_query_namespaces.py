@@ -12,8 +12,7 @@ from pyiceberg.types import LongType, NestedField
 from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.resources.tables import Tables
-from topicberg.query import _mentioned_elsewhere
-from topicberg.query.namespaces import own_namespaces, own_tables, qualify
+from topicberg.query import _mentioned_elsewhere, own_namespaces, own_tables, qualify
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from itertools import takewhile
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.file_facts import Files
@@ -46,14 +46,18 @@ def tiers(target: int) -> tuple[Tier, ...]:
     return Tier(full, 5), Tier(full // 8, 5), Tier(full // 64, 2)
 
 
-def is_compaction(snapshot: Snapshot) -> bool:
-    """Return whether it rewrites data files, and not only manifests or delete files."""
-    return operation_of(snapshot) == Operation.REPLACE and "deleted-data-files" in summary(snapshot)
-
-
 def is_due(table: Table, policy: MaintenancePolicy, now_ms: int) -> bool:
-    """Return whether enough time has passed, or data was added, since the last compaction."""
-    since = list(takewhile(lambda snapshot: not is_compaction(snapshot), ancestry(table)))
+    """Return whether enough time has passed, or data was added, since the last compaction: the last
+    rewrite of data files, and not only of manifests or delete files."""
+    since = [
+        *takewhile(
+            lambda snapshot: (
+                operation_of(snapshot) != Operation.REPLACE
+                or "deleted-data-files" not in summary(snapshot)
+            ),
+            ancestry(table),
+        )
+    ]
     if not since:
         return False
     last = table.snapshot_by_id(since[-1].parent_snapshot_id or 0) or since[-1]

@@ -219,14 +219,6 @@ class DerivedTable:
         """Whether it follows from other windows of its sources as well."""
         return self.lookback is not None or self.lookahead is not None
 
-    def lookback_of(self, root: TopicSpec) -> PerSource | None:
-        """How far before a window its sources are read."""
-        return self._per_source("lookback", self.lookback, root)
-
-    def lookahead_of(self, root: TopicSpec) -> PerSource | None:
-        """How far after a window its sources are read."""
-        return self._per_source("lookahead", self.lookahead, root)
-
     def max_lateness_of(self, root: TopicSpec) -> timedelta | None:
         """How long after a time its rows are still computed when they arrive."""
         return self._duration("max_lateness", self._value(self.max_lateness, root))
@@ -234,9 +226,12 @@ class DerivedTable:
     def _value(self, given: Any, root: TopicSpec) -> Any:
         return given(self.parameters_of(root)) if callable(given) else given
 
-    def _per_source(self, name: str, given: Lookback | None, root: TopicSpec) -> PerSource | None:
-        """:raises SpecError: a duration is none, or of no source"""
-        declared = self._value(given, root)
+    def reach(self, name: Literal["lookback", "lookahead"], root: TopicSpec) -> PerSource | None:
+        """How far before or after a window its sources are read.
+
+        :raises SpecError: a duration is none, or of no source
+        """
+        declared = self._value(getattr(self, name), root)
         if not isinstance(declared, Mapping):
             return self._duration(name, declared)
         if unknown := sorted(declared.keys() - {*self.sources}):
@@ -309,36 +304,32 @@ def derived_table(
     :param code_version: stands for the code: the table is computed again when this text changes,
         not when the function or what it calls does
     """
-
-    def decorate(function: Transform) -> DerivedTable:
-        return DerivedTable(
-            name=function.__name__,
-            sources=(source,) if isinstance(source, str) else source,
-            time_column=time_column,
-            transform=function,
-            description=inspect.getdoc(function) or "",
-            lookups=lookups,
-            lookback=lookback,
-            lookahead=lookahead,
-            max_lateness=max_lateness,
-            parameters=parameters,
-            rules=rules,
-            checks=checks,
-            chart=chart,
-            owners=owners,
-            lineage=lineage or {},
-            format_version=format_version,
-            code_version=code_version,
-        )
-
-    return decorate
+    return lambda function: DerivedTable(
+        name=function.__name__,
+        sources=(source,) if isinstance(source, str) else source,
+        time_column=time_column,
+        transform=function,
+        description=inspect.getdoc(function) or "",
+        lookups=lookups,
+        lookback=lookback,
+        lookahead=lookahead,
+        max_lateness=max_lateness,
+        parameters=parameters,
+        rules=rules,
+        checks=checks,
+        chart=chart,
+        owners=owners,
+        lineage=lineage or {},
+        format_version=format_version,
+        code_version=code_version,
+    )
 
 
 def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     """:raises SpecError: an argument of ``@derived_table`` is wrong for its sources"""
     root = lake.root(derived)
     partitions = time_partitions(root)
-    back, ahead = derived.lookback_of(root), derived.lookahead_of(root)
+    back, ahead = derived.reach("lookback", root), derived.reach("lookahead", root)
     # The columns by which the sources' windows are read belong to the version.
     times = repr([(name, lake.origin(name).time) for name in derived.sources])
     read_version = hashlib.sha256(times.encode()).hexdigest()[:6]
@@ -608,8 +599,8 @@ def code_version(derived: DerivedTable, lake: "Lake") -> str:
             derived.sources,
             derived.lookups,
             derived.time_column,
-            derived.lookback_of(root),
-            derived.lookahead_of(root),
+            derived.reach("lookback", root),
+            derived.reach("lookahead", root),
             str(root.derived_partitions.granularity) if root.derived_partitions else None,
             parameters.model_dump_json() if parameters else None,
         )

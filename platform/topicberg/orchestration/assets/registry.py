@@ -251,8 +251,8 @@ class UpsertViewTable(TableOfTopic):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:
-        for name in spec.upsert_views if spec.has_table(config) else ():
-            yield cls._of(spec, name, (spec.namespace(config), name), None, None)
+        names, space = spec.upsert_views if spec.has_table(config) else (), spec.namespace(config)
+        return (cls._of(spec, name, (space, name), None, None) for name in names)
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         (topic,) = TopicTable.of(self.root, lake.config)

@@ -72,10 +72,7 @@ def table_check(
     :param always: evaluate it also if no table has changed, as it depends on more than them
     """
 
-    def decorate(function: CheckFunction) -> OwnCheck:
-        return OwnCheck((table, *others), function, blocking, always)
-
-    return decorate
+    return lambda function: OwnCheck((table, *others), function, blocking, always)
 
 
 def find_checks(config: Settings) -> list[OwnCheck]:

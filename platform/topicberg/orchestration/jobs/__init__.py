@@ -7,15 +7,8 @@ from collections.abc import Iterator
 import dagster as dg
 
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.jobs import (
-    alerts,
-    catalogs,
-    pipelines,
-    retention,
-    schedules,
-    sensors,
-    table_jobs,
-)
+from topicberg.orchestration.jobs import alerts, catalogs, pipelines, retention, sensors, table_jobs
+from topicberg.orchestration.jobs.schedules import schedule_unless_busy
 
 
 def lake_jobs(lake: Lake) -> Iterator[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]:
@@ -29,7 +22,7 @@ def lake_schedules(lake: Lake) -> Iterator[dg.ScheduleDefinition]:
     """Return what is done by the clock."""
     yield table_jobs.check_schedule()  # every five minutes
     # Every quarter of an hour, as often as compaction is due.
-    yield schedules.schedule_unless_busy(table_jobs.MAINTAIN, "*/15 * * * *")
+    yield schedule_unless_busy(table_jobs.MAINTAIN, "*/15 * * * *")
     yield retention.retention_schedule(lake)  # forgets old runs
 
 

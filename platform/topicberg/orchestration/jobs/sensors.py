@@ -249,9 +249,7 @@ class SensorTick:
                 if not self.computations.is_active(watch)
                 for name in watch.ledger
             )
-        for watch in derived:
-            if not self._is_due(watch, swept):
-                continue
+        for watch in (each for each in derived if self._is_due(each, swept)):
             if self.computations.is_active(watch) or self._is_over():
                 self.states[watch.name] = self._state(watch).flagged(UNFINISHED)
             else:

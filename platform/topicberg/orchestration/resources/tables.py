@@ -94,7 +94,7 @@ class Tables(ConfigurableResource):
 
     def _identifiers(self) -> Mapping[str, TableName]:
         """Return name → namespace and name of the tables that can be read."""
-        from topicberg.query.namespaces import own_tables
+        from topicberg.query import own_tables
 
         if self._only is not None:
             return self._only

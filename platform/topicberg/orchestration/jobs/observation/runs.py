@@ -66,9 +66,7 @@ def ended_runs(
     )
     unresolved = bool(state.pending) or any(key.startswith("run ") for key in state.alerts)
     runs: list[observation.EndedRun] = []
-    for record in records:
-        if not _is_own(instance, repository, location, record.dagster_run):
-            continue
+    for record in (r for r in records if _is_own(instance, repository, location, r.dagster_run)):
         unresolved |= record.dagster_run.status == dg.DagsterRunStatus.FAILURE
         if unresolved:  # else it succeeded, and its events need not be read
             runs.append(_ended_run(instance, repository, record, now))
