@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from topicberg.tableflow.service.status import TopicStatus
     from topicberg.topics import TopicSpec
 
+READABLE_BY = "readable_by"  # The check that reports a table that topicberg cannot read.
+
 
 @dataclass(frozen=True)
 class TableCheck:
@@ -162,7 +164,7 @@ def evaluate(check: TableCheck, probe: Probe) -> Finding:
     except NoSuchTableError:
         return good("the table was not created yet")
     except TableFormatError as error:
-        cause = f"iceberg/{probe.table.name}:readable_by"
+        cause = None if check.name == READABLE_BY else f"iceberg/{probe.table.name}:{READABLE_BY}"
         return Finding(error.message, error.hint, None, "warning", cause)
 
 

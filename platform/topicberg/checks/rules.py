@@ -149,10 +149,11 @@ def _exact(bound: float) -> str:
 
 def _literal(bound: float, kind: Any, rounding: str) -> Any:
     """Return the bound as a value of the column's type: Iceberg compares it with nothing else."""
-    if isinstance(kind, DoubleType | FloatType):
-        return bound
-    if isinstance(kind, DecimalType):
-        return Decimal(str(bound)).quantize(Decimal(1).scaleb(-kind.scale), rounding)
+    match kind:
+        case DoubleType() | FloatType():
+            return bound
+        case DecimalType():
+            return Decimal(str(bound)).quantize(Decimal(1).scaleb(-kind.scale), rounding)
     return int(Decimal(str(bound)).to_integral_value(rounding))
 
 

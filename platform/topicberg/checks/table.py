@@ -12,9 +12,8 @@ from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.checks.check import Probe, TableCheck
+from topicberg.checks.check import READABLE_BY, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
-from topicberg.errors import TableFormatError
 from topicberg.iceberg import files, position_deletes, snapshots, summaries
 from topicberg.iceberg.readers import READ_ALL_FILES, TableReader, configured
 from topicberg.wording import count
@@ -32,16 +31,10 @@ _MAD = 1.4826  # A normal distribution's standard deviation, in median absolute 
 
 
 def readable_by_check() -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        try:
-            return check_readable_by(probe.iceberg, configured(probe.config))
-        except TableFormatError as error:
-            return Finding(error.message, error.hint, severity="warning")
-
     return TableCheck(
-        "readable_by",
+        READABLE_BY,
         "All readers of the deployment can read a table of this format version and its columns.",
-        evaluate,
+        lambda probe: check_readable_by(probe.iceberg, configured(probe.config)),
     )
 
 

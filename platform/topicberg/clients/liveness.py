@@ -41,8 +41,9 @@ def answers_http(url: str) -> Check:
 
 def reason(error: Exception, seconds: float) -> str:
     """Return why a request has no answer before its deadline, in seconds."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {seconds:.0f} s"
-    if isinstance(error, ConnectionRefusedError):
-        return "nothing listens on its port"
+    match error:
+        case TimeoutError():
+            return f"no answer within {seconds:.0f} s"
+        case ConnectionRefusedError():
+            return "nothing listens on its port"
     return str(error) or type(error).__name__

@@ -43,37 +43,41 @@ def registry_errors(subject: str) -> Iterator[None]:
         with answered(called, "JSON of a registry", "confluent_kafka.schema_registry"):
             yield
     except SchemaRegistryError as error:
-        status, reason = error.http_status_code, f"{error.error_message} ({error.http_status_code})"
-        if status in (401, 403):
-            raise LoginError(
-                f"the schema registry refuses the login ({subject}): {reason}",
-                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _OAUTH or _CERTIFICATE_FILE, "
-                "whichever you use, and what it may do",
-            ) from error
-        if status == THROTTLED:
-            raise ThrottledError(
-                f"the schema registry throttles requests ({subject}): {reason}"
-            ) from error
-        if status in _GATEWAY:
-            raise UnreachableError(
-                f"the schema registry does not answer ({subject}): {status} from the proxy before "
-                "it",
-                hint=see_whether_it_runs(REGISTRY),
-            ) from error
-        if status >= INTERNAL_ERROR:
-            raise UnreachableError(
-                f"the schema registry fails ({subject}): {reason}",
-                hint="read the registry's log for the reason (of the local stack: "
-                "`topicberg logs schema_registry`)",
-            ) from error
-        raise (IncompatibleSchemaError if status == CONFLICT else TopicbergError)(
-            f"the schema registry refused {subject}: {reason}"
-        ) from error
+        raise _refusal(subject, error.http_status_code, error.error_message) from error
     except (HTTPError, OSError) as error:
         raise connection_error(REGISTRY, error, where=subject) or UnreachableError(
             f"the schema registry does not answer ({subject}): {error}",
             hint=see_whether_it_runs(REGISTRY),
         ) from error
+
+
+def _refusal(subject: str, status: int, text: str) -> TopicbergError:
+    """Return the error for a response of the registry, or of a proxy before it."""
+    reason = f"{text} ({status})"
+    match status:
+        case 401 | 403:
+            return LoginError(
+                f"the schema registry refuses the login ({subject}): {reason}",
+                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _OAUTH or _CERTIFICATE_FILE, "
+                "whichever you use, and what it may do",
+            )
+        case 409:
+            return IncompatibleSchemaError(f"the schema registry refused {subject}: {reason}")
+        case 429:
+            return ThrottledError(f"the schema registry throttles requests ({subject}): {reason}")
+        case 502 | 503 | 504:
+            return UnreachableError(
+                f"the schema registry does not answer ({subject}): {status} from the proxy before "
+                "it",
+                hint=see_whether_it_runs(REGISTRY),
+            )
+        case _ if status >= INTERNAL_ERROR:
+            return UnreachableError(
+                f"the schema registry fails ({subject}): {reason}",
+                hint="read the registry's log for the reason (of the local stack: "
+                "`topicberg logs schema_registry`)",
+            )
+    return TopicbergError(f"the schema registry refused {subject}: {reason}")
 
 
 def if_found(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

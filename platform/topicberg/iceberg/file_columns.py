@@ -146,21 +146,24 @@ def _named_like(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _fields_of(kind: pa.DataType) -> list[pa.Field]:
-    if pa.types.is_struct(kind):
-        return list(kind)
-    if pa.types.is_map(kind):
-        return [kind.key_field, kind.item_field]
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return [kind.value_field] if is_list else []
+    match kind:
+        case pa.StructType():
+            return list(kind)
+        case pa.MapType():
+            return [kind.key_field, kind.item_field]
+        case pa.ListType() | pa.LargeListType():
+            return [kind.value_field]
+    return []
 
 
 def _with_fields(kind: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct(fields)
-    if pa.types.is_map(kind):
-        return pa.map_(*fields)
-    if pa.types.is_list(kind):
-        return pa.list_(*fields)
+    match kind:
+        case pa.StructType():
+            return pa.struct(fields)
+        case pa.MapType():
+            return pa.map_(*fields)
+        case pa.ListType():
+            return pa.list_(*fields)
     return pa.large_list(*fields) if pa.types.is_large_list(kind) else kind
 
 

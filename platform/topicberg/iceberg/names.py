@@ -69,12 +69,13 @@ def shared_full_name(*structs: StructType) -> str | None:
 
 def _paths(kind: IcebergType, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     parts = dict[str, IcebergType]()
-    if isinstance(kind, StructType):
-        parts = {field.name: field.field_type for field in kind.fields}
-    elif isinstance(kind, ListType):
-        parts = {"element": kind.element_type}
-    elif isinstance(kind, MapType):
-        parts = {"key": kind.key_type, "value": kind.value_type}
+    match kind:
+        case StructType():
+            parts = {field.name: field.field_type for field in kind.fields}
+        case ListType():
+            parts = {"element": kind.element_type}
+        case MapType():
+            parts = {"key": kind.key_type, "value": kind.value_type}
     for name, part in parts.items():
         yield (*path, name)
         yield from _paths(part, (*path, name))

@@ -155,28 +155,25 @@ def check_types(existing: T.IcebergType, new: T.IcebergType, path: str = "") -> 
 
     :raises ValueError: the conversion is refused
     """
-    if isinstance(existing, T.StructType) and isinstance(new, T.StructType):
-        by_name = {field.name: field.field_type for field in new.fields}
-        for field in existing.fields:
-            if field.name in by_name:
-                where = f"{path}.{field.name}" if path else field.name
-                check_types(field.field_type, by_name[field.name], where)
-    elif isinstance(existing, T.ListType) and isinstance(new, T.ListType):
-        check_types(existing.element_type, new.element_type, f"{path}.element")
-    elif isinstance(existing, T.MapType) and isinstance(new, T.MapType):
-        check_types(existing.key_type, new.key_type, f"{path}.key")
-        check_types(existing.value_type, new.value_type, f"{path}.value")
-    elif {type(existing), type(new)} == {T.StringType, T.BinaryType}:
-        raise ValueError(f"the column {path} is of type {existing}, the schema has {new}")
-    elif (
-        isinstance(existing, T.DecimalType)
-        and isinstance(new, T.DecimalType)
-        and existing.scale != new.scale
-    ):
-        raise ValueError(
-            f"the column {path} is a {existing}, the schema has a {new}, and the scale of a column "
-            "cannot change"
-        )
+    match existing, new:
+        case T.StructType(), T.StructType():
+            by_name = {field.name: field.field_type for field in new.fields}
+            for field in existing.fields:
+                if field.name in by_name:
+                    where = f"{path}.{field.name}" if path else field.name
+                    check_types(field.field_type, by_name[field.name], where)
+        case T.ListType(), T.ListType():
+            check_types(existing.element_type, new.element_type, f"{path}.element")
+        case T.MapType(), T.MapType():
+            check_types(existing.key_type, new.key_type, f"{path}.key")
+            check_types(existing.value_type, new.value_type, f"{path}.value")
+        case (T.StringType(), T.BinaryType()) | (T.BinaryType(), T.StringType()):
+            raise ValueError(f"the column {path} is of type {existing}, the schema has {new}")
+        case T.DecimalType(), T.DecimalType() if existing.scale != new.scale:
+            raise ValueError(
+                f"the column {path} is a {existing}, the schema has a {new}, and the scale of a "
+                "column cannot change"
+            )
 
 
 def refused_properties(error: RESTError, properties: Mapping[str, str]) -> set[str]:

@@ -221,10 +221,11 @@ def skew(response: requests.Response) -> float | None:
 
 def _reason(error: requests.RequestException) -> str:
     """Return the reason without the address of the connection pool, which repeats the URL."""
-    if isinstance(error, requests.Timeout):
-        return "no response in time"
-    if isinstance(error, requests.exceptions.SSLError):
-        return f"TLS: {str(error.args[0])[-200:]}" if error.args else "TLS"
+    match error:
+        case requests.Timeout():
+            return "no response in time"
+        case requests.exceptions.SSLError():
+            return f"TLS: {str(error.args[0])[-200:]}" if error.args else "TLS"
     cause: Any = error.args[0] if error.args else error
     cause = getattr(cause, "reason", cause)
     return str(cause).rpartition("> ")[2].rpartition(": ")[2][:200] or type(error).__name__

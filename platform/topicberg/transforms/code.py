@@ -184,13 +184,14 @@ def _module_of(parsed: ast.Module, name: str) -> _Module:
     names = _Module({}, _imports(parsed, name), [])
     functions: set[str] = set()
     for each in _outside(parsed):
-        if isinstance(each, ast.ImportFrom) and each.names[0].name == "*":
-            names.stars.append(_origin(each, name))
-        elif isinstance(each, _DEFINITION):
-            functions.add(each.name)
-            for inner in ast.walk(each):
-                for changed in inner.names if isinstance(inner, ast.Global) else ():
-                    names.statements.setdefault(changed, []).append(each)
+        match each:
+            case ast.ImportFrom(names=[ast.alias(name="*")]):
+                names.stars.append(_origin(each, name))
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                functions.add(each.name)
+                for inner in ast.walk(each):
+                    for changed in inner.names if isinstance(inner, ast.Global) else ():
+                        names.statements.setdefault(changed, []).append(each)
     for statement in parsed.body:
         for named in _defined(statement, functions):
             names.statements.setdefault(named, []).append(statement)
@@ -232,13 +233,14 @@ def _imports(node: ast.AST, module: str) -> dict[str, Name]:
     """Return what the imports of a part of a module bind, without those of its functions."""
     bound: dict[str, Name] = {}
     for each in _outside(node) if isinstance(node, ast.Module) else ast.walk(node):
-        if isinstance(each, ast.Import):
-            for alias in each.names:
-                name = alias.name if alias.asname else alias.name.partition(".")[0]
-                bound[alias.asname or name] = (name, "")
-        elif isinstance(each, ast.ImportFrom):
-            origin = _origin(each, module)
-            bound |= {alias.asname or alias.name: (origin, alias.name) for alias in each.names}
+        match each:
+            case ast.Import(names=names):
+                for alias in names:
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    bound[alias.asname or name] = (name, "")
+            case ast.ImportFrom(names=names):
+                origin = _origin(each, module)
+                bound |= {alias.asname or alias.name: (origin, alias.name) for alias in names}
     bound.pop("*", None)
     return bound
 

@@ -75,8 +75,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
             with conflicts(f"table {view.name}"), read_tags.reading([source], view.name):
                 new = _new_records(spark, view, source, base, head) if is_same else None
                 if new is None:
-                    rows = _newest(spark_tables.rows_at_head(spark, source), view)
-                    spark_tables.overwrite(rows, target, F.lit(True), note)
+                    _replace(spark, view, source, target, note)
                 else:
                     _merge(spark, view, new, note)
         except Exception as error:
@@ -130,6 +129,13 @@ def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
     record = F.struct(*(F.col(quote(column)) for column in rows.columns))
     keys = [F.col(quote(column)) for column in view.keys]
     return rows.groupBy(*keys).agg(F.max_by(record, order).alias("record")).select("record.*")
+
+
+def _replace(
+    spark: SparkSession, view: UpsertView, source: Table, target: Table, note: dict[str, str]
+) -> None:
+    rows = spark_tables.rows_at_head(spark, source)
+    spark_tables.overwrite(_newest(rows, view), target, F.lit(True), note)
 
 
 def _merge(spark: SparkSession, view: UpsertView, new: DataFrame, note: dict[str, str]) -> None:

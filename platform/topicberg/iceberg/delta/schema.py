@@ -126,23 +126,24 @@ class _Fields:
         return {**described, "metadata": {**comment, **(mapping if self.mapped else {})}}
 
     def type(self, kind: T.IcebergType, path: str) -> Action | str:
-        if isinstance(kind, T.StructType):
-            return self.struct(kind, f"{path}.")
-        if isinstance(kind, T.ListType):
-            return {
-                "type": "array",
-                "elementType": self.type(kind.element_type, f"{path}.element"),
-                "containsNull": not kind.element_required,
-            }
-        if isinstance(kind, T.MapType):
-            return {
-                "type": "map",
-                "keyType": self.type(kind.key_type, f"{path}.key"),
-                "valueType": self.type(kind.value_type, f"{path}.value"),
-                "valueContainsNull": not kind.value_required,
-            }
-        if isinstance(kind, T.DecimalType):
-            return f"decimal({kind.precision},{kind.scale})"
+        match kind:
+            case T.StructType():
+                return self.struct(kind, f"{path}.")
+            case T.ListType():
+                return {
+                    "type": "array",
+                    "elementType": self.type(kind.element_type, f"{path}.element"),
+                    "containsNull": not kind.element_required,
+                }
+            case T.MapType():
+                return {
+                    "type": "map",
+                    "keyType": self.type(kind.key_type, f"{path}.key"),
+                    "valueType": self.type(kind.value_type, f"{path}.value"),
+                    "valueContainsNull": not kind.value_required,
+                }
+            case T.DecimalType():
+                return f"decimal({kind.precision},{kind.scale})"
         name = "binary" if isinstance(kind, T.FixedType) else _PRIMITIVES.get(str(kind))
         if name is None:
             raise TableflowError(

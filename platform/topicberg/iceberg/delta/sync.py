@@ -243,14 +243,15 @@ def _bounds(file: DataFile, field: T.NestedField, kind: T.PrimitiveType) -> tupl
 
 def _bound(kind: T.PrimitiveType, value: Any, up: bool) -> Any:
     """:param up: whether a bound between two milliseconds is rounded up to the later one"""
-    if isinstance(kind, (T.IntegerType, T.LongType, T.StringType, T.DecimalType)):
-        return value
-    if isinstance(kind, (T.FloatType, T.DoubleType)):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(kind, T.DateType):
-        return date.fromordinal(_EPOCH.toordinal() + value).isoformat()
-    if isinstance(kind, (T.TimestampType, T.TimestamptzType)):
-        moment = _EPOCH + timedelta(milliseconds=-(-value // 1000) if up else value // 1000)
-        zone = "Z" if isinstance(kind, T.TimestamptzType) else ""
-        return f"{moment.isoformat(timespec='milliseconds')}{zone}"
+    match kind:
+        case T.IntegerType() | T.LongType() | T.StringType() | T.DecimalType():
+            return value
+        case T.FloatType() | T.DoubleType():
+            return float(value) if math.isfinite(value) else None
+        case T.DateType():
+            return date.fromordinal(_EPOCH.toordinal() + value).isoformat()
+        case T.TimestampType() | T.TimestamptzType():
+            moment = _EPOCH + timedelta(milliseconds=-(-value // 1000) if up else value // 1000)
+            zone = "Z" if isinstance(kind, T.TimestamptzType) else ""
+            return f"{moment.isoformat(timespec='milliseconds')}{zone}"
     return None
