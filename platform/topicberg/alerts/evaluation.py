@@ -29,7 +29,6 @@ UNCHECKED_TICKS = 40  # For how many evaluations more the checks may not run: fo
 SILENT_EVALUATIONS = 8  # In how many evaluations in a row a sensor has not ticked.
 HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=15)
-_MAX_TEXT = 500
 MAX_SHOWN = 5  # Assets that an alert names.
 _RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
 """What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
@@ -407,4 +406,4 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
 
 def _message_and_hint(text: str) -> tuple[str, str | None]:
     message, hint = split_hint(text)
-    return " ".join(message.split())[:_MAX_TEXT], hint
+    return " ".join(message.split())[:500], hint

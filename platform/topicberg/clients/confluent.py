@@ -41,7 +41,6 @@ ATTEMPTS = 7
 TIMEOUT_SECONDS = (10.0, 60.0)  # To connect, and to wait for a response's next byte.
 MAX_WAIT_SECONDS = 120.0
 PAGE_SIZE = 99
-_INVALID_KEY = "invalid api key"
 
 
 class ApiError(TopicbergError):
@@ -222,7 +221,7 @@ class Api:
             403: f"check the permissions of the owner of {self.key}",
         }
         kinds = {401: CredentialsError, 403: GoneError, 404: GoneError, 409: ConflictError}
-        like = 401 if status == 403 and _INVALID_KEY in reason.lower() else status
+        like = 401 if status == 403 and "invalid api key" in reason.lower() else status
         return kinds.get(like, ApiError)(message, status=status, hint=hints.get(like))
 
     def _session(self) -> requests.Session:

@@ -18,8 +18,7 @@ from topicberg.errors.connections import connection_error
 from topicberg.logins.registry import PREFIX
 
 REGISTRY = "the schema registry"
-NOT_FOUND, CONFLICT, THROTTLED, INTERNAL_ERROR = 404, 409, 429, 500
-_GATEWAY = (502, 503, 504)  # Status of a proxy whose server does not answer.
+NOT_FOUND, CONFLICT, INTERNAL_ERROR = 404, 409, 500
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,10 +15,8 @@ import dagster as dg
 import psutil
 
 _LABEL = ".dagster/repository"  # Tag of every run that the daemon launches.
-_EVENTS = 1000  # Events that are read at once.
 PROCESS = ".dagster/process"
 """Hidden tag of a run: its process and the process's start, because a pid may be used again."""
-_FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def location_of_run(run: dg.DagsterRun) -> str | None:
@@ -67,7 +65,7 @@ def _keys(
 ) -> Iterator[tuple[dg.AssetKey, str | None]]:
     cursor, more = None, True
     while more:
-        page = instance.get_records_for_run(run_id, cursor=cursor, of_type=events, limit=_EVENTS)
+        page = instance.get_records_for_run(run_id, cursor=cursor, of_type=events, limit=1000)
         cursor, more = page.cursor, page.has_more
         for record in page.records:
             event = record.event_log_entry.dagster_event
@@ -120,6 +118,6 @@ def frozen_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | No
         return None
     with suppress(psutil.Error):
         for each in (process, *process.children(recursive=True)):
-            if each.status() in _FROZEN:
+            if each.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 return int(each.pid)
     return None

@@ -16,12 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError, first_line
+from topicberg.errors.table import CLOCKS_DIFFER
 from topicberg.logins.oauth import SKEW_SECONDS
-
-REFUSED = re.compile(
-    r"Expected sorted (snapshot|previous metadata) log|Invalid (snapshot|update) timestamp",
-    re.IGNORECASE,
-)  # What Iceberg's libraries say.
 
 
 def current_time(table: Table) -> datetime:
@@ -32,7 +28,7 @@ def current_time(table: Table) -> datetime:
 
 def clock_error(table: Table, error: Exception) -> TopicbergError | None:
     """Return which clocks differ, and how far, if that is why a commit was refused."""
-    if not REFUSED.search(str(error)):
+    if not re.search(CLOCKS_DIFFER, str(error), re.IGNORECASE):
         return None
     metadata, now_ms = table.metadata, time.time() * 1000
     times = [(entry.timestamp_ms, entry.snapshot_id) for entry in metadata.snapshot_log]

@@ -37,9 +37,7 @@ SUMMARY = "topicberg.hours"
 deleted: the first one since 1970, then the lengths of the range, of the gap after it, and so on."""
 MAX_SUMMARY_RANGES = 300
 """A snapshot with more has no such summary: every commit writes those of all snapshots."""
-_PARQUET = FileFormat.PARQUET
 _TIMES = (DateType, TimestampType, TimestamptzType)
-_CACHED_FILES = 100_000
 
 Hours = range  # Since 1970 (UTC). Numbers: a producer's wrong clock may write the year 57000.
 
@@ -102,7 +100,10 @@ class FileHours:
             return hours
         if is_vector(file):
             return self._of_named({referenced_file(file)}, snapshot)
-        if file.content == DataFileContent.POSITION_DELETES and file.file_format == _PARQUET:
+        if (
+            file.content == DataFileContent.POSITION_DELETES
+            and file.file_format == FileFormat.PARQUET
+        ):
             return self._of_named(_named_files(self._table.io, file), snapshot)
         return self._of_named(None, snapshot)  # an equality delete may affect every data file
 
@@ -174,7 +175,7 @@ class FileHours:
 
     # Manifests never change, and a sensor reads the same ones at every tick.
     @cached(
-        LRUCache(_CACHED_FILES, getsizeof=len),
+        LRUCache(100_000, getsizeof=len),
         key=lambda self, manifest: (manifest.manifest_path, self._field.field_id),
         lock=threading.Lock(),
     )

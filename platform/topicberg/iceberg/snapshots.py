@@ -19,8 +19,6 @@ from topicberg.iceberg import files, manifests, summaries
 from topicberg.iceberg.hours import PARTITION_HOURS, FileHours, Hours, partition_hours, time_bounds
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
-_CACHED_RANGES = 100_000
-
 
 @dataclass(frozen=True)
 class SnapshotReport:
@@ -110,7 +108,7 @@ def _is_whole(line: list[Snapshot]) -> bool:
 
 # A snapshot never changes, and a tick of the sensor needs its hours for each derived table.
 @cached(
-    LRUCache(_CACHED_RANGES, getsizeof=lambda hours: len(hours) + 1),
+    LRUCache(100_000, getsizeof=lambda hours: len(hours) + 1),
     key=lambda table, snapshot, column: (
         table.metadata.table_uuid,
         table.metadata.current_schema_id,

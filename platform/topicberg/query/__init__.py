@@ -52,7 +52,6 @@ READERS: dict[Engine, TableReader] = {
     "athena": ATHENA,
 }
 CONNECT_SECONDS, LOGIN_SECONDS = 5.0, 15
-_EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
 Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]  # Names of columns, and rows.
 
 
@@ -152,7 +151,7 @@ def load_extensions(connection: DuckDBPyConnection) -> None:
     with of_extra("query"):
         import duckdb
 
-    for name in _EXTENSIONS:
+    for name in ("httpfs", "avro", "iceberg"):  # iceberg needs the other two
         folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
         connection.load_extension(str(folder / f"{name}.duckdb_extension"))
 

@@ -29,7 +29,6 @@ from topicberg.transforms.target import ensure_table, optional
 from topicberg.version import IN_SUMMARY
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
-_NEW = "topicberg_new_records"
 DEFINITION = "topicberg.upsert-view"  # Snapshot summary, JSON: keys and order of the view.
 
 
@@ -140,7 +139,7 @@ def _replace(
 
 def _merge(spark: SparkSession, view: UpsertView, new: DataFrame, note: dict[str, str]) -> None:
     """Merge the records; of two with one key the newer one stays, so repeating it is harmless."""
-    name = f"{_NEW}_{uuid.uuid4().hex}"
+    name = f"topicberg_new_records_{uuid.uuid4().hex}"
     new.createOrReplaceTempView(name)
     same = " AND ".join(f"old.{quote(key)} <=> new.{quote(key)}" for key in view.keys)
 

@@ -26,7 +26,6 @@ from topicberg.spark import quote
 DELETE_FILES = 10  # So many delete files of one partition are merged.
 DELETED_SHARE = 0.3  # If this share of rows is deleted by position, files are written without them.
 SMALL_MANIFESTS = 40
-_SMALL_MANIFEST = 4 * MEBIBYTE
 _TOGETHER_BYTES = 1024 * MEBIBYTE  # A larger rewrite is committed in parts.
 _IN_PARTS = {"partial-progress.enabled": "true", "partial-progress.max-commits": 10}
 
@@ -154,7 +153,7 @@ def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
 def many_manifests(table: Table) -> bool:
     """Return whether planning a scan opens many small manifests."""
     sizes = (manifest.manifest_length for manifest in head_manifests(table))
-    return sum(size < _SMALL_MANIFEST for size in sizes) >= SMALL_MANIFESTS
+    return sum(size < 4 * MEBIBYTE for size in sizes) >= SMALL_MANIFESTS
 
 
 def rewrite_manifests(endpoints: Endpoints, identifier: tuple[str, str]) -> int:

@@ -21,7 +21,6 @@ RANGE_END = "dagster/asset_partition_range_end"  # Tags of a run for several par
 SCATTERED = ".dagster/topicberg/partitions"
 """Tag of a run for partitions of which Dagster knows only the last: see :func:`scattered`. The UI
 hides it. Postgres has an index on the values of tags, with room for 2,700 bytes."""
-_PARTITION = "dagster/partition"
 _HOUR = "%Y-%m-%d-%H:%M"
 
 
@@ -63,7 +62,7 @@ def requested_ranges(tags: Mapping[str, str]) -> list[tuple[str, str]]:
         moments = [datetime.strptime(first, form) + timedelta(hours=hour) for hour in hours]
         pairs = zip(moments[::2], moments[1::2], strict=True)
         return [(f"{start:{form}}", f"{end - last:{form}}") for start, end in pairs]
-    begin = tags.get(RANGE_START) or tags.get(_PARTITION)
+    begin = tags.get(RANGE_START) or tags.get("dagster/partition")
     end = tags.get(RANGE_END) or begin
     return [(begin, end)] if begin and end else []
 

@@ -31,7 +31,6 @@ from topicberg.transforms.windows import Window
 
 POLL_SECONDS = 5.0
 MESSAGES = "pipes"  # Folder of the log URI to which job runs write their messages.
-ENDED_BADLY = ("FAILED", "CANCELLING", "CANCELLED")
 
 
 def write_window_on_emr(
@@ -59,7 +58,7 @@ def write_window_on_emr(
             extras=request.model_dump(mode="json"),
         )
     except Exception as error:
-        if run.state in ENDED_BADLY:
+        if run.state in ("FAILED", "CANCELLING", "CANCELLED"):
             logs = f"{emr.log_uri.rstrip('/')}/applications/{emr.application_id}/jobs/{run.id}/"
             described = f"table {table}: job run {run.id} of EMR Serverless"
             raise failed(described, messages.report(), run.state, run.details, logs) from error

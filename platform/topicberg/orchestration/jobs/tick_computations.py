@@ -50,7 +50,6 @@ MAX_RANGES = 250  # Ranges of partitions of one run, as its tag can name; the ne
 MAX_RUNS = 4  # Runs that one tick requests: Dagster takes a second or more for each.
 MAX_PLANNED = 500  # Events of partitions that Dagster writes for them; see :func:`.scattered`.
 MAX_KILLED = 2  # Runs killed in a row, after which a table shares none: it may be what ends them.
-_REMEMBERED = 1000
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class Computations:
 
 # Neither changes once it is written, and a table that fails is looked at in every tick.
 @cached(
-    LRUCache(_REMEMBERED),
+    LRUCache(1000),
     key=lambda plan, target, sources, hour: (
         plan.name,
         target.metadata_location if target else None,

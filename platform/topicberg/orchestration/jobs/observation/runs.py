@@ -35,7 +35,6 @@ DEFAULT_INTERVAL_SECONDS = 30  # Dagster's, of a sensor that has none.
 _TICKS = 10  # How many ticks are read to find the last one that ended: few can be in progress.
 EVERYTHING_BEFORE = "0"  # Begins the range of the first partition: sorts before all keys.
 _SCHEDULE = schedule_name(table_jobs.CHECK)
-_BLOCKED = "DagsterAssetCheckFailedError"
 _ACTIVE_RUNS = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
@@ -252,7 +251,9 @@ def step_error(error: SerializableErrorInfo) -> observation.StepError:
     while each:
         chain.append(each.message)
         each = each.cause
-    return observation.StepError(tuple(chain), of_blocking_check=error.cls_name == _BLOCKED)
+    return observation.StepError(
+        tuple(chain), of_blocking_check=error.cls_name == "DagsterAssetCheckFailedError"
+    )
 
 
 def automations(
