@@ -103,8 +103,7 @@ def running_ui(config: Settings) -> str | None:
 
 def ui_url(config: Settings, chosen: AlertSettings) -> str:
     """Return the address of the Dagster UI for links: of the settings, else where it runs."""
-    is_set = "ui_url" in chosen.model_fields_set
-    return (not is_set and running_ui(config)) or chosen.ui_url
+    return ("ui_url" not in chosen.model_fields_set and running_ui(config)) or chosen.ui_url
 
 
 def lost_ui(config: Settings) -> str | None:

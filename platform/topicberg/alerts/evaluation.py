@@ -173,7 +173,13 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
     resolved: set[str] = set()
     for run in seen.runs:
         key = f"run {run.kind}"
-        done, left = _work(run, key)
+        done = Work(
+            kind=key if run.succeeded else "",
+            assets=run.planned if run.succeeded else run.materialized,
+            partitions=run.partitions,
+        )
+        open_assets = run.planned - run.materialized
+        left = Work(kind=key, assets=open_assets, partitions=run.left, failed_at=run.ended_at)
         pending = [rest for work in pending if (rest := work.after(done))]
         resolved |= alerts.keys() - {work.kind for work in pending}
         if run.succeeded or run.retried:
@@ -203,23 +209,6 @@ def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
     times, failed_at = seen.materialized, work.failed_at or alert.since
     done = {asset for asset in work.assets if asset in times and times[asset] > failed_at}
     return work.after(Work(kind="", assets=frozenset(done)))
-
-
-def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
-    """Return what a run has done, and what it has left; a failed run has not done its kind."""
-    return (
-        Work(
-            kind=kind if run.succeeded else "",
-            assets=run.planned if run.succeeded else run.materialized,
-            partitions=run.partitions,
-        ),
-        Work(
-            kind=kind,
-            assets=run.planned - run.materialized,
-            partitions=run.left,
-            failed_at=run.ended_at,
-        ),
-    )
 
 
 def _failure(run: EndedRun, key: str, ui: str) -> Alert:

@@ -45,12 +45,11 @@ def with_outages(
     state: AlertState, faults: Iterable[Alert], seen: Observation
 ) -> tuple[AlertState, list[Alert]]:
     """Return the state with the outages, and the faults with what caused them."""
-    ended = {
+    outages = {
         key: outage
         for key, outage in state.outages.items()
         if key not in seen.elsewhere and seen.at - outage.seen_at < LEFTOVER
-    }
-    outages = ended | {k: Outage(alert=a, seen_at=seen.at) for k, a in seen.elsewhere.items()}
+    } | {key: Outage(alert=alert, seen_at=seen.at) for key, alert in seen.elsewhere.items()}
     explained: list[Alert] = []
     named: dict[str, list[Alert]] = {}
     for alert in faults:

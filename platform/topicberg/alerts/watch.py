@@ -177,13 +177,12 @@ class ServiceWatch:
         for name, failing in self._failing.items():
             if self._is_consequence(name):
                 self._failing[name] = replace(failing, since=self._now())
-        faults = {
+        return {
             f"service {name}": self._fault(name, failing)
             for name, failing in self._failing.items()
             if self._now() - failing.since >= self._patience(name, failing.why)
             and not self._is_consequence(name)
-        }
-        return faults | self._restarting()
+        } | self._restarting()
 
     def _patience(self, name: str, why: str) -> float:
         patience = self._watched[name].patience

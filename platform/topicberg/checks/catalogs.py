@@ -282,9 +282,9 @@ def describe_steps(path: TablePath, table: CheckedTable, config: Settings) -> st
             f"run SELECT SYSTEM$AUTO_REFRESH_STATUS({text(path.sql)}) in Snowflake, and ALTER "
             f"ICEBERG TABLE {path.sql} REFRESH if it is not RUNNING"
         )
-    if config.deployment == "cloud" and table.identifier[0] == config.topics_namespace:
-        return (
-            f"run DROP ICEBERG TABLE {path.sql} in Snowflake, which deletes no data, then "
-            "`topicberg deploy create`, which creates it again with topicberg's grants"
-        )
-    return f"{table.sync}, which replaces the table in Snowflake"
+    return (
+        f"run DROP ICEBERG TABLE {path.sql} in Snowflake, which deletes no data, then "
+        "`topicberg deploy create`, which creates it again with topicberg's grants"
+        if config.deployment == "cloud" and table.identifier[0] == config.topics_namespace
+        else f"{table.sync}, which replaces the table in Snowflake"
+    )

@@ -265,11 +265,11 @@ def _catch_up(spec: TopicSpec, waiting: str) -> str:
     """Return how to ingest records that wait in Kafka, and maybe for the end of a transaction."""
     if waiting:
         return _end_transaction(spec)
-    if not settings().own_engine:
-        return f"inspect the Tableflow of topic {spec.name} in Confluent Cloud"
     return (
         f"`topicberg tableflow run {spec.name} --once` brings the table up to date; "
         f"{_see_engine()}, and `topicberg tableflow status {spec.name}` its last commit"
+        if settings().own_engine
+        else f"inspect the Tableflow of topic {spec.name} in Confluent Cloud"
     )
 
 

@@ -85,8 +85,7 @@ class OAuthSettings(OAuthFields):
 
     def client(self, prefix: str, headers: tuple[tuple[str, str], ...] = ()) -> OAuthClient:
         """Return the client that requests tokens; the settings, of this prefix, are complete."""
-        given = self.model_dump(exclude_none=True)
-        return OAuthClient(**given, headers=headers, prefix=prefix)
+        return OAuthClient(**self.model_dump(exclude_none=True), headers=headers, prefix=prefix)
 
 
 @dataclass

@@ -161,11 +161,11 @@ class Derivation:
     @property
     def kept(self) -> timedelta | None:
         """How long all sources have what a window reads, after it; None: for ever."""
-        kept = [
+        kept = (
             each.kept - each.ahead - (each.lookback or timedelta())
             for each in self.windowed
             if each.kept is not None and each.lookback != FOREVER
-        ]
+        )
         return min(kept, default=None)
 
     def first_hour(self, now: datetime) -> int:

@@ -147,12 +147,11 @@ def _require(
     is_derived = is_beside and location.startswith(config.derived_warehouse)
     volume = names.derived_volume if is_derived else names.volume
     current = _shown(connection, path)
-    is_current = (
+    if not (
         current is not None
         and current["external_volume_name"] == volume
         and int(current.get("iceberg_table_format_version") or version) >= version
-    )
-    if not is_current:
+    ):
         if current is not None:
             ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
         statement = statements.create_table(

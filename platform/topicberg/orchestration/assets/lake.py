@@ -136,8 +136,7 @@ class Lake:
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """Every table: those of topics, their histories and views, then the derived ones."""
-        config = self.config
-        computed = (ComputedTable.of(table, self.root(table), config) for table in self.derived)
+        computed = (ComputedTable.of(each, self.root(each), self.config) for each in self.derived)
         return (*self._of_topics, *computed)
 
     @cached_property
@@ -240,9 +239,8 @@ class Lake:
 
     def published(self, derived: DerivedTable) -> list[TopicSpec]:
         """The topics that a derived table is published to, where there is a Spark for it."""
-        if not (self.publishes and self.config.has_spark):
-            return []
-        return [spec for spec in self.topics if spec.publishes == derived.name]
+        topics = self.topics if self.publishes and self.config.has_spark else ()
+        return [spec for spec in topics if spec.publishes == derived.name]
 
     def downstream(self, name: str) -> list[DerivedTable]:
         """What a change in a window changes in the same window, and nowhere else, in order."""
@@ -286,8 +284,7 @@ class Lake:
                 )
             if source in self.derived_by_name:
                 self._check(self.derived_by_name[source], (*below, table.name))
-        partitions = {str(self._root_of(source).derived_partitions) for source in table.sources}
-        if len(partitions) > 1:
+        if len({str(self._root_of(source).derived_partitions) for source in table.sources}) > 1:
             raise SpecError(
                 f"derived table {table.name}: its sources differ in `derived_partitions`",
                 hint="give their topics the same granularity and start",

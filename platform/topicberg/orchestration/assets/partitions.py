@@ -139,8 +139,7 @@ def spans(
 
 def partition_count(partitions: TimePartitions, span: Span) -> int:
     """Return how many partitions a span has."""
-    start = max(span.hours.start, _hour(partitions.start))
-    return (span.hours.stop - start) // _width(partitions)
+    return (span.hours.stop - max(span.hours.start, _hour(partitions.start))) // _width(partitions)
 
 
 def _span(partitions: TimePartitions, hours: Hours) -> Span:

@@ -110,8 +110,7 @@ def _by_partitions(
 
 def keys_of(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
     """Return what is computed of a derived table: it in every catalog, and its topics."""
-    tables = map(lake.table(table).key, systems())
-    return [*tables, *map(kafka_key, lake.published(table))]
+    return [*map(lake.table(table).key, systems()), *map(kafka_key, lake.published(table))]
 
 
 def _name(name: str, partitions: DerivedPartitions, kinds: Collection[DerivedPartitions]) -> str:

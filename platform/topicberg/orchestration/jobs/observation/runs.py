@@ -69,8 +69,7 @@ def ended_runs(
         unresolved |= record.dagster_run.status == dg.DagsterRunStatus.FAILURE
         if unresolved:  # else it succeeded, and its events need not be read
             runs.append(_ended_run(instance, repository, record, now))
-    until = max((each.update_timestamp.timestamp() for each in records), default=began)
-    return runs, until
+    return runs, max((each.update_timestamp.timestamp() for each in records), default=began)
 
 
 def materialized_at(instance: dg.DagsterInstance, state: AlertState) -> dict[str, datetime]:
@@ -112,8 +111,7 @@ def queued_runs(
     instance: dg.DagsterInstance, location: str | None
 ) -> observation.QueuedRuns | None:
     """Return the runs of the code location that wait in the queue; None: there are none."""
-    statuses = [dg.DagsterRunStatus.QUEUED]
-    queued = dg.RunsFilter(tags=location_tags(location), statuses=statuses)
+    queued = dg.RunsFilter(tags=location_tags(location), statuses=[dg.DagsterRunStatus.QUEUED])
     for oldest in instance.get_run_records(queued, limit=1, ascending=True):
         run, count = oldest.dagster_run, instance.get_runs_count(queued)
         return observation.QueuedRuns(count, run.run_id, run_kind(run), oldest.create_timestamp)
