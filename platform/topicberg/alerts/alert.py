@@ -81,7 +81,7 @@ class Alert(BaseModel, frozen=True):
     key: str  # The same for the same fault: ``check iceberg/orders:tableflow``.
     title: Line
     what: Line
-    severity: Severity
+    severity: Severity = "error"
     since: datetime
     link: str  # The page of the UI that shows it.
     remediation: Line | None = None  # How to fix it.

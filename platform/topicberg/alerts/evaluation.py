@@ -123,7 +123,6 @@ def _unchecked(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterat
         key="checks",
         title="the checks do not run",
         what=f"no table is checked: {reason}",
-        severity="error",
         since=runs.ended_at or seen.at,
         link=f"{ui}/automation",
         remediation=remediation or f"see {runs.schedule} (Automation) and the runs of {runs.job}",
@@ -217,7 +216,6 @@ def _failure(run: EndedRun, key: str, ui: str) -> Alert:
         key=key,
         title=f"a run of {run.kind} failed",
         what=message or "the run failed before its first step: see its log",
-        severity="error",
         since=run.ended_at,
         link=f"{ui}/runs/{run.id}",
         remediation=hint or "see on the page of the run what failed; re-execute it from failure",
@@ -259,7 +257,6 @@ def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
             title=f"a run of {run.kind} is frozen",
             what=f"the process {run.frozen} of a run of {run.kind} is stopped by a signal "
             f"(SIGSTOP); runs that wait for its slots do not start",
-            severity="error",
             since=seen.at,
             link=f"{ui}/runs/{run.id}",
             remediation=f"let it continue: `kill -CONT {run.frozen}`; or end it, `kill -9 "
@@ -278,7 +275,6 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             key=f"tick {automation.name}",
             title=f"{named} fails",
             what=message or f"the last tick of {named} failed",
-            severity="error",
             since=automation.failed_at,
             link=f"{ui}/automation",
             remediation=hint
@@ -299,7 +295,6 @@ def _hanging(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator
             title=f"a tick of {named} hangs",
             what=f"a tick of the {named} has been in progress since {moment(since)}: it waits for "
             "something, or has much to do",
-            severity="error",
             since=since,
             link=f"{ui}/automation",
             remediation="a service for which it waits has an alert of its own; without one, it may "
@@ -320,7 +315,6 @@ def _silent(counted: Mapping[str, int], seen: Observation, ui: str) -> Iterator[
                 key=key,
                 title=f"sensor {name} does not tick",
                 what=f"the sensor {name} is on and has begun no tick since {moment(since)}",
-                severity="error",
                 since=since,
                 link=link,
                 remediation="see whether its last tick is in progress (Automation); restart "
@@ -353,7 +347,6 @@ def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
         key="specs",
         title="a topic spec is wrong",
         what=message,
-        severity="error",
         since=seen.at,
         link=f"{ui}/deployment/locations",
         remediation=remediation,
@@ -367,7 +360,6 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
             title="two projects have the same tables",
             what=f"the code location {shared.location} also has "
             f"{listed(shared.tables, MAX_SHOWN)}; in Dagster, the assets of both are the same",
-            severity="error",
             since=seen.at,
             link=f"{ui}/deployment/locations",
             remediation="rename the topics of one project, or load it into another instance of "

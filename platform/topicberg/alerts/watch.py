@@ -78,7 +78,6 @@ def fault(
         key=f"service {name}",
         title=f"{name} {verb}",
         what=f"{title or name} {verb}: {why}",
-        severity="error",
         since=since,
         link="",
         remediation=remediation,
