@@ -74,18 +74,11 @@ class SnowflakeEndpoint(HoldsSecrets):
     def connector_login(self) -> dict[str, Any]:
         """Return the same, as Snowflake's own connector expects them."""
         if not self.private_key:
-            return {**self.login()}
-        from cryptography.hazmat.primitives import serialization as as_bytes
+            return self.login()
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         pem = base64.b64decode(self.private_key.get_secret_value())
-        key = as_bytes.load_pem_private_key(pem, password=None)
-        return {
-            "private_key": key.private_bytes(
-                as_bytes.Encoding.DER,
-                format=as_bytes.PrivateFormat.PKCS8,
-                encryption_algorithm=as_bytes.NoEncryption(),
-            )
-        }
+        return {"private_key": load_pem_private_key(pem, password=None)}
 
 
 class LakeEndpoints(HoldsSecrets):
