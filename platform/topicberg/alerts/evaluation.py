@@ -74,13 +74,13 @@ def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
 
 def _counted(before: Mapping[str, int], seen: Observation) -> dict[str, int]:
     """Return what is a fault if it lasts → in how many evaluations in a row it was seen. They are
-    counted, not time: after the daemon was down, everything needs a moment."""
-    runs, at = seen.check_runs, seen.at
+    counted, not time: after the daemon was down, everything needs a time."""
+    runs, time = seen.check_runs, seen.at
     now = [
         *(f"check {check.asset}:{check.name}" for check in seen.failed_checks if check.is_early),
-        *(["checks"] if runs.overdue(at) and not runs.stack_stopped else []),
-        *(f"silent {each.name}" for each in seen.automations if each.is_silent(at)),
-        *(_tick(each) for each in seen.automations if each.failed_at is None and each.hangs(at)),
+        *(["checks"] if runs.overdue(time) and not runs.stack_stopped else []),
+        *(f"silent {each.name}" for each in seen.automations if each.is_silent(time)),
+        *(_tick(each) for each in seen.automations if each.failed_at is None and each.hangs(time)),
     ]
     return {key: before.get(key, 0) + 1 for key in now}
 
@@ -147,7 +147,7 @@ def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
         # the topic has no new records: the topic's own check reports that. That the checks do not
         # run is an alert of its own.
         will_report = is_overdue or seen.at - stale.since < CHECKED_WITHIN
-        if any(will_report or (at is not None and at > stale.since) for at in stale.checks):
+        if any(will_report or (time is not None and time > stale.since) for time in stale.checks):
             continue
         yield Alert(
             key=f"freshness {stale.asset}",

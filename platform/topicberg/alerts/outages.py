@@ -103,7 +103,7 @@ def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
         if (alert.key.startswith("check ") or seen.at - alert.since < LEFTOVER)
         and (match := _NAMED.match(alert.what))
     ]
-    certain = [one for one in named if one[1]["verb"] not in ("fails", "failed") or one[1]["login"]]
+    certain = [n for n in named if n[1]["verb"] not in ("fails", "failed") or n[1]["login"]]
     if not certain and len(named) < 2:
         return None
     first, match = min(certain or named, key=lambda each: each[0].since)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -125,9 +126,24 @@ def _evolve(table: Table, columns: pa.Schema) -> None:
 
 def _schema(columns: pa.Schema) -> Schema:
     """Return Iceberg's columns, with new ids; PyIceberg's public function wants them in Arrow's."""
-    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+    from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY, pyarrow_to_schema
 
-    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(columns))
+    ids = count(1)
+
+    def with_id(field: pa.Field) -> pa.Field:
+        kind = field.type
+        match kind:
+            case pa.StructType():
+                kind = pa.struct([with_id(part) for part in kind])
+            case pa.ListType(value_field=element):
+                kind = pa.list_(with_id(element))
+            case pa.MapType(key_field=key, item_field=value):
+                kind = pa.map_(with_id(key), with_id(value))
+        own = {PYARROW_PARQUET_FIELD_ID_KEY: str(next(ids))}
+        return field.with_type(kind).with_metadata((field.metadata or {}) | own)
+
+    with_ids = pa.schema([with_id(field) for field in columns])
+    return assign_fresh_schema_ids(pyarrow_to_schema(with_ids))
 
 
 def _create(

@@ -72,7 +72,8 @@ def described_range(first: str, last: str) -> str:
     if len(first) <= len("2026-03-01"):
         return first if first == last else f"{first} to {last}"
     begin, end = (datetime.strptime(key, _HOUR) for key in (first, last))
-    return Window(begin, end + timedelta(hours=1)).described
+    is_one_day, end = begin.date() == end.date(), end + timedelta(hours=1)
+    return f"{begin:%F %H:%M} to {end:{'%H:%M' if is_one_day else '%F %H:%M'}}"
 
 
 def requested_windows(partitions: TimePartitions, tags: Mapping[str, str]) -> list[Window]:
