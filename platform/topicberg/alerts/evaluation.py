@@ -74,7 +74,7 @@ def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
 
 def _counted(before: Mapping[str, int], seen: Observation) -> dict[str, int]:
     """Return what is a fault if it lasts → in how many evaluations in a row it was seen. They are
-    counted, not time: after the daemon was down, everything needs a time."""
+    counted, not time: after the daemon was down, everything needs a moment."""
     runs, time = seen.check_runs, seen.at
     now = [
         *(f"check {check.asset}:{check.name}" for check in seen.failed_checks if check.is_early),
