@@ -23,7 +23,7 @@ from confluent_kafka.schema_registry import Schema
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackNotRunningError
-from topicberg.orchestration.resources.spark import Spark
+from topicberg.orchestration.resources import Spark
 from topicberg.settings import settings
 from topicberg_local import stack as local_stack
 from topicberg_local import state, supervisor

@@ -187,7 +187,9 @@ def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
 def test_schedule_of_the_checks_that_is_off_is_the_cause_of_no_checks() -> None:
     off = Automation("check_tables_schedule", "schedule", False, is_on_by_default=True)
     seen = replace(QUIET, check_runs=replace(RUNNING, ended_at=None), automations=(off,))
-    causes = {alert.key: alert.cause for alert in faults(seen, AlertState(counted={"checks": 1_000}))}
+    causes = {
+        alert.key: alert.cause for alert in faults(seen, AlertState(counted={"checks": 1_000}))
+    }
     key = "silent check_tables_schedule"
     assert causes == {"checks": key, key: None}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from topicberg.orchestration.assets import alerts, publishing, sharing
+from topicberg.orchestration.assets import alerts, sharing, topics
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.assets.tables import own_operation
 from topicberg.orchestration.catalogs.catalog import catalogs
@@ -27,5 +27,5 @@ def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
                 yield own_operation(part.spec(), part.materialize)
     for derived in lake.derived:
         for spec in lake.published(derived):
-            yield publishing.publishing_asset(spec, derived, lake)
+            yield topics.publishing_asset(spec, derived, lake)
     yield alerts.alerts_asset(lake)
