@@ -133,7 +133,6 @@ public final class FlinkIngest {
   private static Decoder decoder(JsonNode job, RowType rows) {
     return switch (job.get("decoder").asText()) {
       case "small" -> new Small();
-      case "added" -> new Added();
       case "wide" -> new Wide();
       default -> new OwnClasses(job.get("schema").asText(), rows);
     };
@@ -307,7 +306,7 @@ public final class FlinkIngest {
     }
   }
 
-  private static class Small implements Decoder {
+  private static final class Small implements Decoder {
     protected transient Input in;
 
     @Override
@@ -325,19 +324,6 @@ public final class FlinkIngest {
       row.setField(5, in.text()); // account
       row.setField(6, in.text()); // userid
     }
-  }
-
-  /** Records of two versions: the second one adds fields with defaults. */
-  private static final class Added extends Small {
-    @Override
-    public void decode(byte[] value, GenericRowData row) {
-      super.decode(value, row);
-      boolean isNew = in.isLeft();
-      row.setField(7, isNew ? in.text() : VENUE); // venue
-      row.setField(8, isNew ? (int) in.number() : 1); // lots
-    }
-
-    private static final StringData VENUE = StringData.fromString("XETR");
   }
 
   private static final class Wide implements Decoder {
