@@ -269,9 +269,6 @@ public final class FlinkIngest {
       at = WIRE_BYTES;
     }
 
-    boolean isLeft() {
-      return at < bytes.length;
-    }
 
     long number() {
       long found = 0;

@@ -6,7 +6,6 @@ The records are made and read back by Google's own library, which shares nothing
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import random
 from dataclasses import dataclass
 from decimal import Decimal
@@ -313,67 +312,3 @@ def comparable(value: Any) -> str:
     if isinstance(value, dt.datetime):
         value = value.astimezone(dt.UTC).replace(tzinfo=None)
     return repr(bytes(value) if isinstance(value, bytearray) else value)
-
-
-Model = dict[str, dict[int, tuple[str, str, str]]]
-"""Messages by name: fields by number, as (label, type, name). The first one makes the table."""
-LABELS = ("", "", "", "optional ", "repeated ", "map<string, ", "oneof ")
-
-
-def versions(rng: random.Random) -> tuple[str, str]:
-    """Two versions of a file: fields were added, dropped, renamed, renumbered, of other types."""
-    model: Model = {}
-    for name in ("Leaf", "Inner", "Root"):
-        numbers = rng.sample(range(1, 12), rng.randint(1, 6))
-        model[name] = {number: _field(rng, list(model), f"f{number}") for number in numbers}
-    root, *inner = reversed(model)
-    old = {name: model[name] for name in (root, *inner)}
-    new = {name: dict(fields) for name, fields in old.items()}
-    for _ in range(rng.randint(1, 4)):
-        name = rng.choice(list(new))
-        _change(rng, new[name], {"Root": ["Leaf", "Inner"], "Inner": ["Leaf"], "Leaf": []}[name])
-    return _text(old), _text(new)
-
-
-def _field(rng: random.Random, messages: list[str], name: str) -> tuple[str, str, str]:
-    kinds = (*SCALARS, *SCALARS, "Kind", *KNOWN, *(messages * 12))
-    return rng.choice(LABELS), rng.choice(kinds), name
-
-
-def _change(
-    rng: random.Random, fields: dict[int, tuple[str, str, str]], messages: list[str]
-) -> None:
-    number = rng.choice(list(fields))
-    label, kind, name = fields[number]
-    free = next(n for n in itertools.count(20) if n not in fields)
-    names = {one[2] for one in fields.values()}
-    match rng.randrange(7):
-        case 0 if len(fields) > 1:
-            del fields[number]
-        case 1:
-            fields[free] = _field(rng, messages, f"f{free}")
-        case 2:
-            fields[number] = label, kind, f"renamed{number}"
-        case 3:
-            fields[free] = fields.pop(number)
-        case 4:
-            fields[number] = label, _field(rng, messages, name)[1], name
-        case 5:
-            fields[number] = rng.choice(LABELS), kind, name
-        case 6 if f"f{number + 1}" not in names:  # the name of a field that was dropped, perhaps
-            fields[number] = label, kind, f"f{number + 1}"
-
-
-def _text(model: Model) -> str:
-    lines = ['syntax = "proto3";', "package fuzz.x;", *(f'import "{name}";' for name in IMPORTS)]
-    lines.append("enum Kind { NONE = 0; ONE = 1; TWO = 2; }")
-    for message, fields in model.items():
-        lines.append(f"message {message} {{")
-        for number, (label, kind, name) in fields.items():
-            close = ">" if label.startswith("map") else ""
-            field = f"{label}{kind}{close} {name} = {number};"
-            if label == "oneof ":
-                field = f"oneof o{number} {{ {field.removeprefix(label)} }}"
-            lines.append(field)
-        lines.append("}")
-    return "\n".join(lines)

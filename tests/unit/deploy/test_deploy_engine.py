@@ -28,8 +28,7 @@ from topicberg_deploy.lock import LockLostError
 from topicberg_deploy.platform import resources
 from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
 from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg_deploy.snowflake.principals import Grant
-from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
+from topicberg_deploy.snowflake.tables import LinkedTable
 
 CONFIG = Settings(prefix="demo")
 
@@ -743,31 +742,6 @@ def test_every_need_is_there_and_comes_first() -> None:
     for resource in graph:
         for need in (*resource.needs, *resource.within):
             assert place[need] < place[resource.key]
-
-
-def test_a_table_waits_for_all_that_it_is_made_from() -> None:
-    graph = {one.key: one for one in resources(CONFIG, load_topics())}
-    waited: set[str] = set()
-    following = ["snowflake/table/stock_trades"]
-    while following:
-        needs = set(graph[following.pop()].needs) - waited
-        waited |= needs
-        following += needs
-    assert waited >= {
-        *("snowflake/database", "snowflake/schema", "snowflake/volume", "snowflake/integration"),
-        *("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration"),
-        *("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
-        *("aws/role/snowflake", "aws/role/tableflow", "aws/glue_database"),
-    }
-
-
-def test_the_user_may_read_what_it_is_made_for() -> None:
-    graph, role = resources(CONFIG, load_topics()), CONFIG.snowflake_name("system_admin_role")
-    may = {(one.privilege, one.on) for one in graph if isinstance(one, Grant) and one.role == role}
-    assert may >= {("USAGE", on) for on in ("WAREHOUSE", "DATABASE", "SCHEMA")}
-    read = {one.target for one in graph if isinstance(one, Grant) and one.privilege == "SELECT"}
-    tables = {one.name for one in graph if isinstance(one, IcebergTable)}
-    assert {target[-1] for target in read} == tables != set()
 
 
 def test_roles_are_on_what_is_ours_and_no_wider() -> None:
