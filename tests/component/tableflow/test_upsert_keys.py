@@ -222,7 +222,7 @@ def _version_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(EVENTS, CHANGES), min_size=1, max_size=8), st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_upsert_table_holds_the_newest_row_of_each_key(
     catalog: SqlCatalog, tmp_path: Path, events: list[tuple[str, Changes]], partitioned: bool
 ) -> None:
@@ -237,7 +237,7 @@ BATCHES = st.lists(st.tuples(EVENTS, CHANGES), min_size=2, max_size=6)
 
 
 @given(BATCHES, st.booleans(), st.integers(0, 5))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_format_versions_agree_after_each_commit(
     catalog: SqlCatalog,
     tmp_path: Path,
