@@ -360,7 +360,7 @@ def test_protoc_has_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -
     began = time.monotonic()
     with pytest.raises(TableflowError, match="protoc needs more than"):
         protoc.compiled("slow.proto", f"{HEAD} message M {{}}")
-    assert time.monotonic() - began < SECONDS
+    assert time.monotonic() - began < 6 * SECONDS
 
 
 class Parsed:

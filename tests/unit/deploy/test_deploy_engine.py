@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -808,7 +809,7 @@ class Slow(Thing):
     usual_minutes = 5
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        time.sleep(0.2)
+        assert cast(Any, context).is_reported.wait(120)
 
 
 def test_long_step_tells_how_long_it_takes(
@@ -816,12 +817,15 @@ def test_long_step_tells_how_long_it_takes(
 ) -> None:
     monkeypatch.setattr(polling, "SILENT_SECONDS", 0.05)
     reported: list[tuple[str, str]] = []
-    graph = [Slow("slow", "slow"), Thing("fast", "fast")]
-    engine.create(graph, context, lambda resource, what: reported.append((resource.key, what)))
+    cast(Any, context).is_reported = is_reported = threading.Event()
+
+    def report(resource: Resource, what: str) -> None:
+        reported.append((resource.key, what))
+        if "not ready yet, usually about 5 min" in what and resource.key == "slow":
+            is_reported.set()
+
+    engine.create([Slow("slow", "slow"), Thing("fast", "fast")], context, report)
     assert ("slow", "creating, about 5 min") in reported
-    assert any(
-        "not ready yet, usually about 5 min" in what for key, what in reported if key == "slow"
-    )
     assert [what for key, what in reported if key == "fast"] == ["creating", "created"]
     ended = len(reported)
     time.sleep(0.1)
