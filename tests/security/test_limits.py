@@ -243,7 +243,7 @@ UNIONS: dict[str, tuple[Callable[[int], RegisteredSchema], int, int]] = {
                 "anyOf": [json_object(p={"const": f"v{n}"}) for n in range(size)],
             },
         ),
-        4_000,
+        2_000,
         2,
     ),
 }
