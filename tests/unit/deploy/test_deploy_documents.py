@@ -119,6 +119,24 @@ def test_snowflake_is_trusted_for_volumes_and_for_the_integration() -> None:
     ] == ["ext-v", "ext-i"]
 
 
+@pytest.mark.parametrize("policy", [iam.tableflow_policy, iam.snowflake_policy])
+def test_policies_name_their_resources(policy: Any) -> None:
+    document = policy(WORLD)
+    for statement in document["Statement"]:
+        arns = statement["Resource"]
+        for arn in [arns] if isinstance(arns, str) else arns:
+            assert arn.startswith(
+                ("arn:aws:s3:::demo-bucket", "arn:aws:glue:us-east-1:123456789012:")
+            )
+        assert not any(action.endswith("*") for action in statement["Action"])
+    assert len(json.dumps(document)) < 6144  # AWS's limit
+
+
+def test_snowflake_may_not_write() -> None:
+    text = json.dumps(iam.snowflake_policy(WORLD))
+    assert not any(verb in text for verb in ("Put", "Delete", "Create", "Update"))
+
+
 def test_snowflake_may_read_topics_and_derived_tables() -> None:
     objects = iam.snowflake_policy(WORLD)["Statement"][1]["Resource"]
     assert set(objects) == {"arn:aws:s3:::demo-bucket/*", "arn:aws:s3:::demo-bucket-derived/*"}

@@ -745,6 +745,22 @@ def test_every_need_is_there_and_comes_first() -> None:
             assert place[need] < place[resource.key]
 
 
+def test_a_table_waits_for_all_that_it_is_made_from() -> None:
+    graph = {one.key: one for one in resources(CONFIG, load_topics())}
+    waited: set[str] = set()
+    following = ["snowflake/table/stock_trades"]
+    while following:
+        needs = set(graph[following.pop()].needs) - waited
+        waited |= needs
+        following += needs
+    assert waited >= {
+        *("snowflake/database", "snowflake/schema", "snowflake/volume", "snowflake/integration"),
+        *("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration"),
+        *("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
+        *("aws/role/snowflake", "aws/role/tableflow", "aws/glue_database"),
+    }
+
+
 def test_roles_are_on_what_is_ours_and_no_wider() -> None:
     bindings = [one for one in resources(CONFIG, load_topics()) if isinstance(one, RoleBinding)]
     assert {one.on for one in bindings} == {CLUSTER, REGISTRY, PROVIDER_INTEGRATION}

@@ -34,6 +34,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
+def test_on_its_day_a_key_gets_a_successor_and_stays() -> None:
+    assert decide({"a": START}, START + 30 * DAY, 30 * DAY, 2) == (True, [])
+
+
 def test_the_key_before_the_last_one_goes_when_the_next_one_comes() -> None:
     keys = {"b": START + 30 * DAY, "a": START}
     assert decide(keys, START + 60 * DAY, 30 * DAY, 2) == (True, ["a"])

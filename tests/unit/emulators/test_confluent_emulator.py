@@ -339,6 +339,25 @@ def test_each_api_has_its_shape_of_errors(cloud: Cloud) -> None:
 # --- lives of objects ---
 
 
+def test_an_environment_lives(cloud: Cloud) -> None:
+    name = cloud.environment()
+    again = cloud.call("POST", "/org/v2/environments", {"display_name": "e"})
+    assert again.status_code == 409
+    assert again.headers["Location"] == f"{URL}/org/v2/environments/{name}"
+    path = f"/org/v2/environments/{name}"
+    change = {"stream_governance_config": {"package": "ADVANCED"}}
+    changed = cloud.call("PATCH", path, change).json()
+    assert changed["display_name"] == "e"
+    assert changed["stream_governance_config"]["package"] == "ADVANCED"
+    assert changed["metadata"]["updated_at"] > changed["metadata"]["created_at"]
+    lkc = cloud.cluster(name)
+    assert cloud.call("DELETE", path).status_code == 409
+    assert cloud.call("DELETE", f"/cmk/v2/clusters/{lkc}?environment={name}").status_code == 204
+    assert cloud.call("DELETE", path).status_code == 204
+    assert cloud.call("GET", path).status_code == 404
+    assert cloud.call("GET", f"/srcm/v3/clusters?environment={name}").status_code == 404
+
+
 def test_a_cluster_takes_its_time_and_brings_a_registry(cloud: Cloud) -> None:
     environment = cloud.environment()
     registries = f"/srcm/v3/clusters?environment={environment}"
@@ -387,6 +406,20 @@ def test_a_protected_cluster_stays(cloud: Cloud) -> None:
     assert cloud.call("DELETE", path).status_code == 204
 
 
+def test_a_service_account_takes_its_keys_and_bindings_with_it(cloud: Cloud) -> None:
+    owner = cloud.service_account()
+    assert cloud.call("POST", "/iam/v2/service-accounts", {"display_name": "s"}).status_code == 409
+    key, crn = cloud.key(owner), cloud.account.crn()
+    role = {"principal": f"User:{owner}", "role_name": "MetricsViewer", "crn_pattern": crn}
+    binding = cloud.made("/iam/v2/role-bindings", role)["id"]
+    assert cloud.call("POST", "/iam/v2/role-bindings", role).status_code == 409
+    found = cloud.call("GET", f"/iam/v2/role-bindings?crn_pattern={crn}").json()["data"]
+    assert [one["id"] for one in found] == [binding]
+    assert cloud.call("DELETE", f"/iam/v2/service-accounts/{owner}").status_code == 204
+    assert cloud.call("GET", f"/iam/v2/role-bindings/{binding}").status_code == 403
+    assert cloud.call("GET", "/org/v2/environments", auth=key).status_code == 401
+
+
 def test_a_binding_names_what_exists(cloud: Cloud) -> None:
     owner, crn = cloud.service_account(), cloud.account.crn()
     right = {"principal": f"User:{owner}", "role_name": "ResourceOwner", "crn_pattern": crn}
@@ -416,6 +449,26 @@ def test_a_binding_names_what_exists(cloud: Cloud) -> None:
 )
 def test_a_binding_covers_what_is_below_it(pattern: str, crn: str, is_covered: bool) -> None:
     assert covers(pattern, crn) is is_covered
+
+
+def test_an_integration_has_a_role_of_its_own(cloud: Cloud) -> None:
+    environment, role = cloud.environment(), "arn:aws:iam::000000000000:role/customer"
+    body = {
+        "display_name": "i",
+        "provider": "AWS",
+        "config": {"kind": "AwsIntegrationConfig", "customer_iam_role_arn": role},
+        "environment": {"id": environment},
+    }
+    made = cloud.made("/pim/v1/integrations", body)
+    assert made["config"]["iam_role_arn"] != role
+    assert made["config"]["external_id"]
+    assert made["usages"] == []
+    assert cloud.call("POST", "/pim/v1/integrations", body).status_code == 409
+    path = f"/pim/v1/integrations/{made['id']}?environment={environment}"
+    assert cloud.call("GET", path).json() == made
+    assert cloud.call("DELETE", f"/org/v2/environments/{environment}").status_code == 409
+    assert cloud.call("DELETE", path).status_code == 204
+    assert cloud.call("GET", path).status_code == 404
 
 
 def test_nothing_is_lost_when_it_ends(cloud: Cloud, tmp_path: Path) -> None:
