@@ -355,6 +355,14 @@ def test_a_state_directory_that_cannot_be_written_is_named(
     one.check()
 
 
+def test_the_folder_may_go_while_the_engine_runs(catalog: SqlCatalog, tmp_path: Path) -> None:
+    one = make(catalog, tmp_path)
+    for value in range(3):
+        one.batch({(b"k", 0): value, (b"%d" % value, 1): value})
+        shutil.rmtree(one.folder)
+    one.check()
+
+
 @pytest.mark.parametrize("size", [0, 5, 24, 46, 264, 287])
 def test_truncated_key_file_is_created_again(
     catalog: SqlCatalog, tmp_path: Path, size: int
