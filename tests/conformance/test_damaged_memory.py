@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -170,10 +171,9 @@ def _sample(rng: random.Random, number: int) -> tuple[Any, list[bytes]]:
         family = ProtobufFamily(rng)
         old = family.first()
         new = family.next(old, wild=True)
-        try:
-            return Both(old.text, new and new.text), [old.encode(rng, 0.1) for _ in range(20)]
-        except TableflowError:  # the versions do not fit each other
-            pass
+        with suppress(TableflowError):  # the versions may not fit each other
+            both = Both(old.text, new.text if new else None)
+            return both, [old.encode(rng, 0.1) for _ in range(20)]
     both, message = Both(DECIMALS), first_message(DECIMALS)
     payloads = [b"\0" + fill(rng, message()).SerializeToString() for _ in range(20)]
     # Numbers of an enum without names.

@@ -102,7 +102,7 @@ def test_records_and_damaged_ones_are_refused_or_equal_the_reference() -> None:
         hostile = [damaged(rng, one, rng.choice(payloads)) for one in payloads]
         for newest in (None, family.next(version, wild=True) or family.next(version, wild=True)):
             try:
-                both = Both(version.text, newest and newest.text)
+                both = Both(version.text, newest.text if newest else None)
             except TableflowError:
                 continue
             one, other = check(both, payloads, seed)
