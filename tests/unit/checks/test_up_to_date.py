@@ -325,7 +325,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(steps)
 def test_whatever_happens_the_unread_hours_are_known(steps: list[Step]) -> None:
     with TemporaryDirectory() as folder, memory_catalog(folder) as catalog:
