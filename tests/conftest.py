@@ -89,6 +89,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("topicberg")
+hypothesis.settings.register_profile("few", max_examples=25)
 # Each login to Snowflake reads its key twice, 27 ms each time, and generating one takes longer.
 for _name in ("load_der_private_key", "load_pem_private_key"):
     setattr(serialization, _name, cache(getattr(serialization, _name)))
@@ -118,6 +119,8 @@ def pytest_configure(config: pytest.Config) -> None:
     stacks, worker = config.getoption("stack_workers"), os.environ.get("PYTEST_XDIST_WORKER")
     if stacks is not None and worker and int(worker.removeprefix("gw")) >= stacks:
         os.nice(STACKLESS_NICENESS)
+    if config.getoption("markexpr") == "not slow":  # `make test-all` draws all examples
+        hypothesis.settings.load_profile("few")
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -2,7 +2,7 @@
 
 Small records: 6 fields, 31 bytes in Avro, 1,000 different values. Wide ones: 16 fields, about 512
 bytes in Avro, a nested record, an array and a nullable field; ids, times and sequence numbers do
-not repeat. The other shapes are small records with something added or replaced.
+not repeat.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
-from decimal import Decimal
 from functools import cache, cached_property
 from io import BytesIO
 from itertools import islice
@@ -30,7 +27,6 @@ from confluent_kafka.schema_registry import Schema
 
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
-from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -54,20 +50,8 @@ _JSON: dict[str, dict[str, Any]] = {
 _AVRO: dict[str, Any] = {
     "optional string": ["null", "string"],
     "strings": {"type": "array", "items": "string"},
-    "map": {"type": "map", "values": "string"},
-    "union": ["long", "double", "string"],
-    "decimal": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 4},
-    "uuid": {"type": "string", "logicalType": "uuid"},
-    "date": {"type": "int", "logicalType": "date"},
-    "timestamp": {"type": "long", "logicalType": "timestamp-micros"},
 }
-_SQL = {
-    "optional string": "coalesce({0}, '')",
-    "strings": "array_join({0}, '~')",
-    "map": "concat_ws('~', map_keys({0}), map_values({0}))",
-    "union": "coalesce(cast({0}.member0 as string), cast({0}.member1 as string), {0}.member2)",
-    "timestamp": "cast(unix_micros({0}) as string)",
-}
+_SQL = {"optional string": "coalesce({0}, '')", "strings": "array_join({0}, '~')"}
 """What makes a column's value the text that a checksum is computed of; default: a cast."""
 _PROTO = {"int": "int32", "long": "int64", "boolean": "bool"}
 _WORDS = (
@@ -87,8 +71,6 @@ class Shape:
     fields: Mapping[str, str]
     """Name → Avro's type, ``venue``, or one of the types above."""
     row: Callable[[int], dict[str, Any]]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of fields that older records lack."""
 
     @cached_property
     def avro(self) -> dict[str, Any]:
@@ -96,9 +78,6 @@ class Shape:
         venue = [{"name": name, "type": kind} for name, kind in _VENUE.items()]
         kinds = _AVRO | {"venue": {"type": "record", "name": "Venue", "fields": venue}}
         fields = [{"name": n, "type": kinds.get(k, k)} for n, k in self.fields.items()]
-        for one in fields:
-            if one["name"] in self.defaults:
-                one["default"] = self.defaults[one["name"]]
         return {"type": "record", "name": self.record, "fields": fields}
 
     @cached_property
@@ -107,10 +86,8 @@ class Shape:
         venue = {name: _JSON[kind] for name, kind in _VENUE.items()}
         kinds = _JSON | {
             "optional string": _JSON["string"],
-            "oneOf string": {"oneOf": [{"type": "null"}, _JSON["string"]]},
             "venue": {"type": "object", "title": "Venue", "properties": venue},
             "strings": {"type": "array", "items": _JSON["string"]},
-            "map": {"type": "object", "additionalProperties": _JSON["string"]},
         }
         properties = {name: kinds[kind] for name, kind in self.fields.items()}
         return {"type": "object", "title": self.record, "properties": properties}
@@ -146,10 +123,7 @@ class Shape:
         return fastavro.parse_schema(json.loads(json.dumps(self.avro)))
 
     def _to_json(self, row: dict[str, Any]) -> bytes:
-        kinds = self.fields
-        given = {
-            n: value for n, value in row.items() if value is not None or kinds[n] == "oneOf string"
-        }
+        given = {name: value for name, value in row.items() if value is not None}
         return json.dumps(given).encode()
 
     def _to_avro(self, row: dict[str, Any]) -> bytes:
@@ -172,16 +146,13 @@ class Shape:
 
     def text(self, row: Mapping[str, Any]) -> str:
         """Return a row's values as the text that the checksum is computed of."""
-        values = {name: row.get(name, self.defaults.get(name)) for name in self.fields}
-        maps = [name for name, kind in self.fields.items() if kind == "map"]
-        values |= {name: [*values[name].keys(), *values[name].values()] for name in maps}
-        return "|".join(map(_text, values.values()))
+        return "|".join(_text(row[name]) for name in self.fields)
 
     @property
     def text_sql(self) -> str:
         """The same of a table's row, for Spark."""
         of_venue = ", '~', ".join(f"cast(venue.{name} as string)" for name in _VENUE)
-        special = _SQL | {"oneOf string": _SQL["optional string"], "venue": f"concat({of_venue})"}
+        special = _SQL | {"venue": f"concat({of_venue})"}
         texts = [special.get(k, "cast({0} as string)").format(n) for n, k in self.fields.items()]
         return f"concat_ws('|', {', '.join(texts)})"
 
@@ -283,108 +254,16 @@ WIDE = Shape(
 )
 
 
-def _with_tags(number: int) -> dict[str, Any]:
-    region = "eu" if number % 3 else "us"
-    return _small(number) | {"tags": {"source": "web", "region": region, "kind": f"k{number % 5}"}}
-
-
-def _with_union(number: int) -> dict[str, Any]:
-    return _small(number) | {"price": (number, number + 0.5, f"n/a {number}")[number % 3]}
-
-
-def _logical(number: int) -> dict[str, Any]:
-    return _small(number) | {
-        "quantity": Decimal(number * 7919).scaleb(-4),
-        "price": date(2024, 1, 1) + timedelta(days=number % 700),
-        "account": str(uuid.UUID(int=number * 0x9E3779B97F4A7C159E3779B97F4A7C15 % 2**128)),
-        "userid": 1_760_000_000_000_000 + 1_234_567 * number,
-    }
-
-
-def _nullable(number: int) -> dict[str, Any]:
-    return _with_tags(number) | {"account": f"ACC{number % 3}" if number % 2 else None}
-
-
-def _small_with(fields: Mapping[str, str], row: Callable[[int], dict[str, Any]]) -> Shape:
-    return Shape("small", "Trade", {**SMALL.fields, **fields}, row)
-
-
-LOTS = {"venue": "XETR", "lots": 1}
-WITH_LOTS = Shape(
-    "small",
-    "Trade",
-    {**SMALL.fields, "venue": "string", "lots": "int"},
-    lambda number: _small(number) | {"venue": f"V{number % 5}", "lots": number % 7},
-    LOTS,
-)
-OLDER_VERSIONS = tuple(
-    Shape(
-        "small",
-        "Trade",
-        {**SMALL.fields, f"added{version}": "optional string"},
-        lambda number, name=f"added{version}": _small(number) | {name: "x"},  # type: ignore[misc]
-        {f"added{version}": None},
-    )
-    for version in range(9)
-)
-"""Each one adds a field that the next one drops; the latest version is :data:`SMALL`."""
-DELETED = Shape("deleted", "TradeDeleted", {"id": "long"}, lambda number: {"id": number})
-CHANGED = Shape("changed", "Value", {"id": "long", **SMALL.fields}, _small)
-"""A row of a database whose changes are records; the id is that of the key."""
-_ENVELOPE: dict[str, Any] = {
-    "type": "record",
-    "name": "Envelope",
-    "fields": [
-        {"name": "before", "type": ["null", CHANGED.avro], "default": None},
-        {"name": "after", "type": ["null", "Value"], "default": None},
-        {
-            "name": "source",
-            "type": {
-                "type": "record",
-                "name": "Source",
-                "fields": [
-                    *({"name": n, "type": "string"} for n in ("connector", "name", "db", "table")),
-                    {"name": "ts_ms", "type": "long"},
-                    {"name": "snapshot", "type": ["string", "null"], "default": "false"},
-                    {"name": "txId", "type": ["null", "long"], "default": None},
-                    {"name": "lsn", "type": ["null", "long"], "default": None},
-                ],
-            },
-        },
-        {"name": "op", "type": "string"},
-        {"name": "ts_ms", "type": ["null", "long"], "default": None},
-    ],
-}
-_KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}
-
 Mutation = Callable[[bytes], bytes]
 """Makes a small record malformed: with its schema's id, which has five bytes."""
-_cut: Mutation = lambda value: value[:-3]  # noqa: E731
-_empty: Mutation = lambda value: value[:5]  # noqa: E731
-_unframed: Mutation = lambda _: b"oops"  # noqa: E731
-MALFORMED: dict[str, tuple[Mutation, ...]] = {
-    "avro": (
-        _cut,
-        _empty,
-        _unframed,
-        lambda value: value[:5] + b"\xfe\x7f" + value[6:],  # the text is longer than the record
-        lambda value: value[:5] + b"\x01" + value[6:],  # its size is negative
-    ),
-    "json": (
-        _cut,
-        _empty,
-        _unframed,
-        lambda value: value.replace(b'"quantity": ', b'"quantity": true, "more": '),
-        lambda value: value.replace(b'"side": "', b'"side": "\xff'),  # not UTF-8
-    ),
-    "protobuf": (
-        _cut,
-        _unframed,
-        lambda value: value[:6] + b"\x0a\xff\x7f" + value[8:],  # longer than the record
-        lambda value: value[:6] + b"\x0f" + value[7:],  # there is no such wire type
-        lambda value: value[:8] + b"\xff" + value[9:],  # not UTF-8
-    ),
-}
+MALFORMED: tuple[Mutation, ...] = (
+    lambda value: value[:-3],
+    lambda value: value[:5],
+    lambda _: b"oops",
+    lambda value: value[:5] + b"\xfe\x7f" + value[6:],  # the text is longer than the record
+    lambda value: value[:5] + b"\x01" + value[6:],  # its size is negative
+)
+"""Of small records in Avro."""
 
 
 @dataclass(frozen=True)
@@ -394,37 +273,18 @@ class Workload:
     name: str
     kind: str = "avro"
     """Format."""
-    shapes: tuple[Shape, ...] = (SMALL,)
-    """Versions of the schema, oldest first, which alternate record by record."""
+    shape: Shape = SMALL
     every: int = 0
-    """One record in so many does not become a row; 0: none."""
-    foreign: bool = False
-    """That record is of another subject, else it is malformed."""
-    framed: bool = True
-    """Whether the records name their schema."""
-    changes: bool = False
-    """Debezium's; in write mode upsert, a row's creation and its update."""
-    hours: int = 0
-    """The records' times are spread over so many hours; 0: they are of now."""
+    """One record in so many is malformed; 0: none."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the topic's spec."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the producer."""
-    flink: str = ""
-    """Flink's decoder that was written for these records; empty: there is none."""
-
-    @property
-    def shape(self) -> Shape:
-        return self.shapes[-1]
 
     @property
     def clean(self) -> str:
         """Name of the workload with records of the format in which all is as usual."""
         return f"{'wide' if self.shape is WIDE else 'small'}-{self.kind}"
-
-    @property
-    def is_upsert(self) -> bool:
-        return self.spec.get("write_mode") == "upsert"
 
 
 def _handling(mode: str) -> dict[str, Any]:
@@ -433,58 +293,23 @@ def _handling(mode: str) -> dict[str, Any]:
     return {"tableflow": {"error_handling": {"mode": mode, **target}}}
 
 
-def _malformed(kind: str, every: int, mode: str) -> Workload:
-    name = f"{kind}-malformed-{every}-{mode.lower()}"
-    flink = "small" if kind == "avro" and mode == "SKIP" else ""
-    return Workload(name, kind, every=every, spec=_handling(mode), flink=flink)
+def _malformed(every: int, mode: str) -> Workload:
+    name = f"avro-malformed-{every}-{mode.lower()}"
+    return Workload(name, every=every, spec=_handling(mode))
 
 
-def _partitioned(by: str) -> dict[str, Any]:
-    return {"table": {"partitioning": [by]}}
-
-
-TAGS = {"tags": "map"}
-UNION = _small_with({"price": "union"}, _with_union)
-LOGICAL = _small_with(
-    {"quantity": "decimal", "price": "date", "account": "uuid", "userid": "timestamp"}, _logical
-)
-NULLABLE = _small_with({"account": "oneOf string", **TAGS}, _nullable)
-DEBEZIUM = {"changelog": {"format": "debezium"}, "key": {"format": "avro", "file": "registry"}}
 WORKLOADS = (
-    Workload("small-avro", flink="small"),
-    Workload("avro-zstd", producer={"compression.type": "zstd"}, flink="small"),
-    Workload("avro-transactions", producer={"transactional.id": NAMESPACE}, flink="small"),
-    _malformed("avro", 10_000, "SKIP"),
-    _malformed("avro", 10_000, "LOG"),
-    _malformed("avro", 1_000, "SKIP"),
-    _malformed("avro", 1_000, "LOG"),
-    _malformed("avro", 10, "SKIP"),
-    Workload("avro-other-subject-1000", every=1_000, foreign=True, spec=_handling("SKIP")),
-    Workload("avro-default-added", shapes=(SMALL, WITH_LOTS), flink="added"),
-    Workload("avro-10-versions", shapes=(*OLDER_VERSIONS, SMALL), flink="small"),
-    Workload("avro-union", shapes=(UNION,)),
-    Workload("avro-map", shapes=(_small_with(TAGS, _with_tags),)),
-    Workload("avro-logical-types", shapes=(LOGICAL,)),
-    Workload("avro-unframed", framed=False),
-    Workload("avro-bucket-8", spec=_partitioned("bucket[8](key)"), flink="small"),
-    Workload("avro-hour-48", spec=_partitioned("hour($$timestamp)"), hours=48),
-    Workload("debezium-append", shapes=(CHANGED,), changes=True, spec=DEBEZIUM),
-    Workload(
-        *("debezium-rows", "avro", (CHANGED,)),
-        changes=True,
-        spec={**DEBEZIUM, "write_mode": "upsert"},
-    ),
+    Workload("small-avro"),
+    Workload("avro-zstd", producer={"compression.type": "zstd"}),
+    Workload("avro-transactions", producer={"transactional.id": NAMESPACE}),
+    _malformed(1_000, "SKIP"),
+    _malformed(1_000, "LOG"),
+    _malformed(10, "SKIP"),
     Workload("small-json", "json"),
-    _malformed("json", 1_000, "SKIP"),
-    _malformed("json", 1_000, "LOG"),
-    Workload("json-unframed", "json", framed=False),
-    Workload("json-oneof-map", "json", (NULLABLE,)),
     Workload("small-protobuf", "protobuf"),
-    _malformed("protobuf", 1_000, "SKIP"),
-    _malformed("protobuf", 1_000, "LOG"),
-    Workload("wide-avro", shapes=(WIDE,), flink="wide"),
-    Workload("wide-json", "json", (WIDE,)),
-    Workload("wide-protobuf", "protobuf", (WIDE,)),
+    Workload("wide-avro", shape=WIDE),
+    Workload("wide-json", "json", WIDE),
+    Workload("wide-protobuf", "protobuf", WIDE),
 )
 """Those of the same format follow each other."""
 
@@ -508,36 +333,25 @@ class Topic:
     def shape(self) -> Shape:
         return self.workload.shape
 
-    @property
-    def number_sql(self) -> str:
-        """What computes a row's number."""
-        if self.workload.changes:
-            return "id"
-        return "cast(substr(cast(key as string), 2) as bigint)"
-
 
 CHECKED = 2**20
 """A checksum adds up the CRC-32 of each row's text, modulo this, times its number, modulo this."""
-Produced = tuple[bytes, bytes, int]
-"""Key, value, and time in milliseconds, 0: now."""
+Produced = tuple[bytes, bytes]
+"""Key and value."""
 
 
 def fill_topic(endpoints: Endpoints, workload: Workload, records: int) -> Topic:
     """Create a topic and produce its records."""
-    spec = create_topic(endpoints, workload.kind, framed=workload.framed, **workload.spec)
+    spec = create_topic(endpoints, workload.kind, **workload.spec)
     crcs = np.empty(records, np.int64)
     """-1: no row"""
-    made = _changes if workload.changes else _records
     sender = Sender(endpoints, spec.name, workload.producer)
-    sender.send(made(endpoints, workload, spec, crcs))
-    numbers, is_row = np.arange(records), crcs >= 0
-    if workload.is_upsert:
-        is_row &= numbers >= records // 2
-        numbers %= records // 2
-    crcs, numbers = crcs[is_row] % CHECKED, numbers[is_row] % CHECKED
-    checksum = int((crcs * numbers).sum())
-    rejected = 0 if workload.is_upsert else records - len(crcs)
-    return Topic(workload, spec, records, sender.bytes, len(crcs), rejected, checksum)
+    sender.send(_records(endpoints, workload, spec, crcs))
+    numbers = np.arange(records)[is_row := crcs >= 0] % CHECKED
+    checksum = int((crcs[is_row] % CHECKED * numbers).sum())
+    return Topic(
+        workload, spec, records, sender.bytes, len(numbers), records - len(numbers), checksum
+    )
 
 
 def _records(
@@ -547,79 +361,21 @@ def _records(
 
     :param crcs: is filled with the CRC-32 of each row's text
     """
-    kind, shapes, latest = workload.kind, workload.shapes, workload.shape
-    prefixes = [_prefix(endpoints, spec.value_subject, one.schema(kind)) for one in shapes]
-    encoders = [one.encoder(kind) for one in shapes]
+    shape, every = workload.shape, workload.every
+    prefix = _prefix(endpoints, spec.value_subject, shape.schema(workload.kind))
+    encode = shape.encoder(workload.kind)
 
     def made(number: int) -> tuple[bytes, int]:
-        version = number % len(shapes)
-        row = shapes[version].row(number)
-        prefix = prefixes[version] if workload.framed else b""
-        value = prefix + encoders[version](row)
-        return value, zlib.crc32(latest.text(row).encode())
+        row = shape.row(number)
+        return prefix + encode(row), zlib.crc32(shape.text(row).encode())
 
-    known = [made(number) for number in range(_TEMPLATES)] if latest is not WIDE else []
-    bad = MALFORMED[kind]
-    if workload.foreign:
-        prefix = _prefix(endpoints, f"{spec.name}-deleted", DELETED.schema(kind))
-        other = prefix + DELETED.encoder(kind)({"id": 7})
-        bad = (lambda _: other,)
-    every, begin, step = workload.every, 0, 0.0
-    if workload.hours:
-        begin = int(time.time() - 3_600 * workload.hours) * 1_000
-        step = 3_600_000 * workload.hours / len(crcs)
+    known = [made(number) for number in range(_TEMPLATES)] if shape is not WIDE else []
     for number in range(len(crcs)):
         value, crc = known[number % _TEMPLATES] if known else made(number)
         if every and number % every == every - 1:
-            value, crc = bad[number // every % len(bad)](value), -1
+            value, crc = MALFORMED[number // every % len(MALFORMED)](value), -1
         crcs[number] = crc
-        yield f"k{number}".encode(), value, begin and begin + int(number * step)
-
-
-def _changes(
-    endpoints: Endpoints, workload: Workload, spec: TopicSpec, crcs: Any
-) -> Iterator[Produced]:
-    """Yield the changes of a table as Debezium writes them; see :func:`_records`. Every row is
-    created; in write mode upsert, each is updated after all are there."""
-    change = _change(endpoints, spec)
-    created = len(crcs) // 2 if workload.is_upsert else len(crcs)
-    for number in range(len(crcs)):
-        row, op = number % created, "c" if number < created else "u"
-        key, value, text = change(row, number, op)
-        crcs[number] = zlib.crc32(f"{row}|{text}".encode())
-        yield key, value, 0
-
-
-def _change(endpoints: Endpoints, spec: TopicSpec) -> Callable[[int, int, str], Any]:
-    """Return what encodes a change: id, number and operation → key, value, text of the row."""
-    value = _prefix(endpoints, spec.value_subject, Schema(json.dumps(_ENVELOPE), "AVRO"))
-    key = _prefix(endpoints, spec.key_subject, Schema(json.dumps(_KEY), "AVRO"))
-    rows = [SMALL.row(number) for number in range(_TEMPLATES)]
-    encode = SMALL.encoder("avro")
-    known = [(encode(row), SMALL.text(row)) for row in rows]
-    texts = ("postgresql", "shop", "shop", "trades")
-    source = b"".join(_zigzag(len(text)) + text.encode() for text in texts)
-    source += _zigzag(1_760_000_000_000) + b"\x00\x0afalse" + b"\x02" + _zigzag(700) + b"\x02"
-    now = b"\x02" + _zigzag(1_760_000_000_001)
-
-    def change(row: int, number: int, op: str) -> tuple[bytes, bytes, str]:
-        fields, text = known[number % _TEMPLATES]
-        found = _zigzag(row)
-        image = b"\x02" + found + fields
-        both = image + b"\x00" if op == "d" else b"\x00" + image
-        end = _zigzag(number) + b"\x02" + op.encode() + now
-        return key + found, value + both + source + end, text
-
-    return change
-
-
-def _zigzag(number: int) -> bytes:
-    number, found = number << 1, bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+        yield f"k{number}".encode(), value
 
 
 class Sender:
@@ -653,15 +409,11 @@ class Sender:
                 producer.poll(0.01)
             if self._is_transactional:
                 producer.begin_transaction()
-            if some[0][2]:  # a batch of messages has no times
-                for key, value, time_ms in some:
-                    kafka.produce(producer, self.topic, value, key, timestamp_ms=time_ms)
-            else:
-                messages = [{"key": key, "value": value} for key, value, _ in some]
-                if producer.produce_batch(self.topic, messages) != len(messages):
-                    refused = next(one for one in messages if "_error" in one)
-                    raise RuntimeError(f"topic {self.topic}: {refused}")
-            self.bytes += sum(len(value) for _, value, _ in some)
+            messages = [{"key": key, "value": value} for key, value in some]
+            if producer.produce_batch(self.topic, messages) != len(messages):
+                refused = next(one for one in messages if "_error" in one)
+                raise RuntimeError(f"topic {self.topic}: {refused}")
+            self.bytes += sum(len(value) for _, value in some)
             if self._is_transactional:
                 producer.commit_transaction(60)
             producer.poll(0)
@@ -669,15 +421,12 @@ class Sender:
             raise RuntimeError(f"topic {self.topic}: Kafka did not take {left} records")
 
 
-def create_topic(
-    endpoints: Endpoints, kind: str, mode: str = "append", *, framed: bool = True, **more: Any
-) -> TopicSpec:
+def create_topic(endpoints: Endpoints, kind: str, mode: str = "append", **more: Any) -> TopicSpec:
     name = f"benchmark_{kind}_{uuid.uuid4().hex[:6]}"
-    subject = {"framing": "none", "subject": f"{name}-value"}
     given = {
         "name": name,
         "pipeline": NAMESPACE,
-        "schema": {"format": kind, **({"file": "from-the-registry"} if framed else subject)},
+        "schema": {"format": kind, "file": "from-the-registry"},
         "key": {"format": "string"},
         "partitions": PARTITIONS,
         "write_mode": mode,
@@ -714,7 +463,7 @@ def _prefix(endpoints: Endpoints, subject: str, schema: Schema) -> bytes:
 
 def _send(endpoints: Endpoints, spec: TopicSpec, values: Iterable[tuple[int, bytes]]) -> None:
     sender = Sender(endpoints, spec.name)
-    sender.send((f"k{number}".encode(), value, 0) for number, value in values)
+    sender.send((f"k{number}".encode(), value) for number, value in values)
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:

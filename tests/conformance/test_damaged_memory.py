@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -157,7 +158,8 @@ enum E { ZERO = 0; LESS = -7; BIG = 2147483647; }
 
 def _sample(rng: random.Random, number: int) -> tuple[Any, list[bytes]]:
     """The program of a schema, perhaps for the table of a later one, and records."""
-    from fuzz_protobuf import fill, schema_and_records, versions
+    from fuzz_protobuf import fill, schema_and_records
+    from protobuf_family import ProtobufFamily
     from test_protobuf_programs import Both, first_message
 
     from topicberg.errors import TableflowError
@@ -165,16 +167,17 @@ def _sample(rng: random.Random, number: int) -> tuple[Any, list[bytes]]:
     if number % 3 == 0:
         sample = schema_and_records(rng)
         return Both(sample.text), sample.payloads
-    old, new = (DECIMALS, None) if number % 3 == 1 else versions(rng)
-    try:
-        both = Both(old, new)
-    except TableflowError:  # the versions do not fit each other
-        old, both = DECIMALS, Both(DECIMALS)
-    message = first_message(old)
+    if number % 3 == 2:
+        family = ProtobufFamily(rng)
+        old = family.first()
+        new = family.next(old, wild=True)
+        with suppress(TableflowError):  # the versions may not fit each other
+            both = Both(old.text, new.text if new else None)
+            return both, [old.encode(rng, 0.1) for _ in range(20)]
+    both, message = Both(DECIMALS), first_message(DECIMALS)
     payloads = [b"\0" + fill(rng, message()).SerializeToString() for _ in range(20)]
-    if old == DECIMALS:  # numbers of an enum without names
-        payloads += [b"\0\x2a\x0a" + rng.randbytes(10) for _ in range(5)]
-    return both, payloads
+    # Numbers of an enum without names.
+    return both, payloads + [b"\0\x2a\x0a" + rng.randbytes(10) for _ in range(5)]
 
 
 def protobuf(number: int, rng: random.Random, count: int) -> int:

@@ -99,8 +99,8 @@ def test_requests_are_signed_by_a_known_key(stack: Endpoints) -> None:
     ):
         assert code(getattr(client(stack, service, "AKIAIOSFODNN7EXAMPLE", "x"), action)) == unknown
         assert code(getattr(client(stack, service, key, "x"), action)) == wrong
-    assert requests.post(f"{stack.aws}/", timeout=5).status_code == 403
-    assert requests.post(f"{stack.aws}/moto-api/reset", timeout=5).status_code == 403
+    assert requests.post(f"{stack.aws}/", timeout=60).status_code == 403
+    assert requests.post(f"{stack.aws}/moto-api/reset", timeout=60).status_code == 403
     assert code(stack.boto3("sqs").list_queues) == "UnsupportedOperation"
 
 
@@ -188,7 +188,7 @@ def test_a_state_that_cannot_be_loaded_is_not_dropped(
 @pytest.mark.parametrize("key", [None, ("LOCALTOPICBERG00", "wrong"), ("nobody", "")])
 def test_confluents_control_plane(stack: Endpoints, path: str, key: tuple[str, str] | None) -> None:
     for method in ("GET", "POST"):
-        answer = requests.request(method, stack.confluent + path, auth=key, json={}, timeout=10)
+        answer = requests.request(method, stack.confluent + path, auth=key, json={}, timeout=60)
         assert answer.status_code == 401, (method, answer.text)
 
 
@@ -196,9 +196,9 @@ def test_the_supervisor(stack: Endpoints) -> None:
     context = state.load_context(settings())
     call = "<methodCall><methodName>supervisor.shutdown</methodName></methodCall>"
     for auth in (None, ("topicberg", "wrong"), ("topicberg", "")):
-        answer = requests.post(f"{context.url('supervisor')}/RPC2", call, auth=auth, timeout=10)
+        answer = requests.post(f"{context.url('supervisor')}/RPC2", call, auth=auth, timeout=60)
         assert answer.status_code == 401
-    assert requests.get(stack.confluent + "/health", timeout=10).ok
+    assert requests.get(stack.confluent + "/health", timeout=60).ok
 
 
 def test_aws_and_the_object_store(stack: Endpoints) -> None:
@@ -227,7 +227,7 @@ def test_snowflake(stack: Endpoints) -> None:
 
     account = stack.snowflake.model_dump(exclude={"password"})
     with pytest.raises(snowflake.connector.errors.DatabaseError, match="Incorrect username"):
-        snowflake.connector.connect(**account, password="wrong", login_timeout=10)
+        snowflake.connector.connect(**account, password="wrong", login_timeout=60)
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
     name = f"t-{uuid.uuid4().hex[:8]}"
     body = {"topic_name": name, "configs": [{"name": "retention.ms", "value": "3600000"}]}
     assert cloud.made(cloud.topics, body, cloud.kafka)["partitions_count"] == 6
-    assert len(cloud.stack.kafka_admin().list_topics(timeout=10).topics[name].partitions) == 6
+    assert len(cloud.stack.kafka_admin().list_topics(timeout=60).topics[name].partitions) == 6
     again = cloud.call("POST", cloud.topics, body, cloud.kafka)
     assert (again.status_code, again.json()["error_code"]) == (400, 40002)
     assert name in [one["topic_name"] for one in cloud.get(cloud.topics, cloud.kafka)["data"]]
@@ -180,7 +180,7 @@ def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
 
     assert cloud.call("DELETE", one, auth=cloud.kafka).status_code == 204
     wait_until(lambda: cloud.call("GET", one, auth=cloud.kafka).status_code == 404)
-    assert name not in cloud.stack.kafka_admin().list_topics(timeout=10).topics
+    assert name not in cloud.stack.kafka_admin().list_topics(timeout=60).topics
 
 
 def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillService) -> None:

@@ -95,7 +95,7 @@ class Platform:
             f"{self.stack.confluent}/emulator/v1/faults",
             json=fault,
             headers={"Authorization": f"Bearer {token}"},
-            timeout=10,
+            timeout=60,
         ).raise_for_status()
 
 

@@ -315,9 +315,14 @@ def test_many_random_tables_in_any_runs_equal_the_whole(
     ("shape", "runs", "named"),
     [
         (Shape(payload_time, late=3), [(0, HOURS)], "lookahead=timedelta"),
-        (Shape(payload_time, lookback=FOREVER, late=3), [(7, 8)], "lookahead=timedelta"),
-        (Shape(sums_of_six_hours), [(0, HOURS)], "lookahead=timedelta"),
         (Shape(payload_time, lookahead=FOREVER, early=3), [(0, HOURS)], "lookback=timedelta"),
+        *(
+            pytest.param(shape, runs, "lookahead=timedelta", marks=pytest.mark.slow)
+            for shape, runs in (
+                (Shape(payload_time, lookback=FOREVER, late=3), [(7, 8)]),
+                (Shape(sums_of_six_hours), [(0, HOURS)]),
+            )
+        ),
     ],
 )
 def test_rows_that_no_run_would_find_are_refused(

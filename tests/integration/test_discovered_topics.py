@@ -42,7 +42,7 @@ def mark(stack: Endpoints) -> Iterator[str]:
         )
         Topic(stack, spec).send(ORDER, [{"id": 1, "note": "a"}], key=lambda _: b"k")
     yield mark
-    left = admin.list_topics(timeout=10).topics
+    left = admin.list_topics(timeout=60).topics
     for future in admin.delete_topics([one.topic for one in new if one.topic in left]).values():
         future.result(30)
 

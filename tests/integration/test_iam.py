@@ -63,7 +63,7 @@ def enforced() -> Iterator[Account]:
     moto.start()
     url = f"http://127.0.0.1:{moto.get_host_and_port()[1]}"
     try:
-        requests.post(f"{url}/moto-api/reset", timeout=5)
+        requests.post(f"{url}/moto-api/reset", timeout=60)
         found = Account(url, boto3.Session("x", "x", region_name=REGION))
         iam = found.client("iam")
         for user in ("root", "engine"):
@@ -77,12 +77,12 @@ def enforced() -> Iterator[Account]:
         root, found.engine = (
             iam.create_access_key(UserName=user)["AccessKey"] for user in ("root", "engine")
         )
-        requests.post(f"{url}/moto-api/reset-auth", data=b"0", timeout=5).raise_for_status()
+        requests.post(f"{url}/moto-api/reset-auth", data=b"0", timeout=60).raise_for_status()
         keys = root["AccessKeyId"], root["SecretAccessKey"]
         found.root = boto3.Session(*keys, region_name=REGION)
         yield found
     finally:
-        requests.post(f"{url}/moto-api/reset-auth", data=b"inf", timeout=5)
+        requests.post(f"{url}/moto-api/reset-auth", data=b"inf", timeout=60)
         moto.stop()
 
 

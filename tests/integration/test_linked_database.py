@@ -95,7 +95,7 @@ def discovered(query: Query, name: str, database: str = DATABASE) -> bool:
     """Whether the table is there, after a discovery that begins now."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")[:23]
     query(f"ALTER DATABASE {database} RESUME DISCOVERY")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     while status(query, database).get("lastLinkAttemptStartTime", "") < now:
         assert time.monotonic() < deadline
         time.sleep(0.2)

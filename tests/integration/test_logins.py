@@ -213,7 +213,7 @@ def test_login_by_python_reads_by_compiled_code(
 
     def token(_: str) -> tuple[str, float, str, dict[str, str]]:
         client = {"grant_type": "client_credentials", "client_id": "a", "client_secret": "b"}
-        answer = requests.post(site.oauth.token_uri, client, timeout=10).json()
+        answer = requests.post(site.oauth.token_uri, client, timeout=60).json()
         given.append(time.time() + answer["expires_in"])
         return answer["access_token"], given[-1], "", {}
 

@@ -203,5 +203,5 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
     assert live is not None
     assert differences(live.fields, subject("FORWARD").desired(context)) == {}
     assert requests.get(
-        f"{topic.stack.schema_registry}/subjects/{topic.spec.value_subject}/versions", timeout=10
+        f"{topic.stack.schema_registry}/subjects/{topic.spec.value_subject}/versions", timeout=60
     ).json() == [1, 2]

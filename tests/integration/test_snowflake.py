@@ -345,7 +345,7 @@ def test_automated_refresh_follows_the_catalog(
         return dict(json.loads(query(sql)[0][0]))
 
     def becomes(check: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + 45  # the shortest interval is half a minute
+        deadline = time.monotonic() + 240  # the shortest interval is half a minute
         while not check() and time.monotonic() < deadline:
             time.sleep(0.2)
         return check()

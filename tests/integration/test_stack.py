@@ -86,7 +86,7 @@ def snowflake(endpoints: Endpoints, sql: str) -> list[Any]:
 
     account = endpoints.snowflake.model_dump()
     account["password"] = endpoints.snowflake.password.get_secret_value()
-    with snowflake.connector.connect(**account, login_timeout=10) as connection:
+    with snowflake.connector.connect(**account, login_timeout=60) as connection:
         return list(connection.cursor().execute(sql).fetchall())
 
 
@@ -98,7 +98,7 @@ def environments(endpoints: Endpoints, body: Any = None) -> requests.Response:
         f"{endpoints.confluent}/org/v2/environments",
         json=body,
         auth=(endpoints.confluent_api_key, endpoints.confluent_api_secret.get_secret_value()),
-        timeout=10,
+        timeout=60,
     )
 
 
@@ -148,7 +148,7 @@ def test_everything_killed_at_once(stack: Endpoints) -> None:
     killed = supervisor.stack_processes(settings().state_dir)
     for process in killed:
         process.kill()
-    psutil.wait_procs(killed, timeout=10)
+    psutil.wait_procs(killed, timeout=60)
     done = run("status", "--json")
     assert done.returncode == 1
     stopped = json.loads(done.stdout)

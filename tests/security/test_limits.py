@@ -243,7 +243,7 @@ UNIONS: dict[str, tuple[Callable[[int], RegisteredSchema], int, int]] = {
                 "anyOf": [json_object(p={"const": f"v{n}"}) for n in range(size)],
             },
         ),
-        4_000,
+        2_000,
         2,
     ),
 }
@@ -360,7 +360,7 @@ def test_protoc_has_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -
     began = time.monotonic()
     with pytest.raises(TableflowError, match="protoc needs more than"):
         protoc.compiled("slow.proto", f"{HEAD} message M {{}}")
-    assert time.monotonic() - began < SECONDS
+    assert time.monotonic() - began < 6 * SECONDS
 
 
 class Parsed:

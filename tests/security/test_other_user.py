@@ -119,7 +119,7 @@ def test_own_user_has_everything(stack: Endpoints) -> None:
     for engine in ENGINES:
         assert run_query("SELECT 1 AS one", engine, stack, settings()).scalar() == 1
     assert requests.get(
-        f"{stack.iceberg_rest}/v1/config", headers=stack.iceberg_rest_headers(), timeout=10
+        f"{stack.iceberg_rest}/v1/config", headers=stack.iceberg_rest_headers(), timeout=60
     ).ok
 
 

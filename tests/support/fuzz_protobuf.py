@@ -1,15 +1,10 @@
-"""Random Protobuf schemas with records of them, and what a table holds of those.
-
-The records are made and read back by Google's own library, which shares nothing with the decoder.
-"""
+"""Random Protobuf schemas with records of them, which Google's own library makes."""
 
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import random
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from google.protobuf import message_factory
@@ -52,19 +47,18 @@ TEXTS = ("", "a", "naïve", "日本", "🦀 crab", "\x00\n\"'", "x" * 300)
 
 @dataclass(frozen=True)
 class Sample:
-    """``payloads``: records behind the wire format's first five bytes. ``rows``: by column name."""
+    """``payloads``: records behind the wire format's first five bytes."""
 
     text: str
     payloads: list[bytes]
-    rows: list[dict[str, Any]]
 
 
 def schema_and_records(rng: random.Random, records: int = 20) -> Sample:
-    """A schema whose first message is the table, records of it, and the table's rows."""
+    """A schema whose first message is the table, and records of it."""
     text = _Writer(rng).file()
     file = protoc.compiled("fuzz.proto", text)
     message = message_factory.GetMessageClass(next(iter(file.message_types_by_name.values())))
-    payloads, rows = [], []
+    payloads = []
     for _ in range(records):
         data = b"".join(
             fill(rng, message()).SerializeToString() for _ in range(2 if rng.random() < 0.1 else 1)
@@ -74,8 +68,7 @@ def schema_and_records(rng: random.Random, records: int = 20) -> Sample:
         while rng.random() < 0.3:
             data = with_enum_numbers(rng, message.DESCRIPTOR, data)
         payloads.append(rng.choice((b"\x00", b"\x02\x00")) + data)
-        rows.append(row(message.FromString(data)))
-    return Sample(text, payloads, rows)
+    return Sample(text, payloads)
 
 
 def with_enum_numbers(rng: random.Random, message: Any, data: bytes) -> bytes:
@@ -249,47 +242,6 @@ def scalar(rng: random.Random, field: Any) -> Any:
     )
 
 
-def row(message: Any) -> dict[str, Any]:
-    """What the table holds of a message."""
-    return {field.name: _column(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _column(message: Any, field: Any) -> Any:
-    held = getattr(message, field.name)
-    if field.message_type and field.message_type.GetOptions().map_entry:
-        value = field.message_type.fields_by_name["value"]
-        key = field.message_type.fields_by_name["key"]
-        return {_value(key, one): _value(value, held[one]) for one in list(held)}
-    if field.is_repeated:
-        return [_value(field, one) for one in held]
-    if field.has_presence and not field.has_default_value and not message.HasField(field.name):
-        return None
-    return _value(field, held)
-
-
-def _value(field: Any, value: Any) -> Any:
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return str(value) if known is None else known.name
-    if field.message_type is None:
-        unsigned = _kind(field) in ("uint64", "fixed64")
-        return Decimal(value) if unsigned else value
-    name = field.message_type.full_name
-    if name == "google.protobuf.Timestamp":
-        epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-        return epoch + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
-    if name == "google.type.Date":
-        return dt.date(value.year, value.month, value.day)
-    if name == "google.type.TimeOfDay":
-        seconds = (value.hours * 60 + value.minutes) * 60 + value.seconds
-        return seconds * 1_000_000 + value.nanos // 1000
-    if name in WRAPPERS:
-        return row(value)["value"]
-    if name == DECIMAL:
-        return Decimal(int.from_bytes(value.value, "big", signed=True)).scaleb(-value.scale)
-    return row(value)
-
-
 def decimal_type(field: Any) -> tuple[int, int]:
     from confluent_kafka.schema_registry.confluent import meta_pb2
 
@@ -302,78 +254,3 @@ def _kind(field: Any) -> str:
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
     return FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
-
-
-def comparable(value: Any) -> str:
-    """The same text for the same value: NaN equals itself, -0.0 is not 0.0, maps have no order."""
-    if isinstance(value, dict):
-        return repr(sorted((comparable(key), comparable(one)) for key, one in value.items()))
-    if isinstance(value, list):
-        return repr([comparable(one) for one in value])
-    if isinstance(value, dt.datetime):
-        value = value.astimezone(dt.UTC).replace(tzinfo=None)
-    return repr(bytes(value) if isinstance(value, bytearray) else value)
-
-
-Model = dict[str, dict[int, tuple[str, str, str]]]
-"""Messages by name: fields by number, as (label, type, name). The first one makes the table."""
-LABELS = ("", "", "", "optional ", "repeated ", "map<string, ", "oneof ")
-
-
-def versions(rng: random.Random) -> tuple[str, str]:
-    """Two versions of a file: fields were added, dropped, renamed, renumbered, of other types."""
-    model: Model = {}
-    for name in ("Leaf", "Inner", "Root"):
-        numbers = rng.sample(range(1, 12), rng.randint(1, 6))
-        model[name] = {number: _field(rng, list(model), f"f{number}") for number in numbers}
-    root, *inner = reversed(model)
-    old = {name: model[name] for name in (root, *inner)}
-    new = {name: dict(fields) for name, fields in old.items()}
-    for _ in range(rng.randint(1, 4)):
-        name = rng.choice(list(new))
-        _change(rng, new[name], {"Root": ["Leaf", "Inner"], "Inner": ["Leaf"], "Leaf": []}[name])
-    return _text(old), _text(new)
-
-
-def _field(rng: random.Random, messages: list[str], name: str) -> tuple[str, str, str]:
-    kinds = (*SCALARS, *SCALARS, "Kind", *KNOWN, *(messages * 12))
-    return rng.choice(LABELS), rng.choice(kinds), name
-
-
-def _change(
-    rng: random.Random, fields: dict[int, tuple[str, str, str]], messages: list[str]
-) -> None:
-    number = rng.choice(list(fields))
-    label, kind, name = fields[number]
-    free = next(n for n in itertools.count(20) if n not in fields)
-    names = {one[2] for one in fields.values()}
-    match rng.randrange(7):
-        case 0 if len(fields) > 1:
-            del fields[number]
-        case 1:
-            fields[free] = _field(rng, messages, f"f{free}")
-        case 2:
-            fields[number] = label, kind, f"renamed{number}"
-        case 3:
-            fields[free] = fields.pop(number)
-        case 4:
-            fields[number] = label, _field(rng, messages, name)[1], name
-        case 5:
-            fields[number] = rng.choice(LABELS), kind, name
-        case 6 if f"f{number + 1}" not in names:  # the name of a field that was dropped, perhaps
-            fields[number] = label, kind, f"f{number + 1}"
-
-
-def _text(model: Model) -> str:
-    lines = ['syntax = "proto3";', "package fuzz.x;", *(f'import "{name}";' for name in IMPORTS)]
-    lines.append("enum Kind { NONE = 0; ONE = 1; TWO = 2; }")
-    for message, fields in model.items():
-        lines.append(f"message {message} {{")
-        for number, (label, kind, name) in fields.items():
-            close = ">" if label.startswith("map") else ""
-            field = f"{label}{kind}{close} {name} = {number};"
-            if label == "oneof ":
-                field = f"oneof o{number} {{ {field.removeprefix(label)} }}"
-            lines.append(field)
-        lines.append("}")
-    return "\n".join(lines)

@@ -51,11 +51,24 @@ class ProgramRunner:
         records = [PREFIX + payload for payload in payloads]
         self.buffers.clear()
         done = decode_by_programs(self._programs, self.buffers, records)
+        found = self.rows_in_buffers()
+        assert len(found) == done
+        return found
+
+    def rows_in_buffers(self) -> list[dict[str, Any]]:
         columns = [array.to_pylist() for array in self.buffers.arrays()]
-        assert all(len(column) == done for column in columns)
         names = [place.name for place in self.shape.places]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def row(self, payload: bytes) -> dict[str, Any] | None:
         """The row of a record; None: it is refused."""
         return next(iter(self.rows([payload])), None)
+
+    def row_of_each(self, payloads: list[bytes]) -> list[dict[str, Any] | None]:
+        """The rows of records, decoded together as far as none is refused; None: it is refused."""
+        found: list[dict[str, Any] | None] = []
+        while rest := payloads[len(found) : len(found) + 64]:
+            found += (rows := self.rows(rest))
+            if len(rows) < len(rest):  # it is refused, or the buffers were full
+                found.append(self.row(payloads[len(found)]))
+        return found

@@ -338,7 +338,7 @@ def _with_moto(
         "NO_PROXY": "127.0.0.1",
     }.items():
         patch.setenv(name, value)
-    requests.post(f"{url}/moto-api/reset", timeout=10).raise_for_status()
+    requests.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()
     ours, theirs, config = free_port(), free_port(), Settings(state_dir=folder)
     state.save_endpoints(config, {}, NOWHERE)
     organization = Organization(folder, config, f"http://127.0.0.1:{ours.getsockname()[1]}")

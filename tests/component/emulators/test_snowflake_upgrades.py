@@ -125,7 +125,7 @@ def test_sync_of_upgraded_table_replaces_it(vendors: Vendors, table: Table) -> N
         host="127.0.0.1",
         port=vendors.snowflake_port,
         protocol="http",
-        login_timeout=10,
+        login_timeout=60,
     ) as connection:
         seen: Any = sync(connection, CONFIG, "ORDERS", NAME, FOLDER, 3)
         assert (seen.rows, seen.metadata_location) == (1, table.refresh().metadata_location)

@@ -28,7 +28,7 @@ def lake(catalog: SqlCatalog) -> Iterator[Lake]:
         yield Lake(catalog, instance, partitioned=False)
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_any_history_ends_at_the_full_recomputation(
     seed: int, partitioned: bool, exact: bool

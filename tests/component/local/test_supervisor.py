@@ -161,11 +161,11 @@ def test_what_is_killed_comes_back(context: Context) -> None:
     process = psutil.Process(first.pid)
     # Neither supervisord before it runs the shell, nor the shell, which makes the folder.
     code = steady.command[-1]
-    wait_until(lambda: "python" in process.name() and code in process.cmdline(), 20)
+    wait_until(lambda: "python" in process.name() and code in process.cmdline(), 120)
     left = context.temporary("little") / "left-by-a-killed-process"
     left.touch()
     process.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         again = health.service_status(steady, (control.processes() or {})["little"])
         tidy = left.parent.is_dir() and not left.exists()  # its shell removes and makes the folder
@@ -176,7 +176,7 @@ def test_what_is_killed_comes_back(context: Context) -> None:
         raise AssertionError(again)
     assert left.parent.is_dir()
     control.shutdown()
-    list(supervisor.until_gone(context.config.state_dir, 20))
+    list(supervisor.until_gone(context.config.state_dir, 120))
     assert not supervisor.stack_processes(context.config.state_dir)
 
 
@@ -201,9 +201,9 @@ for word in ("begin", "end"):
     supervisor.launch(context, services)
     control = supervisor.Control(context)
     logs = [supervisor.log_file(context, each.name) for each in services]
-    wait_until(lambda: all(path.exists() and "ready" in path.read_text() for path in logs), 20)
+    wait_until(lambda: all(path.exists() and "ready" in path.read_text() for path in logs), 120)
     control.shutdown()
-    list(supervisor.until_gone(context.config.state_dir, 20))
+    list(supervisor.until_gone(context.config.state_dir, 120))
     assert not supervisor.stack_processes(context.config.state_dir)
     found = log.read_text().splitlines()
     assert found[:2] == ["last begin", "last end"]

@@ -162,7 +162,7 @@ bad_places = st.dictionaries(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @example([(0, 1, False), (1, 1, True), (1, 2, False), (1, 3, False)], {}, 10**6, 2)
 @example([(0, 1, False), (1, 1, True), (1, 2, False), (1, 3, False)], {}, 3, 10**9)
 @given(changes_of_keys, bad_places, st.sampled_from([3, 20, 10**6]), st.sampled_from([2, 7, 10**9]))

@@ -221,18 +221,6 @@ def _version_3(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_version_3(monkeypatch)
 
 
-@given(st.lists(st.tuples(EVENTS, CHANGES), min_size=1, max_size=8), st.booleans())
-@settings(max_examples=25)
-def test_upsert_table_holds_the_newest_row_of_each_key(
-    catalog: SqlCatalog, tmp_path: Path, events: list[tuple[str, Changes]], partitioned: bool
-) -> None:
-    one = make(catalog, tmp_path, BY_PARTITION if partitioned else UNPARTITIONED)
-    for event, changes in events:
-        one.do(event, changes)
-    if one.table.current_snapshot():
-        one.check()
-
-
 BATCHES = st.lists(st.tuples(EVENTS, CHANGES), min_size=2, max_size=6)
 
 

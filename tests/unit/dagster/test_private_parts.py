@@ -28,7 +28,8 @@ def is_allowed(path: Path) -> bool:
 
 def private_imports(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (module, name) of each import of a private part of Dagster."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "dagster._" in text else ():
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dagster._"):
             yield from ((str(node.module), alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):

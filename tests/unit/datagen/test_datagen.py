@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import re
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from random import Random
 
-import jsonschema
 import psutil
 import pytest
-from fastavro import schemaless_reader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.generators.airline import AIRPORTS, MAX_PRICE, MIN_PRICE, TIME_FORMAT, flyers
 from topicberg.datagen import kind_names, record_generator
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
-from topicberg.topics import load_topic
 from topicberg_local.datagen import runner
-from topicberg_local.datagen.producer import Pace, avro_encoder, json_encoder, random_of
+from topicberg_local.datagen.producer import Pace, avro_encoder, random_of
 from topicberg_local.datagen.runner import stop, stop_all
 from topicberg_local.datagen.status import (
     DatagenStatus,
@@ -49,15 +38,6 @@ def test_kinds_are_functions_of_the_project() -> None:
         record_generator("nope")
 
 
-def test_checks_of_the_spec_accept_what_the_generator_makes() -> None:
-    checks = load_topic("stock_trades").checks
-    for trade in islice(record_generator("stock_trades")(Random(7), 7), 5_000):
-        for column, values in checks.accepted_values.items():
-            assert trade[column] in values
-        for column, bounds in checks.ranges.items():
-            assert (bounds.min or 0) <= trade[column] <= (bounds.max or 0)
-
-
 def test_the_seed_and_the_run_decide_the_records() -> None:
     def first(seed: int, generation: int) -> list[dict[str, object]]:
         return list(islice(record_generator("stock_trades")(random_of(seed, generation), seed), 50))
@@ -65,15 +45,6 @@ def test_the_seed_and_the_run_decide_the_records() -> None:
     assert first(1, 0) == first(1, 0)
     assert first(1, 0) != first(2, 0)
     assert first(1, 0) != first(1, 1), "a generator that is started again must not repeat itself"
-
-
-@given(st.integers(0, 2**31 - 1), st.integers(0, 2**32))
-def test_wire_format(schema_id: int, seed: int) -> None:
-    encode = avro_encoder(SCHEMA, schema_id)
-    trade = next(record_generator("stock_trades")(Random(seed), seed))
-    data = encode(trade)
-    assert struct.unpack(">bI", data[:5]) == (0, schema_id)
-    assert schemaless_reader(io.BytesIO(data[5:]), json.loads(SCHEMA), None) == trade
 
 
 def test_a_record_that_does_not_fit_is_an_error() -> None:
@@ -150,11 +121,6 @@ def test_reused_pid_of_another_process_is_not_ended(config: Settings) -> None:
         stop(config, "stock_trades")
 
 
-def test_a_living_one_is_running(config: Settings) -> None:
-    write_status(config, running(os.getpid(), psutil.Process().create_time()))
-    assert read_status(config, "stock_trades").state == "running"
-
-
 def test_a_damaged_file_is_named(config: Settings) -> None:
     path = status_file(config, "stock_trades")
     path.parent.mkdir(parents=True)
@@ -193,41 +159,3 @@ def test_damaged_status_of_one_generator_lets_the_others_end(
     assert [status.topic for status in stop_all(config)] == ["stock_trades"]
     assert not psutil.pid_exists(generator.pid)
     assert "another.json is damaged" in caplog.text
-
-
-@pytest.mark.parametrize("airline", ["sunset", "skyone"])
-def test_bookings(airline: str) -> None:
-    prefix = {"sunset": "SUN", "skyone": "SKY1"}[airline]
-    found = list(islice(record_generator(airline)(Random(3), 1), 3000))
-    encode = avro_encoder((settings().schemas_dir / "airline.avsc").read_text(), 1)
-    for booking in found:
-        assert encode(booking)
-        departure, arrival = (
-            datetime.strptime(booking[name], TIME_FORMAT)
-            for name in ("departure_time", "arrival_time")
-        )
-        assert booking["flight_duration"] == (arrival - departure) / timedelta(minutes=1)
-        assert booking["departure_airport_code"] != booking["arrival_airport_code"]
-        assert re.fullmatch(rf"{prefix}\d{{1,3}}", booking["flight_number"])
-        assert re.fullmatch(rf"{prefix}[A-Z]{{6}}", booking["confirmation_code"])
-    assert {min(b["ticket_price"] for b in found), max(b["ticket_price"] for b in found)} <= set(
-        range(MIN_PRICE, MAX_PRICE + 1)
-    )
-    durations = [booking["flight_duration"] for booking in found]
-    assert min(durations) >= 60
-    assert max(durations) <= 1319
-    assert {booking["departure_airport_code"] for booking in found} == set(AIRPORTS)
-    assert {booking["email_address"] for booking in found} == set(flyers(1))
-
-
-@pytest.mark.parametrize("airline", ["sunset", "skyone"])
-def test_bookings_in_json_fit_their_schema(airline: str) -> None:
-    schema = json.loads((settings().schemas_dir / "airline.json").read_text())
-    for booking in islice(record_generator(airline)(Random(1), 1), 50):
-        value = json_encoder(7)(booking)
-        assert value[:5] == struct.pack(">bI", 0, 7)
-        decoded = json.loads(value[5:], parse_float=Decimal)
-        jsonschema.validate(decoded, schema)
-        assert decoded == booking
-    with pytest.raises(TopicbergError, match="datetime"):
-        json_encoder(7)({"at": datetime(2026, 1, 1, tzinfo=UTC)})

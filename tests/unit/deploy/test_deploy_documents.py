@@ -25,7 +25,7 @@ from topicberg_deploy.confluent.integrations import UNITY_INTEGRATION, unity_ste
 from topicberg_deploy.confluent.keys import _open, _values
 from topicberg_deploy.confluent.tableflow import config_of
 from topicberg_deploy.context import DeployContext
-from topicberg_deploy.draw import draw, lines
+from topicberg_deploy.draw import draw
 from topicberg_deploy.platform import resources
 from topicberg_deploy.resource import Live, compare
 from topicberg_deploy.settings import DeploySettings
@@ -184,21 +184,6 @@ def test_graph_has_every_resource_in_its_vendors_group(tmp_path: Path) -> None:
         assert text.count(f'\n    "{resource.key}" [label=') == 1
 
 
-def test_graph_of_what_the_settings_ask_for_needs_no_more(tmp_path: Path) -> None:
-    graph = [one for one in resources(CONFIG, load_topics()) if one.wanted]
-    assert len(graph) < len(resources(CONFIG, load_topics()))
-    ends = re.findall(r'^  "(.+)" -> "(.+)";$', "\n".join(lines(graph)), re.MULTILINE)
-    assert {end for edge in ends for end in edge} <= {one.key for one in graph}
-
-
-def test_arrows_of_the_graph_give_the_same_order() -> None:
-    graph = resources(CONFIG, load_topics())
-    edges = re.findall(r'^  "(.+)" -> "(.+)";$', "\n".join(lines(graph)), re.MULTILINE)
-    needed = [(need, one.key) for one in graph for need in one.needs]
-    assert _closure(edges) == _closure(needed)
-    assert len(edges) < len(set(needed))
-
-
 def test_picture_of_the_docs_has_the_graph_of_this_project() -> None:
     """To draw it again: `topicberg deploy graph -o docs/images/platform.svg` in the cloud."""
     graph = resources(Settings(deployment="cloud"), load_topics())
@@ -207,14 +192,6 @@ def test_picture_of_the_docs_has_the_graph_of_this_project() -> None:
     assert {title for title in titles if "/" in title and "->" not in title} == {
         resource.key for resource in graph if resource.wanted
     }
-
-
-def _closure(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return every pair that a path of arrows connects."""
-    found = set(edges)
-    while more := {(a, d) for a, b in found for c, d in edges if b == c} - found:
-        found |= more
-    return found
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="no Graphviz")

@@ -119,12 +119,8 @@ def linked(more: str = "") -> str:
 
 
 @pytest.mark.parametrize("sql", DOCUMENTED)
-def test_documented_statements_are_read(sql: str) -> None:
+def test_documented_statements_are_read_and_with_a_word_too_many_refused(sql: str) -> None:
     assert isinstance(parse(sql), Statement)
-
-
-@pytest.mark.parametrize("sql", DOCUMENTED)
-def test_a_word_too_many_is_a_syntax_error(sql: str) -> None:
     with pytest.raises(ProgrammingError) as caught:
         parse(f"{sql.rstrip(';')} ) bogus")
     assert (caught.value.errno, caught.value.sqlstate) == (1003, "42000")

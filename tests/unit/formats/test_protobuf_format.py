@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from decoders import Decoders
-from fuzz_protobuf import comparable, row, schema_and_records
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.message import DecodeError
 from reasons import reason
@@ -198,13 +196,6 @@ def test_format_of_the_schema() -> None:
     assert format_of(proto("int32 a = 1;")).identity(proto("int32 a = 1;")) == "shop.Trade"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_records(seed: int) -> None:
-    sample = schema_and_records(random.Random(seed), 40)
-    rows = decode(sample.payloads, registered(sample.text))
-    assert list(map(comparable, rows)) == list(map(comparable, sample.rows)), sample.text
-
-
 # --- records ---
 
 
@@ -286,9 +277,32 @@ def test_unknown_numbers_of_enums_are_as_googles(head: str) -> None:
         for count in (1, 2, 3)
         for chosen in itertools.product(pieces, repeat=count)
     ]
+
+    def held(message: Any, *names: str) -> dict[str, Any]:
+        """What the table has of these fields."""
+        have = {name: getattr(message, name) for name in names if message.HasField(name)}
+        return {name: have.get(name) for name in names}
+
+    def named(number: int | None) -> str | None:
+        return (
+            None if number is None else {0: "NONE", 1: "ONE", -1: "LESS"}.get(number, f"{number}")
+        )
+
+    def row(message: Any) -> dict[str, Any]:
+        one = held(message, "s", "k", "deep")
+        deep = one["deep"] and held(one["deep"], "s", "k")
+        has_plain = "proto3" in head or message.HasField("plain")
+        return {
+            **one,
+            "k": named(one["k"]),
+            "deep": deep and {**deep, "k": named(deep["k"])},
+            "list": list(map(named, message.list)),
+            "map": {key: named(number) for key, number in message.map.items()},
+            "plain": named(message.plain) if has_plain else None,
+        }
+
     rows = decode([b"\x00" + data for data in records], schema)
-    expected = [row(trade.FromString(data)) for data in records]
-    assert list(map(comparable, rows)) == list(map(comparable, expected))
+    assert rows == [row(trade.FromString(data)) for data in records]
 
 
 def test_required_closed_enum_needs_a_known_number() -> None:
@@ -557,38 +571,6 @@ def test_reasons_of_message_indexes() -> None:
     assert "[1, 0]: the record is a p.B.C, the table's message is p.A" in reasons[0]
     assert "[7]: the schema has no such message" in reasons[1]
     assert all("no message indexes at byte 0" in reason for reason in reasons[2:])
-
-
-OWN_RULES = re.compile(r"is not a date|is not a time of a day|is not UTF-8|wire type \S+ at byte")
-
-
-@pytest.mark.parametrize("seed", [0, 3, 4, 5, 14, 27])
-def test_damaged_record_is_what_google_reads(seed: int) -> None:
-    rng = random.Random(seed)
-    sample = schema_and_records(rng, 40)
-    file = protoc.compiled("fuzz.proto", sample.text)
-    message = message_factory.GetMessageClass(next(iter(file.message_types_by_name.values())))
-    damaged = []
-    for payload in sample.payloads:
-        broken = bytearray(payload.removeprefix(b"\x02\x00").removeprefix(b"\x00"))
-        for _ in range(rng.randint(1, 3) if broken else 0):
-            broken[rng.randrange(len(broken))] = rng.randrange(256)
-        damaged += [bytes(broken), bytes(broken[: rng.randint(0, len(broken))])]
-    pairing = pairing_of(registered(sample.text))
-    rows = decode([b"\x00" + data for data in damaged], pairing.writer)
-    for data, found in zip(damaged, rows, strict=True):
-        why = reason(protobuf, b"\x00" + data, pairing)
-        try:
-            expected = message.FromString(data)
-        except DecodeError:
-            assert why, data
-            continue
-        if found is not None:
-            assert expected.IsInitialized()
-            assert comparable(found) == comparable(row(expected))
-        elif expected.IsInitialized():
-            assert OWN_RULES.search(str(why)), data
-    assert min(rows.count(None), len(rows) - rows.count(None)) > 10
 
 
 def test_long_list_is_read_beside_short_records() -> None:

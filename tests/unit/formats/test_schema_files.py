@@ -44,42 +44,6 @@ def columns(tmp_path: Path, kind: str, text: str, message: str | None = None) ->
     return read_schema(path, kind, message).columns
 
 
-def test_avro(tmp_path: Path) -> None:
-    line = {"type": "record", "name": "Line", "fields": [field("z", "int")]}
-    text = record(
-        field("id", {"type": "string", "logicalType": "uuid"}),
-        field("note", ["null", "string"], default=None),
-        field("price", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}),
-        field("at", {"type": "long", "logicalType": "timestamp-millis"}),
-        field("local", ["null", {"type": "long", "logicalType": "local-timestamp-micros"}]),
-        field("day", {"type": "int", "logicalType": "date"}),
-        field("odd", {"type": "int", "logicalType": "no-such-type"}),
-        field("first", line),
-        field("second", ["null", "Line"]),
-        field("kind", {"type": "enum", "name": "Kind", "symbols": ["A"]}),
-        field("again", "a.b.Kind"),
-        field("either", ["string", "int"]),
-        field("lines", {"type": "array", "items": "Line"}),
-        field("counts", {"type": "map", "values": "long"}),
-    )
-    assert columns(tmp_path, "avro", text) == {
-        "id": "string",
-        "note": "string",
-        "price": "decimal(10,2)",
-        "at": "timestamptz",
-        "local": "timestamp",
-        "day": "date",
-        "odd": "int",
-        "first": "struct",
-        "second": "struct",
-        "kind": "string",
-        "again": "string",
-        "either": "struct",
-        "lines": "list",
-        "counts": "map",
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -121,42 +85,6 @@ def test_file_of_another_format_names_that_format(tmp_path: Path, expected: str)
             continue
         with pytest.raises(SpecError, match=f"is this `format: {found}`, not {expected}"):
             columns(tmp_path, expected, text)
-
-
-def test_json_schema(tmp_path: Path) -> None:
-    timestamp = {"type": "integer", "title": "org.apache.kafka.connect.data.Timestamp"}
-    properties = {
-        "side": {"enum": ["BUY", "SELL"]},
-        "quantity": {"type": ["null", "integer"]},
-        "price": {"$ref": "#/definitions/money"},
-        "at": timestamp,
-        "line": {"type": "object", "properties": {"a": {"type": "string"}}},
-        "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
-        "anything": {"type": "object"},
-        "amount": {
-            "type": "number",
-            "title": "org.apache.kafka.connect.data.Decimal",
-            "connect.parameters": {"scale": "2", "connect.decimal.precision": "9"},
-        },
-        "tags": {"type": "array", "items": {"type": "string"}},
-        "either": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
-        "maybe": {"oneOf": [{"type": "null"}, {"type": "boolean"}]},
-    }
-    schema = {"type": "object", "properties": properties}
-    text = json.dumps({**schema, "definitions": {"money": {"type": "number"}}})
-    assert columns(tmp_path, "json", text) == {
-        "side": "string",
-        "quantity": "long",
-        "price": "double",
-        "at": "timestamptz",
-        "line": "struct",
-        "counts": "map",
-        "anything": "string",
-        "amount": "decimal(9,2)",
-        "tags": "list",
-        "either": "struct",
-        "maybe": "boolean",
-    }
 
 
 @pytest.mark.parametrize(
@@ -235,29 +163,6 @@ def test_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match="cannot be read"):
         read_schema(path, "avro")
-
-
-def nested(kind: str, depth: int) -> str:
-    """A schema of so many records in each other."""
-    opening, closing = (
-        (
-            "".join(
-                f'{{"type":"record","name":"R{n}","fields":[{{"name":"f","type":'
-                for n in range(depth)
-            ),
-            "}]}",
-        )
-        if kind == "avro"
-        else ('{"type":"object","properties":{"f":' * depth, "}}")
-    )
-    return f'{opening}{{"type":"string"}}{closing * depth}'
-
-
-@pytest.mark.parametrize("kind", ["avro", "json"])
-@pytest.mark.parametrize("depth", [60, 400, 5_000])
-def test_schema_of_any_depth_is_refused(tmp_path: Path, kind: str, depth: int) -> None:
-    with pytest.raises(SpecError, match="nested too deeply"):
-        columns(tmp_path, kind, nested(kind, depth))
 
 
 @pytest.mark.parametrize("doc", [5, ["a"], {"a": 1}, None])

@@ -178,15 +178,6 @@ def test_without_news_nothing_is_written(make_table: MakeTable) -> None:
     assert versions(table) == before
 
 
-def test_plain_names_need_no_feature_of_a_reader(make_table: MakeTable) -> None:
-    table = make_table()
-    append(table, {"id": 1, "note": "a"}, {"id": 2, "note": None})
-    delta.sync(table, BOTH)
-    table_of_delta = DeltaTable(table.location())
-    assert table_of_delta.protocol().min_reader_version == 1
-    assert by_id(table_of_delta.to_pyarrow_table()) == iceberg_rows(table)
-
-
 def test_no_other_writer_can_harm_the_table(make_table: MakeTable) -> None:
     """A vacuum would remove Iceberg's metadata, which Delta does not know."""
     table = make_table()
@@ -228,25 +219,6 @@ def test_every_type_and_encoded_names(make_table: MakeTable) -> None:
     assert len(delta_rows(table, "at > '2024-05-01T12:00:00.000003Z'")) == 1
 
 
-def test_evolution(make_table: MakeTable) -> None:
-    table = make_table(NESTED)
-    append(table, {"id": 1, "$$offset": 1, "place": {"height": 1.5}, "items": [{"é-price": 1}]})
-    delta.sync(table, BOTH)
-    with table.update_schema() as update:
-        update.add_column("new", StringType())
-        update.add_column(("place", "city"), StringType())
-        update.update_column("id", LongType())
-        update.update_column(("place", "height"), DoubleType())
-        update.update_column(("items", "element", "é-price"), DecimalType(20, 2))
-    delta.sync(table, BOTH)
-    assert kinds(table, 1) == ["commitInfo", "protocol", "metaData"]
-    append(table, {"id": 2**40, "new": "n", "items": [{"é-price": Decimal("123456789012.25")}]})
-    delta.sync(table, BOTH)
-    assert kinds(table, 2) == ["commitInfo", "add"]
-    assert delta_rows(table) == iceberg_rows(table)
-    assert len(delta_rows(table, "id > 1")) == 1
-
-
 def test_a_dropped_column_is_left_out(make_table: MakeTable) -> None:
     table = make_table()
     append(table, {"id": 1, "note": "old"})
@@ -282,20 +254,6 @@ def test_a_renamed_column_is_refused(make_table: MakeTable) -> None:
 )
 def test_names_as_icebergs_java_library_writes_them(name: str, in_files: str) -> None:
     assert name_in_files(name) == in_files
-
-
-def test_deletes_and_overwrites(make_table: MakeTable) -> None:
-    table = make_table()
-    append(table, *({"id": number, "note": "a"} for number in range(4)))
-    append(table, {"id": 9, "note": "b"})
-    delta.sync(table, BOTH)
-    table.delete("id < 2")
-    table.delete("id = 9")
-    delta.sync(table, BOTH)
-    assert delta_rows(table) == iceberg_rows(table)
-    table.overwrite(pa.Table.from_pylist([{"id": 5}], schema=table.schema().as_arrow()))
-    delta.sync(table, BOTH)
-    assert [row["id"] for row in delta_rows(table)] == [5]
 
 
 def test_a_file_that_is_removed_and_added_at_once_stays(make_table: MakeTable) -> None:

@@ -47,6 +47,10 @@ AT_A_GLANCE = 10
 _TEXTS = {
     re.compile(rf"\b({pattern})\b", re.IGNORECASE): word for pattern, word in IN_TEXTS.items()
 }
+_SUSPECT = re.compile("|".join([*IN_NAMES, *IN_TEXTS]), re.IGNORECASE)
+"""Finds what may be a glossary word in a file; most files have none, and are not parsed."""
+_DIVIDED = re.compile(r"""["']\s*\n\s*[bfr]*["']""")
+"""Between two parts of a text."""
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -65,6 +69,8 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def problems(source: str) -> Iterator[str]:
     """Yield the line of each glossary word in names and texts, and what to write instead."""
+    if not _SUSPECT.search(_DIVIDED.sub("", source)):
+        return
     tree = ast.parse(source)
     for line, name in names(tree):
         for part in re.split("_", _CAMEL.sub("_", name).lower()):

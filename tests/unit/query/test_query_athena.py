@@ -21,7 +21,6 @@ from pyiceberg.types import LongType, NestedField
 from topicberg import query
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.query import QueryError, check_reads
 from topicberg.query.athena import AthenaError, ask
 from topicberg.settings import Settings
 
@@ -159,20 +158,6 @@ def test_the_local_deployment_has_no_athena(aws: Aws) -> None:
     with pytest.raises(TopicbergError, match="runs no queries") as caught:
         ask("SELECT 1", cast(Endpoints, aws), Settings(), None)
     assert "--engine duckdb" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "DROP TABLE t",
-        "UNLOAD (SELECT 1) TO 's3://b/'",
-        "SELECT 1; SELECT 2",
-        "CREATE TABLE t (n int)",
-    ],
-)
-def test_athena_only_reads(sql: str) -> None:
-    with pytest.raises(QueryError):
-        check_reads(sql, "athena")
 
 
 def test_the_emulator_runs_no_queries() -> None:

@@ -74,7 +74,7 @@ def test_topic_is_given_up_after_its_batch_ended(config: Settings, spec: TopicSp
     pool, topic = working(config, spec)
     pool.start()
     try:
-        assert topic.began.wait(10)
+        assert topic.began.wait(120)
         topic.report.update(phase="RUNNING", snapshot_id=7)
         threading.Timer(0.3, topic.may_end.set).start()
         pool.give_up([spec.name], 10)
@@ -91,7 +91,7 @@ def test_batch_that_takes_too_long_is_abandoned(config: Settings, spec: TopicSpe
     pool, topic = working(config, spec)
     pool.start()
     try:
-        assert topic.began.wait(10)
+        assert topic.began.wait(120)
         pool.give_up([spec.name], 0.1)
         assert topic._abandoned.is_set()
         assert not topic.is_running
@@ -228,7 +228,7 @@ class Slow(Ingestion):
 
     def turn(self) -> None:
         self.turns.append(self.spec.name)
-        self.may_end.wait(10)
+        self.may_end.wait(120)
         self.schedule.retry_at, self.schedule.inspected_at = None, time.monotonic()
 
 
@@ -252,7 +252,7 @@ def test_turns_that_take_long_leave_a_worker(config: Settings, spec: TopicSpec) 
     cast("Any", small).may_end = threading.Event()
     pool.start()
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while len(turns) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.5)

@@ -167,14 +167,6 @@ def test_damaged_request_is_reported(config: Settings) -> None:
         control.resume(config, "orders")
 
 
-def test_damaged_request_of_another_topic_does_not_affect_commands(config: Settings) -> None:
-    (config.topics_dir / "clicks.yaml").write_text(SPEC.replace("orders", "clicks"))
-    control.enable(config, "clicks")
-    (config.state_dir / "tableflow" / "requests" / "clicks.json").write_text("{")
-    control.resume(config, "orders")
-    assert set(control.enabled_topics(config)) == {"orders"}
-
-
 def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     """A spec, damaged requests, and a request whose settings are no good any more."""
     for name in ("bytes", "clicks", "views", "wrong"):
