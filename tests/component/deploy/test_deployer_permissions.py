@@ -13,6 +13,7 @@ from strict_aws import ACCOUNT, Account, strict_aws
 from topicberg.errors import TopicbergError
 from topicberg_deploy.aws.permissions import Deployed, check_permissions, policy
 from topicberg_deploy.context import DeployContext
+from topicberg_local.emulators.aws import simulator
 
 ROLE = "demo_ci_deploy"
 SIMULATE = {
@@ -139,3 +140,32 @@ def test_what_cannot_be_simulated_is_a_warning(
     (record,) = [one for one in caplog.records if one.name.startswith("topicberg_deploy")]
     assert f"role/{ROLE} has all permissions is not checked" in record.getMessage()
     assert "AccessDenied" in record.getMessage()
+
+
+def test_denial_by_the_organization_is_a_warning(
+    account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its policies allow some regions only, of all services but IAM's; or of all."""
+    account.allow(ROLE, {"Effect": "Allow", "Action": "*", "Resource": "*"})
+    outside = {"StringNotEquals": {"aws:RequestedRegion": ["us-east-1", "eu-west-1"]}}
+    allows = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    denies = {"Effect": "Deny", "Action": "*", "Resource": "*", "Condition": outside}
+    simulator.ORGANIZATION[:] = [allows, denies]
+    try:
+        for region in ("eu-west-1", "eu-north-1"):
+            caplog.clear()
+            assert lacking(account, aws_region=region) == ""
+            said = [one.getMessage() for one in caplog.records if "topicberg" in one.name]
+            is_denied = region == "eu-north-1"
+            assert ("s3:CreateBucket on " in "".join(said)) == is_denied
+            assert ("a policy of the organization denies it" in "".join(said)) == is_denied
+            assert "iam:CreateRole" not in "".join(said)  # IAM's requests are in us-east-1
+    finally:
+        simulator.ORGANIZATION.clear()
+
+
+def test_permissions_are_not_simulated_if_that_is_skipped(account: Account) -> None:
+    account.allow(ROLE, SIMULATE)
+    context = account.context(ROLE)
+    context.deploy.skip_simulation = True
+    check_permissions(context)
