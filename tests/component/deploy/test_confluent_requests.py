@@ -264,7 +264,7 @@ def test_catalog_integration_with_a_login_is_created_changed_and_deleted(
     catalogs["tci-1"]["status"] = {"phase": "FAILED"}
     live = engine.converge(integration, context, quiet)
     assert catalogs["tci-1"]["spec"]["config"] == expected
-    engine.remove(integration, context, live)
+    engine.remove(integration, context, live, quiet)
     context.record.drop(key)
     assert context.record.get(f"login of {key}") is None
 
