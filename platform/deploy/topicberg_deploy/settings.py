@@ -145,10 +145,6 @@ def _problems(catalog: RestCatalog, config: Settings) -> list[str]:
         "its Iceberg REST API; set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest": (
             private and chosen == "glue"
         ),
-        "TOPICBERG_SNOWFLAKE_PRIVATELINK: Snowflake takes no vended credentials by AWS "
-        "PrivateLink; set TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false": (
-            private and config.snowflake_vended_credentials
-        ),
         "TOPICBERG_EXISTING_ENVIRONMENT: missing; it is the environment of "
         f"TOPICBERG_EXISTING_CLUSTER, {cluster}": cluster and config.existing_environment is None,
         "TOPICBERG_CLUSTER_TYPE: leave it out; the type of TOPICBERG_EXISTING_CLUSTER, "

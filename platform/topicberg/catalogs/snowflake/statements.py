@@ -13,8 +13,6 @@ from topicberg.endpoints import glue_rest_uri
 from topicberg.naming import Names as DeployNames
 from topicberg.settings import Settings
 
-PRIVATE = "by AWS PrivateLink"  # The comment of a volume that is: Snowflake does not say it.
-
 
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
@@ -32,9 +30,7 @@ def create_volume(config: Settings, *, derived: bool = False, if_missing: bool =
     :param if_missing: one that exists is not an error
     """
     names = SnowflakeNames.of(config)
-    private = comment = ""
-    if config.snowflake_privatelink:
-        private, comment = " USE_PRIVATELINK_ENDPOINT = TRUE", f" COMMENT = {text(PRIVATE)}"
+    private = " USE_PRIVATELINK_ENDPOINT = TRUE" if config.snowflake_privatelink else ""
     volume, location, url = names.volume, names.location, config.warehouse
     if derived:
         volume, location = names.derived_volume, names.derived_location
@@ -45,7 +41,7 @@ def create_volume(config: Settings, *, derived: bool = False, if_missing: bool =
         f"NAME = {text(location)} STORAGE_PROVIDER = 'S3' "
         f"STORAGE_BASE_URL = {text(url)} "
         f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
-        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)}{private})) ALLOW_WRITES = FALSE{comment}"
+        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)}{private})) ALLOW_WRITES = FALSE"
     )
 
 
