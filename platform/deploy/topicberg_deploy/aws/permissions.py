@@ -50,6 +50,7 @@ from topicberg_deploy.aws.iam import (
     key_use,
     listed,
 )
+from topicberg_deploy.aws.image import image_repository
 from topicberg_deploy.context import READER, DeployContext
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ _GLOBAL = "iam:"
 """Beginning of the actions of a service that has one region, us-east-1, wherever one is.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html#condition-keys-requestedregion
 """
-_OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
+_OPTIONAL = ("lakeformation:", "ecr:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
 """Beginnings of actions whose denial `deploy` gets by with: an account has one service-linked role,
 and may have it already."""
 
@@ -159,6 +160,11 @@ class Deployed:
             "application": [self.arn("emr-serverless", "/applications/*")],
             "applications": [self.arn("emr-serverless", "/*")],
             "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
+            "repository": [
+                f"arn:aws:ecr:{image['region']}:{image['registry']}:repository/{image['name']}"
+                for image in (image_repository(config),)
+                if image
+            ],
             "any": ["*"],
             "passed_role": [iam.emr_role_arn or self.iam("role", names.emr_role)[0]],
         }
