@@ -448,6 +448,7 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
             "snowflake/table/stock_trades",
         ),
         "snowflake/grant/reader/table/stock_trades_schema",
+        "snowflake/grant/query/linked_database_future_iceberg_tables",
     }
     complete.create(**LINKED)
     assert complete.plan(**LINKED) == {}
