@@ -117,10 +117,10 @@ def is_proved(context: DeployContext, grant: LakeGrant) -> bool:
 
 def _shown(context: DeployContext, principal: str, resource: Document) -> Iterator[Document]:
     client = context.aws.client("lakeformation")
-    asked = {"Principal": {"DataLakePrincipalIdentifier": principal}, "Resource": resource}
+    request = {"Principal": {"DataLakePrincipalIdentifier": principal}, "Resource": resource}
     token: dict[str, str] | None = {}
     while token is not None:
-        answer = client.list_permissions(**asked, **token)
+        answer = client.list_permissions(**request, **token)
         yield from answer.get("PrincipalResourcePermissions", [])
         token = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else None
 
