@@ -296,6 +296,23 @@ def test_cluster_of_any_type_is_planned_to_be_kept(server: Stackless, kind: str)
     assert [step.action for step in engine.plan(given, context)] == ["keep", "keep"]
 
 
+def test_cluster_in_several_zones_is_adopted_as_it_is(server: Stackless) -> None:
+    context, graph = opened(server)
+    cloud, names = context.confluent.cloud, context.names
+    environment = cloud.create("/org/v2/environments", {"display_name": names.environment})["id"]
+    spec = {
+        "display_name": names.cluster,
+        "availability": "MULTI_ZONE",
+        "cloud": "AWS",
+        "region": "us-east-1",
+        "config": {"kind": "Standard"},
+        "environment": {"id": environment},
+    }
+    cloud.create("/cmk/v2/clusters", {"spec": spec})
+    found = [resource for resource in graph if resource.key in (ENVIRONMENT, CLUSTER)]
+    assert engine.plan(found, context)[-1].action == "keep"
+
+
 def test_cluster_of_private_access_points_is_deployed_to(server: Stackless) -> None:
     """Its addresses are not in the fields that are deprecated."""
     context, graph = opened(server, **theirs(server, "Enterprise"))
