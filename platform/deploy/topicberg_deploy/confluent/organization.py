@@ -290,8 +290,10 @@ def _address(spec: dict[str, Any], name: str) -> str | None:
     """Return an address of a cluster: a public one if there is one. The field by itself is
     deprecated, and clusters of some types have none there: theirs are by access point.
     """
-    points = (spec.get("endpoints") or {}).values()
-    points = sorted(points, key=lambda point: point.get("connection_type") != "PUBLIC")
+    points = sorted(
+        (spec.get("endpoints") or {}).values(),
+        key=lambda point: point.get("connection_type") != "PUBLIC",
+    )
     addresses = filter(None, (point.get(name) for point in (*points, spec)))
     return next((str(address).rstrip("/") for address in addresses), None)
 

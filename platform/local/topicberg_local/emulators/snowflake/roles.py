@@ -365,7 +365,7 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
         def kind(grant: Stored) -> str:
             return str(grant.properties["ON"]).removeprefix(FUTURE).replace(" ", "_")
 
-        columns = {
+        coming = {
             **CREATED,
             "privilege": value_of("PRIVILEGE"),
             "grant_on": kind,
@@ -374,7 +374,7 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
             "grantee_name": value_of("GRANTEE"),
             "grant_option": value_of("GRANT_OPTION"),
         }
-        return show(statement, future, columns)
+        return show(statement, future, coming)
     columns = {
         **CREATED,
         "privilege": value_of("PRIVILEGE"),
