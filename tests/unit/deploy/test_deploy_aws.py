@@ -125,7 +125,7 @@ def test_bucket_of_another_account_is_reported_as_such(context: DeployContext) -
     s3 = context.aws.client("s3")
 
     def forbid(**_: Any) -> Any:
-        return AWSResponse("https://s3", 403, {}, cast(Any, None)), {
+        return AWSResponse("https://s3", 403, cast(Any, {}), cast(Any, None)), {
             "Error": {"Code": "403", "Message": "Forbidden"},
             "ResponseMetadata": {"HTTPStatusCode": 403},
         }
