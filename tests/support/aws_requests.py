@@ -119,6 +119,10 @@ class Watch:
             return [name]
         return [self._arn("secretsmanager", f"secret:{name}-AbCdEf")]
 
+    def _ecr(self, operation: str, params: dict[str, Any]) -> list[str]:
+        registry = params.get("registryId", self.account)
+        return [f"arn:aws:ecr:{self.region}:{registry}:repository/{params['repositoryName']}"]
+
     def _ssm(self, operation: str, params: dict[str, Any]) -> list[str]:
         names = params.get("Names") or [
             next(params[key] for key in ("Name", "Path", "ResourceId") if key in params)

@@ -107,7 +107,9 @@ class Account:
             names=Names("demo"),
             live={},
             only_plans=False,
-            deploy=SimpleNamespace(admin_user_secrets_root_path=None, profile=None),
+            deploy=SimpleNamespace(
+                admin_user_secrets_root_path=None, profile=None, skip_simulation=False
+            ),
             namespace="lkc-1",
         )
         return cast(DeployContext, context)

@@ -347,6 +347,7 @@ def _with_moto(
     vendors = Vendors(confluent, account, theirs.getsockname()[1], url, emr, athena, governed)
     confluent.engine = vendors.materialize
     _admin(account, vendors.client("secretsmanager"))
+    vendors.client("ecr").create_repository(repositoryName="topicberg")  # of the image
     server, refresher = Server(account, Logins(account, "ROOT", "secret")), Refresher(account)
     refresher.start()
     with served(confluent.application(), ours), served(server.application(), theirs):

@@ -254,7 +254,12 @@ class ConfluentApis:
 
     def kafka_as(self, key: ApiKey) -> Api:
         """Kafka's REST API of the cluster."""
-        url = self._deploy.kafka_rest_url or self._need(CLUSTER).facts["http_endpoint"]
+        cluster = self._need(CLUSTER)
+        if not (url := self._deploy.kafka_rest_url or cluster.facts["http_endpoint"]):
+            raise TopicbergError(
+                f"Confluent shows no address of the REST API of Kafka cluster {cluster.id}",
+                hint="set TOPICBERG_KAFKA_REST_URL to the address at which this machine reaches it",
+            )
         return self._api(str(url).rstrip("/"), key)
 
     @property

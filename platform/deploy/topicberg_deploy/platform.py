@@ -56,6 +56,7 @@ from topicberg_deploy.snowflake.integrations import (
 from topicberg_deploy.snowflake.principals import (
     KEYS,
     OF_TOPICS,
+    FutureGrant,
     Grant,
     NetworkPolicy,
     RoleGrant,
@@ -515,6 +516,19 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     for role, key in _readers(config):
         usage = _grant(role, "USAGE", "DATABASE", (called.linked_database,), LINKED_DATABASE, key)
         yield replace(usage, wanted=linked)
+        for privilege, on in (("USAGE", "SCHEMA"), ("SELECT", "ICEBERG TABLE")):
+            yield FutureGrant(
+                f"{usage.key}_future_{on.lower().replace(' ', '_')}s",
+                f"{privilege} on future {on.lower()}s in {called.linked_database} to {role}",
+                usage.needs,
+                usage.within,
+                # Another role than Snowflake's own lacks the right to make it.
+                linked and config.snowflake_owner_role is None,
+                role=role,
+                privilege=privilege,
+                on=on,
+                target=usage.target,
+            )
 
 
 def _grant(

@@ -10,6 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.errors import TopicbergError
 from topicberg.errors.aws import login_hint
+from topicberg_deploy.aws.image import check_image
 from topicberg_deploy.aws.lake_formation import check_deployer
 from topicberg_deploy.aws.permissions import check_permissions
 from topicberg_deploy.confluent.organization import check_given, organization
@@ -75,6 +76,7 @@ def check(context: DeployContext, before: Command | None = None) -> None:
         ("Snowflake's REST catalog", before is not None, lambda: check_catalog(context)),
         ("Clients of catalogs", creates, lambda: check_secrets(context.config, context.deploy)),
         ("AWS Lake Formation", creates and in_cloud, lambda: check_deployer(context)),
+        ("Amazon ECR", creates and in_cloud, lambda: check_image(context)),
         ("AWS IAM", creates and in_cloud, lambda: check_permissions(context)),
     ]
     problems, hint = [], "see docs/cloud.md for what each account needs"

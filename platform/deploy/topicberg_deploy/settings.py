@@ -64,6 +64,9 @@ class DeploySettings(Addresses):
     """The only role that the session takes, e.g. one that only reads, for ``plan``; by default the
     role that owns each object."""
 
+    skip_simulation: bool = False
+    """Whether `create` does not ask IAM for the permissions of who deploys."""
+
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
     number_of_api_keys_to_retain: int = Field(default=2, ge=2)
@@ -142,10 +145,6 @@ def _problems(catalog: RestCatalog, config: Settings) -> list[str]:
         "its Iceberg REST API; set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest": (
             private and chosen == "glue"
         ),
-        "TOPICBERG_SNOWFLAKE_PRIVATELINK: Snowflake takes no vended credentials by AWS "
-        "PrivateLink; set TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false": (
-            private and config.snowflake_vended_credentials
-        ),
         "TOPICBERG_EXISTING_ENVIRONMENT: missing; it is the environment of "
         f"TOPICBERG_EXISTING_CLUSTER, {cluster}": cluster and config.existing_environment is None,
         "TOPICBERG_CLUSTER_TYPE: leave it out; the type of TOPICBERG_EXISTING_CLUSTER, "
@@ -175,13 +174,22 @@ def check_secrets(config: Settings, deploy: DeploySettings) -> None:
 
 
 def check_specs(config: Settings, specs: Sequence[TopicSpec]) -> None:
-    """:raises TopicbergError: the settings have Unity Catalog, and no topic a table that it takes
+    """:raises TopicbergError: the settings have Unity Catalog, and no topic a table that it takes,
+        or two topics the same one: it has underscores instead of periods, and no upper case
 
     https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
     """
-    enabled = any(spec.tableflow.enabled for spec in specs)
-    has_delta = any(spec.has_delta_table for spec in specs)
-    if config.unity.workspace_url is not None and enabled and not has_delta:
+    if config.unity.workspace_url is None:
+        return
+    tables: dict[str, str] = {}
+    for name in (spec.name for spec in specs if spec.has_delta_table):
+        other = tables.setdefault(name.replace(".", "_").lower(), name)
+        if other != name:
+            raise TopicbergError(
+                f"topics {other} and {name} would be one table in Unity Catalog",
+                hint="rename one of them, or take DELTA out of its tableflow.table_formats",
+            )
+    if any(spec.tableflow.enabled for spec in specs) and not tables:
         raise TopicbergError(
             "TOPICBERG_UNITY__WORKSPACE_URL: Tableflow publishes only Delta tables to Unity "
             "Catalog, and no topic has DELTA in tableflow.table_formats",

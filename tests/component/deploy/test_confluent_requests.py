@@ -25,12 +25,17 @@ from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless, age_keys
 
 from topicberg.clients.confluent import ApiError
+from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.settings.models import UnitySettings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg_deploy import engine, polling
 from topicberg_deploy.confluent import keys
-from topicberg_deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg_deploy.confluent.integrations import (
+    PROVIDER_INTEGRATION,
+    CatalogIntegration,
+    ProviderIntegration,
+)
 from topicberg_deploy.confluent.keys import RotatingKey
 from topicberg_deploy.context import CLUSTER as CLUSTER_KEY
 from topicberg_deploy.context import ENVIRONMENT, DeployContext
@@ -39,7 +44,7 @@ from topicberg_deploy.resource import Action, Live, Resource
 from topicberg_deploy.rotate import rotate
 from topicberg_deploy.settings import DeploySettings
 from topicberg_local import state
-from topicberg_local.emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
+from topicberg_local.emulators.confluent.account import CATALOG, CLUSTER, INTEGRATION, KEY, Account
 from topicberg_local.emulators.confluent.operation import Call
 from topicberg_local.emulators.confluent.tableflow import NewSpec
 from topicberg_local.emulators.store import Stored
@@ -220,6 +225,31 @@ def test_namespace_of_catalog_integration_is_sent(
     assert [one for one in server.asked if one.status in MALFORMED] == []
 
 
+@pytest.mark.parametrize("catalog", ["open_catalog", "unity"])
+def test_only_catalog_integration_of_a_cluster_is_reused_if_it_is_equal(
+    server: Stackless, catalog: str
+) -> None:
+    server.kept_catalogs = {}
+    context, graph = with_tableflow(server, catalog)
+    key = UNITY_KEY if catalog == "unity" else CATALOG_KEY
+    (own,) = [one for one in graph if isinstance(one, CatalogIntegration) and one.key == key]
+    replace(own, name="of the platform team").create(context)
+    assert engine.examine(own, context).action == Action.KEEP
+    context.config.tableflow_namespace = "finance"
+    with pytest.raises(TopicbergError, match=r"of the platform team \(tci-1\) .* namespace"):
+        engine.examine(own, context)
+
+
+def test_provider_integration_of_the_same_role_is_reused(server: Stackless) -> None:
+    context, graph = opened(server, only=ENVIRONMENT)
+    engine.create(graph, context, quiet)
+    integration = ProviderIntegration(PROVIDER_INTEGRATION, "demo", role="tableflow")
+    replace(integration, name="of the platform team").create(context)
+    live = engine.converge(integration, context, quiet)
+    assert live.facts["external_id"]
+    assert len(server.account.store.all(INTEGRATION)) == 1
+
+
 @pytest.mark.parametrize(
     ("catalog", "key", "drifting", "expected"),
     [
@@ -264,7 +294,7 @@ def test_catalog_integration_with_a_login_is_created_changed_and_deleted(
     catalogs["tci-1"]["status"] = {"phase": "FAILED"}
     live = engine.converge(integration, context, quiet)
     assert catalogs["tci-1"]["spec"]["config"] == expected
-    engine.remove(integration, context, live)
+    engine.remove(integration, context, live, quiet)
     context.record.drop(key)
     assert context.record.get(f"login of {key}") is None
 

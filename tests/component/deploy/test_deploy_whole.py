@@ -414,7 +414,7 @@ def older(deployment: Deployment) -> None:
         sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
     for one in reversed(engine.in_order(graph)):
         if one.key in NEW:
-            engine.remove(one, context, context.need(one.key))
+            engine.remove(one, context, context.need(one.key), lambda *_: None)
         elif isinstance(one, Policy):
             text = json.dumps(one.grants(context)).replace(context.aws.derived_bucket, "x")
             text = text.replace(":catalog", ":x")
@@ -448,6 +448,7 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
             "snowflake/table/stock_trades",
         ),
         "snowflake/grant/reader/table/stock_trades_schema",
+        "snowflake/grant/query/linked_database_future_iceberg_tables",
     }
     complete.create(**LINKED)
     assert complete.plan(**LINKED) == {}

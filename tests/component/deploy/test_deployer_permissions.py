@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from strict_aws import ACCOUNT, Account, strict_aws
 
 from topicberg.errors import TopicbergError
+from topicberg_deploy.aws.image import check_image
 from topicberg_deploy.aws.permissions import Deployed, check_permissions, policy
 from topicberg_deploy.context import DeployContext
+from topicberg_local.emulators.aws import simulator
 
 ROLE = "demo_ci_deploy"
 SIMULATE = {
@@ -139,3 +142,65 @@ def test_what_cannot_be_simulated_is_a_warning(
     (record,) = [one for one in caplog.records if one.name.startswith("topicberg_deploy")]
     assert f"role/{ROLE} has all permissions is not checked" in record.getMessage()
     assert "AccessDenied" in record.getMessage()
+
+
+def test_denial_by_the_organization_is_a_warning(
+    account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its policies allow some regions only, of all services but IAM's; or of all."""
+    account.allow(ROLE, {"Effect": "Allow", "Action": "*", "Resource": "*"})
+    outside = {"StringNotEquals": {"aws:RequestedRegion": ["us-east-1", "eu-west-1"]}}
+    allows = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    denies = {"Effect": "Deny", "Action": "*", "Resource": "*", "Condition": outside}
+    simulator.ORGANIZATION[:] = [allows, denies]
+    try:
+        for region in ("eu-west-1", "eu-north-1"):
+            caplog.clear()
+            assert lacking(account, aws_region=region) == ""
+            said = [one.getMessage() for one in caplog.records if "topicberg" in one.name]
+            is_denied = region == "eu-north-1"
+            assert ("s3:CreateBucket on " in "".join(said)) == is_denied
+            assert ("a policy of the organization denies it" in "".join(said)) == is_denied
+            assert "iam:CreateRole" not in "".join(said)  # IAM's requests are in us-east-1
+    finally:
+        simulator.ORGANIZATION.clear()
+
+
+def test_permissions_are_not_simulated_if_that_is_skipped(account: Account) -> None:
+    account.allow(ROLE, SIMULATE)
+    context = account.context(ROLE)
+    context.deploy.skip_simulation = True
+    check_permissions(context)
+
+
+def test_image_that_emr_serverless_may_not_pull_is_a_warning(
+    account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The repository does not exist, has no policy, one for others, one of only some actions."""
+    account.allow(ROLE, {"Effect": "Allow", "Action": "*", "Resource": "*"})
+    image = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/team/spark:1"
+    context, ecr = account.context(ROLE, emr={"image": image}), account.client("ecr")
+    with pytest.raises(TopicbergError, match=f"account {ACCOUNT} has no repository team/spark"):
+        check_image(context)
+    name = {"repositoryName": "team/spark"}
+    ecr.create_repository(**name)
+    check_image(context)
+    (message,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    command = shlex.split(message.partition("its policy: ")[2])
+    printed = json.loads(command[-1])
+    assert command[3:5] == ["--repository-name", "team/spark"]
+    emr, pull = {"Service": "emr-serverless.amazonaws.com"}, printed["Statement"][0]["Action"]
+    for principal, actions, is_proved in (
+        ({"Service": "ecs-tasks.amazonaws.com"}, pull, False),
+        (emr, pull[:2], False),
+        (emr, "ecr:*", True),
+        (emr, pull, True),
+    ):
+        caplog.clear()
+        statement = {"Effect": "Allow", "Principal": principal, "Action": actions}
+        text = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        ecr.set_repository_policy(**name, policyText=text)
+        check_image(context)
+        warned = [one for one in caplog.records if one.levelno == logging.WARNING]
+        assert bool(warned) != is_proved
+    assert "ecr:GetRepositoryPolicy" in json.dumps(statements(context))

@@ -17,6 +17,7 @@ from test_confluent_requests import quiet, served
 from vendors import in_this_process
 
 from topicberg.clients.aws import every
+from topicberg.clients.secrets import ApiKey
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
@@ -293,6 +294,61 @@ def test_cluster_of_any_type_is_planned_to_be_kept(server: Stackless, kind: str)
     check_given(context)
     given = [resource for resource in graph if resource.key in (ENVIRONMENT, CLUSTER)]
     assert [step.action for step in engine.plan(given, context)] == ["keep", "keep"]
+
+
+def test_cluster_in_several_zones_is_adopted_as_it_is(server: Stackless) -> None:
+    context, graph = opened(server)
+    cloud, names = context.confluent.cloud, context.names
+    environment = cloud.create("/org/v2/environments", {"display_name": names.environment})["id"]
+    spec = {
+        "display_name": names.cluster,
+        "availability": "MULTI_ZONE",
+        "cloud": "AWS",
+        "region": "us-east-1",
+        "config": {"kind": "Standard"},
+        "environment": {"id": environment},
+    }
+    cloud.create("/cmk/v2/clusters", {"spec": spec})
+    found = [resource for resource in graph if resource.key in (ENVIRONMENT, CLUSTER)]
+    assert engine.plan(found, context)[-1].action == "keep"
+
+
+def test_cluster_of_private_access_points_is_deployed_to(server: Stackless) -> None:
+    """Its addresses are not in the fields that are deprecated."""
+    context, graph = opened(server, **theirs(server, "Enterprise"))
+    check_given(context)
+    engine.create(graph, context, quiet)
+    assert context.need(CLUSTER).facts["http_endpoint"] == server.account.url
+    values = context.need("key/kafka_app_consumer").fields["values"]
+    assert values["bootstrap.servers"] == server.account.kafka
+    context.live[CLUSTER].facts["http_endpoint"] = None
+    with pytest.raises(TopicbergError, match="shows no address of the REST API") as caught:
+        context.confluent.kafka_as(ApiKey("a", SecretStr("b")))
+    assert "TOPICBERG_KAFKA_REST_URL" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unity": {"workspace_url": "https://dbc-1.cloud.databricks.com"}}, "TOPICBERG_UNITY__"),
+        ({"snowflake_catalog": "open_catalog"}, "TOPICBERG_SNOWFLAKE_CATALOG=open_catalog"),
+        ({}, "storage: managed}` of stock_trades"),
+    ],
+)
+def test_what_tableflow_lacks_in_a_private_network_is_refused_first(
+    server: Stackless, changes: dict[str, Any], said: str
+) -> None:
+    context, _ = opened(server, **theirs(server, "Freight"), **changes)
+    if not changes:
+        context.specs[:] = [
+            spec.model_copy(
+                update={"tableflow": spec.tableflow.model_copy(update={"storage": "managed"})}
+            )
+            for spec in context.specs
+        ]
+    with pytest.raises(TopicbergError, match="is in a private network") as caught:
+        preflight.check_confluent(context, "create")
+    assert said in caught.value.message
 
 
 def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackless) -> None:

@@ -82,10 +82,6 @@ def test_consumers_get_the_private_addresses(
     [
         ({"emr": {"subnet_ids": "subnet-12345678"}}, "SECURITY_GROUP_IDS: set both or none"),
         ({"snowflake_privatelink": True}, "set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest"),
-        (
-            {**PRIVATE, "snowflake_vended_credentials": True},
-            "set TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false",
-        ),
     ],
 )
 def test_settings_that_contradict_private_networks_are_named(

@@ -15,11 +15,13 @@ from pyiceberg.table import Table
 from snowflake.connector.errors import ProgrammingError
 from vendors import Vendors, in_this_process
 
-from topicberg.catalogs.snowflake.names import SnowflakeNames
+from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
 from topicberg.catalogs.snowflake.statements import bootstrap, bootstrap_linked, create_table
 from topicberg.catalogs.snowflake.tables import sync
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.settings import Settings
+from topicberg_deploy.resource import Live
+from topicberg_deploy.snowflake.principals import FutureGrant
 from topicberg_local.emulators.snowflake import tables
 from topicberg_local.emulators.snowflake.account import Context
 from topicberg_local.emulators.snowflake.linked import discover
@@ -130,3 +132,32 @@ def test_sync_of_upgraded_table_replaces_it(vendors: Vendors, table: Table) -> N
         seen: Any = sync(connection, CONFIG, "ORDERS", NAME, FOLDER, 3)
         assert (seen.rows, seen.metadata_location) == (1, table.refresh().metadata_location)
     assert refresh_error(vendors, STANDARD) == ""
+
+
+@pytest.mark.usefixtures("table")
+def test_table_that_is_discovered_again_keeps_its_readers(vendors: Vendors) -> None:
+    context, role = vendors.open()[0], "DEMO_READER"
+    grant = FutureGrant(
+        *("snowflake/grant/future", "of readers"),
+        role=role,
+        privilege="SELECT",
+        on="ICEBERG TABLE",
+        target=(NAMES.linked_database,),
+    )
+    vendors.sql(f"CREATE ROLE {role}")
+    assert grant.find(context) is None
+    path = NAMES.linked_database, *NAME
+    vendors.sql(f"GRANT SELECT ON ICEBERG TABLE {quote(*path)} TO ROLE {role}")
+    for is_granted in (False, True):
+        vendors.glue.drop_table(NAME)
+        discover(vendors.snowflake, NAMES.linked_database)
+        vendors.table(NAME, f"{FOLDER}{is_granted}")
+        discover(vendors.snowflake, NAMES.linked_database)
+        rows = vendors.sql(f"SHOW GRANTS TO ROLE {role}")
+        assert any(row[1] == "SELECT" and NAME[1] in row[3] for row in rows) == is_granted
+        if not is_granted:
+            grant.create(context)
+            assert grant.find(context)
+    grant.delete(context, Live(""))
+    assert grant.find(context) is None
+    vendors.sql(f"DROP ROLE {role}")

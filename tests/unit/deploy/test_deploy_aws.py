@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
@@ -101,7 +102,7 @@ def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: Deploy
     assert engine.plan([BUCKET], context)[0].action == "keep"
 
 
-@pytest.mark.parametrize("refused", ["put_bucket_encryption", "put_bucket_policy"])
+@pytest.mark.parametrize("refused", ["create_bucket", "put_bucket_encryption", "put_bucket_policy"])
 def test_bucket_whose_settings_are_refused_at_first_is_recorded_as_created(
     context: DeployContext, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -118,6 +119,30 @@ def test_bucket_whose_settings_are_refused_at_first_is_recorded_as_created(
     assert context.record.get(BUCKET.key) == context.aws.bucket
     assert engine.plan([BUCKET], context)[0].action == "keep"
     assert [resource for resource, _ in engine.existing([BUCKET], context, print)] == [BUCKET]
+
+
+def test_bucket_of_another_account_is_reported_as_such(context: DeployContext) -> None:
+    s3 = context.aws.client("s3")
+
+    def forbid(**_: Any) -> Any:
+        return AWSResponse("https://s3", 403, cast(Any, {}), cast(Any, None)), {
+            "Error": {"Code": "403", "Message": "Forbidden"},
+            "ResponseMetadata": {"HTTPStatusCode": 403},
+        }
+
+    s3.meta.events.register("before-call.s3.HeadBucket", forbid)
+    with pytest.raises(engine.DeployError, match="bucket demo-123456789012: it is another account"):
+        engine.plan([BUCKET], context)
+
+
+def test_bucket_of_the_oldest_constraint_is_in_ireland(
+    context: DeployContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(context, BUCKET)
+    monkeypatch.setattr(
+        context.aws.client("s3"), "get_bucket_location", lambda **_: {"LocationConstraint": "EU"}
+    )
+    assert engine.plan([BUCKET], context)[0].action == "keep"
 
 
 def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(context: DeployContext) -> None:

@@ -28,8 +28,16 @@ from topicberg_deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg_deploy.lock import LockLostError
 from topicberg_deploy.platform import resources
 from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
-from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg_deploy.snowflake.tables import LinkedTable
+from topicberg_deploy.resource import (
+    CannotChangeError,
+    Changes,
+    Fields,
+    Live,
+    ReleasingError,
+    Resource,
+)
+from topicberg_deploy.snowflake.principals import Grant
+from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
 
 CONFIG = Settings(prefix="demo")
 
@@ -192,6 +200,22 @@ class Refused(Thing):
     def create(self, context: DeployContext) -> None:
         _stumble(context, self.key)
         super().create(context)
+
+
+def test_name_that_its_vendor_is_releasing_is_waited_for(context: DeployContext) -> None:
+    held, said = [ReleasingError("S3 is still releasing the name A")], list[str]()
+    cast(Any, context).trouble = {"a": held * 100}
+    engine.create([Refused("a", "A")], context, lambda _, progress: said.append(progress))
+    assert "after 60 s of up to 60 min, S3 is still releasing the name A" in said
+    assert said.count("created") == 1
+    cast(Any, context).trouble = {"a": held * 200}
+    found = engine.existing([Refused("a", "A")], context, quiet)
+    assert "after 60 min" in engine.delete(found, context, quiet)["thing A"]
+    assert engine.delete(found, context, quiet) == {}
+    cast(Any, context).trouble = {"a": held * 200}
+    with pytest.raises(engine.DeployError, match="still releasing the name A, after 60 min"):
+        engine.create([Refused("a", "A")], context, quiet)
+    assert context.record.get("a") is None  # whoever creates it now is another administrator
 
 
 def test_refusal_after_a_new_dependency_is_tried_again_in_any_words(context: DeployContext) -> None:
@@ -759,6 +783,16 @@ def test_a_table_waits_for_all_that_it_is_made_from() -> None:
         *("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
         *("aws/role/snowflake", "aws/role/tableflow", "aws/glue_database"),
     }
+
+
+def test_the_user_may_read_what_it_is_made_for() -> None:
+    graph, role = resources(CONFIG, load_topics()), CONFIG.snowflake_name("system_admin_role")
+    may = {(one.privilege, one.on) for one in graph if isinstance(one, Grant) and one.role == role}
+    assert may >= {("USAGE", on) for on in ("WAREHOUSE", "DATABASE", "SCHEMA")}
+    grants = [one for one in graph if type(one) is Grant]
+    read = {one.target for one in grants if one.privilege == "SELECT"}
+    tables = {one.name for one in graph if isinstance(one, IcebergTable)}
+    assert {target[-1] for target in read} == tables != set()
 
 
 def test_roles_are_on_what_is_ours_and_no_wider() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg_deploy.confluent.tableflow import writes_to
 from topicberg_deploy.costs import PRICES, QUOTAS, Cost
-from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, ReleasingError, Resource
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -84,10 +85,20 @@ class Bucket(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)
-        if _read(s3.head_bucket, bucket, None, ("404", "NoSuchBucket")) is None:
-            return None
-        region = s3.get_bucket_location(Bucket=bucket).get("LocationConstraint")
-        fields: Fields = {"region": region or "us-east-1"}
+        try:
+            if _read(s3.head_bucket, bucket, None, ("404", "NoSuchBucket")) is None:
+                return None
+        except ClientError as error:
+            if code_of(error) != "403":
+                raise
+            raise TopicbergError(
+                f"S3 denies access to bucket {bucket}: it is another account's, or a policy denies "
+                "s3:ListBucket to this login",
+                hint="choose another name for it, TOPICBERG_BUCKET or TOPICBERG_DERIVED_BUCKET, or "
+                "permit s3:ListBucket if it is this account's",
+            ) from error
+        region = s3.get_bucket_location(Bucket=bucket).get("LocationConstraint") or "us-east-1"
+        fields: Fields = {"region": "eu-west-1" if region == "EU" else region}
         if self.is_ours(context):
             fields |= {name: read(s3, bucket) for name, read in _SETTINGS.items()}
             if fields["encryption"] and not context.config.kms.bucket_key_arn:
@@ -149,7 +160,8 @@ class Bucket(Resource):
         config, where = context.config, {}
         if config.aws_region != "us-east-1" and config.deployment == "cloud":
             where["CreateBucketConfiguration"] = {"LocationConstraint": config.aws_region}
-        context.aws.client("s3").create_bucket(Bucket=self.bucket(context), **where)
+        with _released(self.bucket(context)):
+            context.aws.client("s3").create_bucket(Bucket=self.bucket(context), **where)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)
@@ -187,8 +199,9 @@ class Bucket(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         """With every object, version and upload in it."""
         s3, bucket = context.aws.client("s3"), self.bucket(context)
-        _empty(s3, bucket)
-        s3.delete_bucket(Bucket=bucket)
+        with _released(bucket):
+            _empty(s3, bucket)
+            s3.delete_bucket(Bucket=bucket)
 
 
 class DerivedBucket(Bucket):
@@ -213,6 +226,21 @@ class ComputeBucket(Bucket):
 
     def bucket(self, context: DeployContext) -> str:
         return context.aws.compute_bucket
+
+
+@contextmanager
+def _released(bucket: str) -> Iterator[None]:
+    """:raises ReleasingError: S3 has not finished an earlier request about the bucket
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html and
+    https://github.com/aws/aws-cli/issues/2593
+    """
+    try:
+        yield
+    except ClientError as error:
+        if code_of(error) != "OperationAborted":
+            raise
+        raise ReleasingError(f"S3 is still releasing the name {bucket}") from error
 
 
 def _read(

@@ -37,7 +37,7 @@ class GlueDatabase(Resource):
     def find(self, context: DeployContext) -> Live | None:
         glue, name = context.aws.client("glue"), self.database or context.namespace
         try:
-            glue.get_database(Name=name)
+            database = glue.get_database(Name=name)["Database"]
         except glue.exceptions.EntityNotFoundException:
             return None
         except glue.exceptions.AccessDeniedException:
@@ -46,7 +46,7 @@ class GlueDatabase(Resource):
             if any(database["Name"] == name for database in listed):
                 raise
             return None
-        return Live(name)
+        return Live(name, {}, {"table_defaults": database.get("CreateTableDefaultPermissions")})
 
     def create(self, context: DeployContext) -> None:
         glue, name = context.aws.client("glue"), self.database or context.namespace

@@ -2,9 +2,14 @@
 
 An account whose data lake settings give new databases and tables no ``IAM_ALLOWED_PRINCIPALS``
 needs grants besides IAM policies. A data lake administrator makes them; `topicberg deploy` prints
-the commands that are missing, since it does not grant itself access to data.
+the commands that are missing, since it does not grant itself access to data. A database that exists
+has defaults of its own, which decide about the tables in it.
+
+Lake Formation shows a login only permissions that it has itself, so a grant that is not shown may
+exist: what is found here is a warning.
 
 https://docs.aws.amazon.com/lake-formation/latest/dg/change-settings.html
+https://docs.aws.amazon.com/lake-formation/latest/APIReference/API_ListPermissions.html
 https://docs.aws.amazon.com/lake-formation/latest/dg/lf-permissions-reference.html
 """
 
@@ -15,11 +20,9 @@ import logging
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.errors import TopicbergError
 from topicberg.errors.meaning import means
 from topicberg.errors.table import DENIED
 from topicberg_deploy.aws.glue import pipelines
@@ -57,24 +60,11 @@ class DataLake:
     :param is_governed: grants are needed for new databases and tables
     :param admins: ARNs of its administrators, who may create databases without a grant
     :param locations: ARNs of registered buckets and folders
-    :param held: the grants that exist, as its API lists them
     """
 
     is_governed: bool
     admins: frozenset[str] = frozenset()
     locations: frozenset[str] = frozenset()
-    held: tuple[Document, ...] = ()
-
-    def holds(self, grant: LakeGrant) -> bool:
-        wanted = _plain(grant.resource)
-        permissions = {
-            permission
-            for one in self.held
-            if one["Principal"]["DataLakePrincipalIdentifier"] == grant.principal
-            and _plain(one["Resource"]) == wanted
-            for permission in one["Permissions"]
-        }
-        return "ALL" in permissions or permissions.issuperset(grant.permissions)
 
 
 def read_data_lake(context: DeployContext) -> DataLake:
@@ -82,80 +72,86 @@ def read_data_lake(context: DeployContext) -> DataLake:
     client = context.aws.client("lakeformation")
     try:
         settings = client.get_data_lake_settings()["DataLakeSettings"]
-        if not _governs(settings):
-            return DataLake(is_governed=False)
         locations = client.list_resources().get("ResourceInfoList", [])
-        admins = settings.get("DataLakeAdmins", [])
-        return DataLake(
-            is_governed=True,
-            admins=frozenset(admin["DataLakePrincipalIdentifier"] for admin in admins),
-            locations=frozenset(location["ResourceArn"] for location in locations),
-            held=tuple(_permissions(client)),
-        )
     except ClientError as error:
         if not means(error, DENIED):
             raise
         logger.info("the settings of AWS Lake Formation cannot be read: %s", error)
         return DataLake(is_governed=False)
-
-
-def _governs(settings: Document) -> bool:
-    """Return whether IAM alone does not let principals use new databases or new tables."""
-    return not all(
-        any(
-            permission["Principal"]["DataLakePrincipalIdentifier"] == EVERYONE_BY_IAM
-            and "ALL" in permission["Permissions"]
-            for permission in settings.get(name, [])
-        )
-        for name in _DEFAULTS
+    admins = settings.get("DataLakeAdmins", [])
+    return DataLake(
+        is_governed=not all(_leaves_to_iam(settings.get(name, [])) for name in _DEFAULTS),
+        admins=frozenset(admin["DataLakePrincipalIdentifier"] for admin in admins),
+        locations=frozenset(location["ResourceArn"] for location in locations),
     )
 
 
-def _permissions(client: Any) -> Iterator[Document]:
-    more: dict[str, str] = {}
-    while True:
-        answer = client.list_permissions(**more)
+def _leaves_to_iam(defaults: list[Document]) -> bool:
+    """Return whether IAM alone decides about what gets these permissions when it is created."""
+    return any(
+        permission["Principal"]["DataLakePrincipalIdentifier"] == EVERYONE_BY_IAM
+        and "ALL" in permission["Permissions"]
+        for permission in defaults
+    )
+
+
+def is_proved(context: DeployContext, grant: LakeGrant) -> bool:
+    """Return whether Lake Formation shows that a principal has these permissions.
+
+    Asked about one principal and one resource, it answers what applies in effect, by groups and
+    LF-tags too, in the resource's terms. Permissions on some columns only do not suffice.
+    """
+    permissions: set[str] = set()
+    try:
+        for principal in (grant.principal, EVERYONE_BY_IAM):
+            for shown in _shown(context, principal, grant.resource):
+                of = shown["Resource"].get("TableWithColumns", {})
+                all_but = of.get("ColumnWildcard", {}).get("ExcludedColumnNames")
+                if not (of.get("ColumnNames") or all_but or "DataCellsFilter" in shown["Resource"]):
+                    permissions.update(shown["Permissions"])
+    except ClientError as error:
+        if not means(error, DENIED):
+            raise
+    return "ALL" in permissions or permissions.issuperset(grant.permissions)
+
+
+def _shown(context: DeployContext, principal: str, resource: Document) -> Iterator[Document]:
+    client = context.aws.client("lakeformation")
+    request = {"Principal": {"DataLakePrincipalIdentifier": principal}, "Resource": resource}
+    token: dict[str, str] | None = {}
+    while token is not None:
+        answer = client.list_permissions(**request, **token)
         yield from answer.get("PrincipalResourcePermissions", [])
-        if not answer.get("NextToken"):
-            return
-        more = {"NextToken": answer["NextToken"]}
-
-
-def _plain(resource: Document) -> Document:
-    """Return a resource as it is granted: lists have the catalog's id, and of all tables a name."""
-    plain: Document = {}
-    for kind, parts in resource.items():
-        named = {name: value for name, value in parts.items() if name != "CatalogId"}
-        if "TableWildcard" in named or "ColumnWildcard" in named:
-            kind = "Table"
-            named.pop("ColumnWildcard", None)
-            if "TableWildcard" in named or named.get("Name") == "ALL_TABLES":
-                named = {"DatabaseName": named["DatabaseName"], "TableWildcard": {}}
-        plain[kind] = named
-    return plain
+        token = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else None
 
 
 def check_deployer(context: DeployContext) -> None:
-    """:raises TopicbergError: who deploys may not create a database, with the grant"""
-    lake = read_data_lake(context)
-    if not lake.is_governed:
-        return
-    deployer = caller(context)
+    """Warn if it is not proved that who deploys may create a database, with the grant."""
+    lake, deployer = read_data_lake(context), caller(context)
     grant = LakeGrant(deployer, ("CREATE_DATABASE",), {"Catalog": {}})
-    if deployer not in lake.admins and not lake.holds(grant):
-        raise TopicbergError(
-            f"AWS Lake Formation governs the catalog, and {deployer} may not create a database; a "
-            f"data lake administrator runs: {grant.command()}"
+    if lake.is_governed and deployer not in lake.admins and not is_proved(context, grant):
+        logger.warning(
+            "AWS Lake Formation governs the catalog, and does not show whether %s may create a "
+            "database. If it may not, `create` stops at the first one; a data lake administrator "
+            "runs: %s",
+            deployer,
+            grant.command(),
         )
 
 
 def manual_steps(context: DeployContext) -> list[str]:
-    """Return the commands of the grants that are missing for what exists; empty: none is. There are
-    more after `create`, since a grant names a role and a database that exist.
+    """Return the commands of the grants that are not shown for what exists; empty: all are. There
+    are more after `create`, since a grant names a role and a database that exist.
     """
-    lake = read_data_lake(context)
-    wanted = _wanted(context, lake) if lake.is_governed else ()
-    return [grant.command() for grant in wanted if not lake.holds(grant)]
+    wanted = _wanted(context, read_data_lake(context))
+    return [grant.command() for grant in wanted if not is_proved(context, grant)]
+
+
+def _is_governed(context: DeployContext, lake: DataLake, key: str) -> bool:
+    """Return whether the database of a resource exists, and IAM alone does not decide about it."""
+    live = context.live.get(key)
+    own = live.facts.get("table_defaults") if live else None
+    return live is not None and (lake.is_governed if own is None else not _leaves_to_iam(own))
 
 
 def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
@@ -164,9 +160,12 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
     derived = [
         names.namespace(pipeline)
         for pipeline in pipelines(context.specs)
-        if f"aws/pipeline_database/{pipeline}" in context.live
+        if _is_governed(context, lake, f"aws/pipeline_database/{pipeline}")
     ]
-    topics = [context.namespace] if {"aws/glue_database", CLUSTER} <= context.live.keys() else []
+    of_topics = CLUSTER in context.live and _is_governed(context, lake, "aws/glue_database")
+    topics = [context.namespace] if of_topics else []
+    if not (lake.is_governed or topics or derived):
+        return
     roles = {
         kind: context.aws.role_arn(given or own)
         for kind, given, own in (

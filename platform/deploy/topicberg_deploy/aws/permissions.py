@@ -13,7 +13,7 @@ https://docs.aws.amazon.com/service-authorization/latest/reference/
 
 IAM simulates the policies of a user or a role, its boundary and those of the organization. It does
 not know all of a request: a denial may depend on a key that is unknown here, such as an address, so
-it is a warning.
+it is a warning. So is a denial by the organization, whose conditions IAM does not evaluate.
 https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
 """
 
@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +50,7 @@ from topicberg_deploy.aws.iam import (
     key_use,
     listed,
 )
+from topicberg_deploy.aws.image import image_repository
 from topicberg_deploy.context import READER, DeployContext
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,11 @@ _GIVEN = ("table_bucket", "table_object")
 """With TOPICBERG_EXISTING_BUCKETS, another administrator manages these: they are only read."""
 _LIMITED = ("iam:CreateRole", "iam:PutRolePermissionsBoundary", "iam:AttachRolePolicy")
 """Actions that could widen what a role may do: with a boundary, only of roles that have it."""
-_OPTIONAL = ("lakeformation:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
+_GLOBAL = "iam:"
+"""Beginning of the actions of a service that has one region, us-east-1, wherever one is.
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html#condition-keys-requestedregion
+"""
+_OPTIONAL = ("lakeformation:", "ecr:", "iam:SimulatePrincipalPolicy", "iam:CreateServiceLinkedRole")
 """Beginnings of actions whose denial `deploy` gets by with: an account has one service-linked role,
 and may have it already."""
 
@@ -154,6 +160,11 @@ class Deployed:
             "application": [self.arn("emr-serverless", "/applications/*")],
             "applications": [self.arn("emr-serverless", "/*")],
             "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
+            "repository": [
+                f"arn:aws:ecr:{image['region']}:{image['registry']}:repository/{image['name']}"
+                for image in (image_repository(config),)
+                if image
+            ],
             "any": ["*"],
             "passed_role": [iam.emr_role_arn or self.iam("role", names.emr_role)[0]],
         }
@@ -237,6 +248,8 @@ def ci_role(of: Deployed, purpose: Purpose) -> str:
 
 def check_permissions(context: DeployContext) -> None:
     """:raises TopicbergError: lists all actions that who deploys may not do"""
+    if context.deploy.skip_simulation:
+        return
     principal = ""
     try:
         principal = caller(context)
@@ -253,21 +266,20 @@ def check_permissions(context: DeployContext) -> None:
             error,
         )
         return
-    if doubtful := [f"{action} ({', '.join(keys)})" for action, keys in denied_actions if keys]:
+    if doubtful := [f"{action} ({why})" for action, why in denied_actions if why]:
         logger.warning(
-            "%s may lack permissions, by keys that are not known yet: %s",
-            principal,
-            "; ".join(doubtful),
+            "it is not proved that %s has these permissions: %s", principal, "; ".join(doubtful)
         )
-    if denied := [action for action, keys in denied_actions if not keys]:
+    if denied := [action for action, why in denied_actions if not why]:
         raise TopicbergError(
             f"{principal} lacks permissions: {'; '.join(denied)}",
-            hint="attach the policies that `topicberg deploy bootstrap-ci` prints for `deploy`",
+            hint="attach the policies that `topicberg deploy bootstrap-ci` prints for `deploy`; if "
+            "the login has them, `topicberg deploy create --skip-simulation` does not ask IAM",
         )
 
 
-def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each action that is denied, and the unknown keys on which that depends."""
+def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, str]]:
+    """Yield each action that is denied, and why that is doubtful; empty: it is certain."""
     config = context.config
     secrets = tuple(filter(None, (context.deploy.admin_user_secrets_root_path,)))
     of = Deployed(config, context.aws.account, tuple(context.specs), secrets)
@@ -275,32 +287,43 @@ def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, list[
     unused = (*_OPTIONAL, *of_emr, *(() if config.athena else ("athena:",)))
     for statement in policy("deploy", of)["Statement"]:
         actions = [action for action in statement["Action"] if not action.startswith(unused)]
-        results = every(
-            context.aws.client("iam"),
-            "simulate_principal_policy",
-            "EvaluationResults",
-            PolicySourceArn=principal,
-            ActionNames=actions,
-            ResourceArns=[_example(resource) for resource in listed(statement["Resource"])],
-            ContextEntries=_entries(context, statement),
-        )
-        for result in results if actions else ():
-            whole = {
-                "EvalResourceName": result.get("EvalResourceName", "*"),
-                "EvalResourceDecision": result["EvalDecision"],
-                "MissingContextValues": result.get("MissingContextValues", []),
-            }
-            denied = [
-                resource
-                for resource in result.get("ResourceSpecificResults") or [whole]
-                if resource["EvalResourceDecision"] != "allowed"
-            ]
-            if denied:
-                more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
-                keys = [set(resource.get("MissingContextValues", [])) for resource in denied]
-                action = f"{result['EvalActionName']} on {denied[0]['EvalResourceName']}{more}"
-                # It is certain if one resource is denied whatever the unknown keys are.
-                yield action, sorted(set().union(*keys)) if all(keys) else []
+        by_service = groupby(sorted(actions), lambda action: action.startswith(_GLOBAL))
+        for is_global, some in by_service:
+            for result in every(
+                context.aws.client("iam"),
+                "simulate_principal_policy",
+                "EvaluationResults",
+                PolicySourceArn=principal,
+                ActionNames=[*some],
+                ResourceArns=[_example(resource) for resource in listed(statement["Resource"])],
+                ContextEntries=_entries(context, statement, is_global=is_global),
+            ):
+                if denial := _denial(result):
+                    yield denial
+
+
+def _denial(result: Document) -> tuple[str, str] | None:
+    """Return the action of a result that is denied, and why that is doubtful; None: it is not."""
+    whole = {
+        "EvalResourceName": result.get("EvalResourceName", "*"),
+        "EvalResourceDecision": result["EvalDecision"],
+        "MissingContextValues": result.get("MissingContextValues", []),
+    }
+    denied = [
+        resource
+        for resource in result.get("ResourceSpecificResults") or [whole]
+        if resource["EvalResourceDecision"] != "allowed"
+    ]
+    if not denied:
+        return None
+    more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
+    action = f"{result['EvalActionName']} on {denied[0]['EvalResourceName']}{more}"
+    organization = result.get("OrganizationsDecisionDetail", {})
+    if not organization.get("AllowedByOrganizations", True):
+        return action, "a policy of the organization denies it"
+    keys = [set(resource.get("MissingContextValues", [])) for resource in denied]
+    # It is certain if one resource is denied whatever the unknown keys are.
+    return action, ", ".join(sorted(set().union(*keys))) if all(keys) else ""
 
 
 def _example(arn: str) -> str:
@@ -308,10 +331,12 @@ def _example(arn: str) -> str:
     return arn if arn == "*" else arn.replace("??????", "AbCdEf").replace("*", "example")
 
 
-def _entries(context: DeployContext, statement: Document) -> list[dict[str, Any]]:
+def _entries(
+    context: DeployContext, statement: Document, *, is_global: bool
+) -> list[dict[str, Any]]:
     """Return what is known of the requests."""
     known = {
-        "aws:RequestedRegion": context.config.aws_region,
+        "aws:RequestedRegion": "us-east-1" if is_global else context.config.aws_region,
         "aws:SecureTransport": "true",
         **{f"aws:RequestTag/{name}": value for name, value in context.aws.tags.items()},
     }

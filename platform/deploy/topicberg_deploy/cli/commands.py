@@ -221,6 +221,9 @@ def create(
     no_compute: NoCompute = False,
     no_generators: NoGenerators = False,
     target: Target = None,
+    skip_simulation: Annotated[
+        bool, typer.Option("--skip-simulation", help="do not let IAM simulate your permissions")
+    ] = False,
 ) -> None:
     """Create what is missing, change what differs, and compute the derived tables once.
 
@@ -233,6 +236,7 @@ def create(
     if settings().deployment == "local":
         local_stack().start(settings())
     config = _settings(compute=not no_compute, generators=not no_generators)
+    flags["skip_simulation"] = skip_simulation or None
     context, graph = _open(flags, config, before="create")
     graph = _targeted(graph, target)
     announce_generators(graph)

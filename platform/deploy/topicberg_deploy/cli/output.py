@@ -166,10 +166,13 @@ def preview(
 
 
 def list_grants(context: DeployContext) -> None:
-    """Print the grants of AWS Lake Formation that are missing for what exists."""
+    """Print the grants of AWS Lake Formation that are needed for what exists and not shown."""
     from topicberg_deploy.aws.lake_formation import manual_steps
 
-    title = "to do by a data lake administrator in AWS Lake Formation:"
+    title = (
+        "AWS Lake Formation does not show this login these grants; a data lake administrator makes "
+        "those that do not exist:"
+    )
     echo_section(title, manual_steps(context))
 
 

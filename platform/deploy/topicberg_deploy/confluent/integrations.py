@@ -13,15 +13,16 @@ https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from topicberg.clients.confluent import Api, FailedError
+from topicberg.errors import TopicbergError
 from topicberg.tableflow.service.confluent import where
 from topicberg_deploy.confluent.organization import NamedObject
 from topicberg_deploy.context import CLUSTER, ENVIRONMENT
 from topicberg_deploy.record import CURRENT, ClientLogin
-from topicberg_deploy.resource import Changes, DeployContext, Fields, Live
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, compare
 
 PROVIDER_INTEGRATION = "confluent/provider_integration"
 UNITY_INTEGRATION = "confluent/unity_integration"
@@ -135,6 +136,15 @@ class ProviderIntegration(NamedObject):
     def params(self, context: DeployContext) -> dict[str, str]:
         return {"environment": context.environment}
 
+    def read(self, context: DeployContext) -> dict[str, Any] | None:
+        """Return the one of the role, whatever its name: an environment has one of each role."""
+        role = context.aws.role_arn(self.role)
+        candidates = context.confluent.cloud.pages(self.path, **self.params(context))
+        of_role = (
+            listed for listed in candidates if listed["config"].get("customer_iam_role_arn") == role
+        )
+        return next(of_role, None) or super().read(context)
+
     def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
         config, within = listed["config"], context.need(ENVIRONMENT).facts["crn"]
         facts = {
@@ -186,6 +196,30 @@ class CatalogIntegration(NamedObject):
 
     def api(self, context: DeployContext) -> Api:
         return context.confluent.tableflow
+
+    def find(self, context: DeployContext) -> Live | None:
+        """Find it by its name, else the only one of its kind that the cluster can have, which is
+        used as it is.
+
+        :raises TopicbergError: that one publishes to somewhere else
+        """
+        if (own := super().find(context)) is not None:
+            return own
+        for other in self.api(context).pages(self.path, **self.params(context)):
+            if (other["spec"].get("config") or {}).get("kind") != self.catalog.kind:
+                continue
+            live, desired = self.as_live(context, other), self.desired(context)
+            place = {"namespace": desired["namespace"], **self._address(context)}
+            if changes := compare(live.fields, place):
+                raise TopicbergError(
+                    f"cluster {context.cluster} has the catalog integration "
+                    f"{other['spec']['display_name']} ({live.id}) with {self.catalog.title}, and "
+                    f"Confluent allows one; it has another {', '.join(changes)}",
+                    hint="choose another cluster, delete it if nothing reads its tables, or set "
+                    "TOPICBERG_TABLEFLOW_NAMESPACE to its namespace if only that differs",
+                )
+            return replace(live, fields=desired)
+        return None
 
     def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
         spec, status = listed["spec"], listed.get("status") or {}

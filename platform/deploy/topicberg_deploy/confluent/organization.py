@@ -25,8 +25,6 @@ from topicberg_deploy.resource import (
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
 """Of a new cluster, where the settings do not say otherwise."""
-AVAILABILITY = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
-"""What the service calls in its answers what one asks for."""
 CLUSTER_SECONDS = 3600.0
 REGISTRY_SECONDS = 600.0
 
@@ -80,6 +78,33 @@ def check_given(context: DeployContext) -> None:
         raise TopicbergError(
             f"TOPICBERG_EXISTING_CLUSTER: {cluster} is {phase}, expected PROVISIONED",
             hint="run the command again when it is provisioned",
+        )
+    _check_network(context, spec, cluster)
+
+
+def _check_network(context: DeployContext, spec: dict[str, Any], cluster: str) -> None:
+    """:raises TopicbergError: Tableflow does not do in a private network what is configured
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/operate/tableflow-private-networking.html
+    """
+    points = (spec.get("endpoints") or {}).values()
+    in_network = points and all(point.get("connection_type") != "PUBLIC" for point in points)
+    if not (spec.get("network") or in_network):
+        return
+    config = context.config
+    managed = [spec.name for spec in context.specs if spec.tableflow.storage == "managed"]
+    refused = {
+        f"`tableflow: {{storage: managed}}` of {', '.join(managed)}": managed,
+        "TOPICBERG_UNITY__WORKSPACE_URL": config.unity.workspace_url,
+        "TOPICBERG_SNOWFLAKE_CATALOG=open_catalog": config.snowflake_catalog == "open_catalog",
+    }
+    if problems := [setting for setting, is_set in refused.items() if is_set]:
+        raise TopicbergError(
+            f"TOPICBERG_EXISTING_CLUSTER: {cluster} is in a private network, where Confluent's "
+            f"Tableflow has no storage of its own and no other catalog than AWS Glue: "
+            f"{'; '.join(problems)}",
+            hint="let Tableflow write to the bucket and publish to AWS Glue, or choose a cluster "
+            "with a public address",
         )
 
 
@@ -181,7 +206,7 @@ class Environment(GivenObject):
 
 @dataclass(frozen=True)
 class Cluster(GivenObject):
-    """A Kafka cluster in one zone, in AWS, in the region of the bucket.
+    """A Kafka cluster in AWS, in the region of the bucket: in one zone, unless it exists.
 
     :param type: what the settings ask for; None: Basic, and one that exists stays as it is
     """
@@ -194,7 +219,7 @@ class Cluster(GivenObject):
     is_part = True
     usual_minutes = 5
     unique = False
-    replaced_for = frozenset({"cloud", "region", "availability"})
+    replaced_for = frozenset({"cloud", "region"})
 
     def params(self, context: DeployContext) -> dict[str, str]:
         return {"environment": context.environment}
@@ -212,17 +237,16 @@ class Cluster(GivenObject):
 
     def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
         spec = listed["spec"]
-        availability, endpoint = spec.get("availability"), spec.get("http_endpoint")
+        endpoint = _address(spec, "http_endpoint")
         fields = {
             "cloud": str(spec.get("cloud", "")).upper(),
             "region": spec.get("region"),
             "type": (spec.get("config") or {}).get("kind"),
-            "availability": AVAILABILITY.get(availability, availability),
         }
         facts = {
             "phase": (listed.get("status") or {}).get("phase"),
-            "http_endpoint": endpoint.rstrip("/") if endpoint else None,
-            "bootstrap": _bootstrap(spec),
+            "http_endpoint": endpoint,
+            "bootstrap": (_address(spec, "kafka_bootstrap_endpoint") or "").rpartition("://")[2],
             "crn": f"{context.need(ENVIRONMENT).facts['crn']}/cloud-cluster={listed['id']}",
         }
         return Live(listed["id"], fields, facts)
@@ -234,7 +258,6 @@ class Cluster(GivenObject):
             "cloud": "AWS",
             "region": context.config.aws_region,
             "type": self._type(context.live.get(self.key)),
-            "availability": AVAILABILITY["SINGLE_ZONE"],
         }
 
     def create(self, context: DeployContext) -> None:
@@ -263,11 +286,16 @@ class Cluster(GivenObject):
         _wait_provisioned(self, context, CLUSTER_SECONDS)
 
 
-def _bootstrap(spec: dict[str, Any]) -> str | None:
-    """``host:port``, from the endpoint's old place or its new one."""
-    endpoints = [spec, *(spec.get("endpoints") or {}).values()]
-    addresses = filter(None, (place.get("kafka_bootstrap_endpoint") for place in endpoints))
-    return next((str(address).rpartition("://")[2] for address in addresses), None)
+def _address(spec: dict[str, Any], name: str) -> str | None:
+    """Return an address of a cluster: a public one if there is one. The field by itself is
+    deprecated, and clusters of some types have none there: theirs are by access point.
+    """
+    points = sorted(
+        (spec.get("endpoints") or {}).values(),
+        key=lambda point: point.get("connection_type") != "PUBLIC",
+    )
+    addresses = filter(None, (point.get(name) for point in (*points, spec)))
+    return next((str(address).rstrip("/") for address in addresses), None)
 
 
 def _wait_provisioned(resource: Resource, context: DeployContext, seconds: float) -> None:
@@ -293,10 +321,10 @@ class SchemaRegistry(Resource):
         registry = next(pages, None)
         if registry is None:
             return None
-        within = context.need(ENVIRONMENT).facts["crn"]
+        within, spec = context.need(ENVIRONMENT).facts["crn"], registry["spec"]
         facts = {
             "phase": (registry.get("status") or {}).get("phase"),
-            "http_endpoint": registry["spec"].get("http_endpoint"),
+            "http_endpoint": spec.get("http_endpoint") or spec.get("private_http_endpoint"),
             "crn": f"{within}/schema-registry={registry['id']}",
         }
         return Live(registry["id"], {}, facts)

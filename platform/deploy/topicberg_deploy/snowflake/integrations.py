@@ -11,7 +11,6 @@ from pydantic import SecretStr
 from topicberg.catalogs.snowflake.names import SnowflakeNames, quote, text
 from topicberg.catalogs.snowflake.session import parsed
 from topicberg.catalogs.snowflake.statements import (
-    PRIVATE,
     create_integration,
     create_volume,
     delegation,
@@ -92,7 +91,7 @@ class Volume(_UsedByTables):
             "role": location["STORAGE_AWS_ROLE_ARN"],
             "external_id": external_id,
             "allow_writes": shown["ALLOW_WRITES"].lower(),
-            "private": str(shown.get("COMMENT") == PRIVATE).lower(),
+            "private": str(location.get("USE_PRIVATELINK_ENDPOINT") or False).lower(),
         }
         principal = location["STORAGE_AWS_IAM_USER_ARN"]
         return Live(self.name, fields, {"principal": principal, "external_id": external_id})

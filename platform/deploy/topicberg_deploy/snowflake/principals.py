@@ -293,6 +293,39 @@ class Grant(Resource):
         return f"{self.privilege} ON {self.on} {quote(*self._path(context))}"
 
 
+@dataclass(frozen=True)
+class FutureGrant(Grant):
+    """One privilege of a role on all objects of a kind that a database gets. Snowflake drops and
+    discovers a linked table again when the catalog has another one of its name, and the privileges
+    on it are gone.
+
+    It takes MANAGE GRANTS: https://docs.snowflake.com/en/sql-reference/sql/grant-privilege
+    """
+
+    kind = "grant of what will be"
+
+    def find(self, context: DeployContext) -> Live | None:
+        rows = find(context, f"SHOW FUTURE GRANTS TO ROLE {quote(self.role)}", GRANTOR) or []
+        granted = {
+            (
+                row["privilege"],
+                row["name"].replace('"', "").partition(".")[0],
+                _last(row["grant_on"]),
+            )
+            for row in rows
+        }
+        wanted = (self.privilege, self.target[0], _last(self.on))
+        return Live(self._right(context)) if wanted in granted else None
+
+    def _right(self, context: DeployContext) -> str:
+        return f"{self.privilege} ON FUTURE {self.on}S IN DATABASE {quote(*self.target)}"
+
+
+def _last(kind: str) -> str:
+    """Return the last word of a kind of object, which is shown as `ICEBERG_TABLE` or `TABLE`."""
+    return kind.replace("_", " ").rpartition(" ")[2]
+
+
 def is_public_key(value: str | None) -> bool:
     """Return whether a secret's field is a key, not empty or a placeholder."""
     from cryptography.hazmat.primitives.serialization import load_der_public_key

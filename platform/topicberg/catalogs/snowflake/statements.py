@@ -13,8 +13,6 @@ from topicberg.endpoints import glue_rest_uri
 from topicberg.naming import Names as DeployNames
 from topicberg.settings import Settings
 
-PRIVATE = "by AWS PrivateLink"  # The comment of a volume that is: Snowflake does not say it.
-
 
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
@@ -31,21 +29,19 @@ def create_volume(config: Settings, *, derived: bool = False, if_missing: bool =
 
     :param if_missing: one that exists is not an error
     """
-    names, is_private = SnowflakeNames.of(config), config.snowflake_privatelink
-    private = " USE_PRIVATELINK_ENDPOINT = TRUE" if is_private else ""
-    comment = f" COMMENT = {text(PRIVATE)}" if is_private else ""
-    volume, location, url = (
-        (names.derived_volume, names.derived_location, config.derived_warehouse)
-        if derived
-        else (names.volume, names.location, config.warehouse)
-    )
+    names = SnowflakeNames.of(config)
+    private = " USE_PRIVATELINK_ENDPOINT = TRUE" if config.snowflake_privatelink else ""
+    volume, location, url = names.volume, names.location, config.warehouse
+    if derived:
+        volume, location = names.derived_volume, names.derived_location
+        url = config.derived_warehouse
     return (
         f"CREATE EXTERNAL VOLUME {_IF_MISSING if if_missing else ''}{quote(volume)} "
         "STORAGE_LOCATIONS = (("
         f"NAME = {text(location)} STORAGE_PROVIDER = 'S3' "
         f"STORAGE_BASE_URL = {text(url)} "
         f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
-        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)}{private})) ALLOW_WRITES = FALSE{comment}"
+        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)}{private})) ALLOW_WRITES = FALSE"
     )
 
 
@@ -85,7 +81,9 @@ def glue_api(config: Settings) -> str:
 
 def delegation(config: Settings) -> str:
     """Return how the linked database gets at the tables' storage.
-    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-vended-credentials"""
+
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-vended-credentials
+    """
     vended = config.snowflake_vended_credentials
     return "VENDED_CREDENTIALS" if vended else "EXTERNAL_VOLUME_CREDENTIALS"
 
@@ -100,9 +98,11 @@ def polling(config: Settings) -> str:
 
 
 def create_linked_database(config: Settings) -> str:
-    """A read-only database of what the catalog has of the cluster, which follows it by itself. Glue
-    is a case-insensitive catalog, Open Catalog is a case-sensitive one.
-    https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked"""
+    """A read-only database of what the catalog has of the cluster, which follows it by itself.
+
+    Glue is a case-insensitive catalog, Open Catalog is a case-sensitive one.
+    https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked
+    """
     names = SnowflakeNames.of(config)
     vended = config.snowflake_vended_credentials
     volume = "" if vended else f" EXTERNAL_VOLUME = {text(names.volume)}"
@@ -149,7 +149,8 @@ def refresh_table(path: TablePath) -> str:
 
 def bootstrap(config: Settings) -> list[str]:
     """Return what the first Iceberg table of the local stack needs, as the roles that own it in the
-    cloud; no statement changes what exists."""
+    cloud; no statement changes what exists.
+    """
     names = SnowflakeNames.of(config)
     return [
         "USE ROLE SYSADMIN",

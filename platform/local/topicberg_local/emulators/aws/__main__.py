@@ -101,6 +101,8 @@ class Application:
             elif action == "UpdateSecretVersionStage":
                 keep = _follow_current(body, region)
             lake = LakeFormation(os.environ["MOTO_ACCOUNT_ID"], region)
+            if action == "ListPermissions":
+                return _json(lake.permissions(json.loads(body), principal_of(environ)))
             is_governed = service == "glue" and lake.is_on
             if is_governed:
                 principal = principal_of(environ)
@@ -158,6 +160,8 @@ def _action(environ: Environ, body: bytes, service: str) -> str:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         operation, _ = emr_serverless.operation_of(method, path)
         return operation.name if operation else ""
+    if service == "lakeformation":
+        return str(environ["PATH_INFO"])[1:]
     if target := environ.get("HTTP_X_AMZ_TARGET"):
         return str(target).rpartition(".")[2]
     form = body.decode("utf-8", "replace") or environ.get("QUERY_STRING", "")

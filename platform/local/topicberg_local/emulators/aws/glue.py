@@ -2,11 +2,17 @@
 
 Where data lake settings demand it, nothing is allowed that was not granted. An account begins with
 ``IAM_ALLOWED_PRINCIPALS`` in its settings, so that IAM alone decides; ``PutDataLakeSettings``
-without it turns this on. Who creates a database or a table has all rights on it. Of what a
-principal may not see Glue says AccessDenied, also if it does not exist, and lists leave it out.
+without it turns this on, and so does a database whose own defaults are without it. Who creates a
+database or a table has all rights on it. Of what a principal may not see Glue says AccessDenied,
+also if it does not exist, and lists leave it out.
+
+Grants are those of a principal, of the group of all principals, and of LF-tags. ``ListPermissions``
+lists them; of one principal and one resource it answers what applies in effect; and it shows only
+permissions that the caller has itself, unless it is an administrator.
 
 https://docs.aws.amazon.com/lake-formation/latest/dg/lf-permissions-reference.html
 https://docs.aws.amazon.com/lake-formation/latest/dg/implicit-permissions.html
+https://docs.aws.amazon.com/lake-formation/latest/APIReference/API_ListPermissions.html
 
 moto has schema registries, schemas and versions, but does not check whether a version is
 compatible: each one is AVAILABLE at once.
@@ -25,6 +31,14 @@ from topicberg_local.emulators.aws.shapes import Refusal, serve, service
 from topicberg_local.emulators.aws.state import backends
 
 Document = dict[str, Any]
+_DEFAULTS = ("CreateDatabaseDefaultPermissions", "CreateTableDefaultPermissions")
+_PARTS = {
+    "Catalog": (),
+    "Database": ("Name",),
+    "Table": ("DatabaseName", "Name"),
+    "DataLocation": ("ResourceArn",),
+}
+"""Kind of resource → the names of one; of all tables of a database, the last one is missing."""
 _INSUFFICIENT = "Insufficient Lake Formation permission(s): Required"
 _NEEDS = {
     "CreateDatabase": ("catalog", ("CREATE_DATABASE",)),
@@ -47,17 +61,27 @@ class LakeFormation:
     """The grants of one account and region."""
 
     def __init__(self, account: str, region: str) -> None:
-        self._account = account
+        self._account, self._region = account, region
         self._backend = backends("lakeformation")[account][region]
 
     @property
     def is_on(self) -> bool:
+        """Whether it decides about anything at all."""
+        return self._governs() or any(map(self._governs, self._databases))
+
+    @property
+    def _databases(self) -> Any:
+        return backends("glue")[self._account][self._region].databases
+
+    def _governs(self, database: str = "") -> bool:
+        """Whether it decides about a database, by the defaults of which it has its own, or about
+        new ones."""
         settings = self._backend.get_data_lake_settings(self._account)
+        found = self._databases.get(database)
+        own = found and found.input.get(_DEFAULTS[1])
+        defaults = [settings.get(name, []) for name in _DEFAULTS] if own is None else [own]
         by_iam = {"DataLakePrincipalIdentifier": "IAM_ALLOWED_PRINCIPALS"}
-        return not all(
-            any(permission["Principal"] == by_iam for permission in settings.get(name, []))
-            for name in ("CreateDatabaseDefaultPermissions", "CreateTableDefaultPermissions")
-        )
+        return not all(any(one["Principal"] == by_iam for one in some) for some in defaults)
 
     def check(self, action: str, body: bytes, principal: str) -> None:
         """:raises Refusal: AccessDeniedException, as Glue answers without a grant"""
@@ -69,6 +93,57 @@ class LakeFormation:
             named = {"catalog": "Catalog", "database": names[0], "table": names[-1]}[on]
             text = f"{_INSUFFICIENT} {permissions[0]} on {named}"
             raise Refusal(HTTPStatus.BAD_REQUEST, "AccessDeniedException", text)
+
+    def permissions(self, request: Document, caller: str) -> Document:
+        """Answer ListPermissions."""
+        who, resource = request.get("Principal"), request.get("Resource")
+        grants = self._backend.list_permissions(self._account)
+        if who and resource:
+            effective = self._effective(who["DataLakePrincipalIdentifier"], resource)
+            grants = [{"Principal": who, "Resource": resource, "Permissions": effective}]
+        shown = []
+        for grant in grants:
+            own = self._effective(caller, grant["Resource"])
+            sees_all = "ALL" in own or self._is_admin(caller)
+            visible = sorted({*grant["Permissions"]} if sees_all else own & {*grant["Permissions"]})
+            ((kind, parts),) = grant["Resource"].items()
+            identified = {kind: {"Id" if kind == "Catalog" else "CatalogId": self._account} | parts}
+            if visible:
+                shown.append({**grant, "Resource": identified, "Permissions": visible})
+        return {"PrincipalResourcePermissions": shown}
+
+    def _is_admin(self, principal: str) -> bool:
+        settings = self._backend.get_data_lake_settings(self._account)
+        admins = settings.get("DataLakeAdmins", [])
+        return {"DataLakePrincipalIdentifier": principal} in admins
+
+    def _effective(self, principal: str, resource: Document) -> set[str]:
+        """Return the permissions of a principal on a resource, as a request or a grant has it."""
+        ((kind, parts),) = resource.items()
+        names = [parts.get(name) for name in _PARTS.get(kind, ())]
+        of_all = f"{self._account}:IAMPrincipals"
+        return {
+            permission
+            for grant in self._backend.list_permissions(self._account)
+            if grant["Principal"]["DataLakePrincipalIdentifier"] in (principal, of_all)
+            and (grant["Resource"] == resource or self._is_about(grant["Resource"], kind, names))
+            for permission in grant["Permissions"]
+        }
+
+    def _is_about(self, granted: Document, kind: str, names: list[Any]) -> bool:
+        """Return whether a grant is about what a request names."""
+        if policy := granted.get("LFTagPolicy"):
+            tags = self._backend.lf_database_tags.get((self._account, *names[:1]), ())
+            values = {tag["TagKey"]: {*tag["TagValues"]} for tag in tags}
+            return policy["ResourceType"] == kind.upper() and all(
+                values.get(tag["TagKey"], set()) & {*tag["TagValues"]}
+                for tag in policy["Expression"]
+            )
+        parts = granted.get(kind, granted.get("TableWithColumns") if kind == "Table" else None)
+        if parts is None:
+            return False
+        own = [parts.get(name) for name in _PARTS[kind]]
+        return own == names or ("TableWildcard" in parts and own[0] == names[0])
 
     def undroppable(self, body: bytes, principal: str) -> list[Document]:
         """Return the errors of BatchDeleteTable about what the principal may not drop."""
@@ -113,16 +188,13 @@ class LakeFormation:
     def _may(
         self, principal: str, on: str, names: tuple[str, ...], permissions: tuple[str, ...]
     ) -> bool:
-        who = {"DataLakePrincipalIdentifier": principal}
-        settings = self._backend.get_data_lake_settings(self._account)
-        if on == "catalog" and who in settings.get("DataLakeAdmins", []):
+        if on == "catalog":
+            names = ()
+        kind, is_admin = on.capitalize(), not names and self._is_admin(principal)
+        if is_admin or not self._governs(*names[:1]):
             return True
-        return any(
-            grant["Principal"] == who
-            and _is_about(grant["Resource"], on, names)
-            and {"ALL", *permissions} & set(grant["Permissions"])
-            for grant in self._backend.list_permissions(self._account)
-        )
+        granted = self._effective(principal, {kind: dict(zip(_PARTS[kind], names, strict=False))})
+        return bool({"ALL", *permissions} & granted)
 
 
 def _names(action: str, request: Document) -> tuple[str, ...]:
@@ -132,16 +204,6 @@ def _names(action: str, request: Document) -> tuple[str, ...]:
     if action in ("GetDatabase", "UpdateDatabase", "DeleteDatabase"):
         return (request["Name"],)
     return request["DatabaseName"], request.get("Name") or request["TableInput"]["Name"]
-
-
-def _is_about(resource: Document, on: str, names: tuple[str, ...]) -> bool:
-    if on == "catalog":
-        return "Catalog" in resource
-    if on == "database":
-        return bool(resource.get("Database", {}).get("Name") == names[0])
-    table = resource.get("Table") or resource.get("TableWithColumns") or {}
-    is_named = "TableWildcard" in table or table.get("Name") == names[1]
-    return bool(table.get("DatabaseName") == names[0] and is_named)
 
 
 ACTION = "ListSchemaVersions"

@@ -1,5 +1,8 @@
 """IAM's SimulatePrincipalPolicy, which moto lacks: what a user or a role may do.
 
+The policies of the organization, which its management account attaches, are :data:`ORGANIZATION`.
+They are simulated without knowing their conditions' keys, and no request here meets them.
+
 There is one result for each action, with the decision on each resource inside. Keys that a
 statement's condition needs and that the request does not have are listed as missing.
 
@@ -21,6 +24,8 @@ from topicberg_local.emulators.aws.state import backends
 from topicberg_local.emulators.iam import Document, Policies, Request, is_about, statements
 
 ACTION = "SimulatePrincipalPolicy"
+ORGANIZATION: list[Document] = []
+"""Statements of service control policies; empty: the account is in no organization."""
 _SEVERITY = ("allowed", "implicitDeny", "explicitDeny")
 
 
@@ -88,7 +93,11 @@ def _of(policy: Any) -> list[Document]:
 
 def _result(policies: Policies, action: str, resources: list[str], context: dict[str, str]) -> str:
     requests = [Request(action, resource, context) for resource in resources]
-    decisions = [_decision(policies.denial(request)) for request in requests]
+    above = Policies(tuple(ORGANIZATION))
+    by_organization = [above.denial(request) if ORGANIZATION else None for request in requests]
+    denials = map(policies.denial, requests)
+    decisions = [_decision(*both) for both in zip(denials, by_organization, strict=True)]
+    is_allowed = str(not any(by_organization)).lower()
     specific = "".join(
         f"<member><EvalResourceName>{escape(request.resource)}</EvalResourceName>"
         f"<EvalResourceDecision>{decision}</EvalResourceDecision>"
@@ -98,14 +107,16 @@ def _result(policies: Policies, action: str, resources: list[str], context: dict
     return (
         f"<member><EvalActionName>{escape(action)}</EvalActionName>"
         f"<EvalDecision>{max(decisions, key=_SEVERITY.index)}</EvalDecision>"
+        f"<OrganizationsDecisionDetail><AllowedByOrganizations>{is_allowed}"
+        "</AllowedByOrganizations></OrganizationsDecisionDetail>"
         f"<ResourceSpecificResults>{specific}</ResourceSpecificResults></member>"
     )
 
 
-def _decision(denial: str | None) -> str:
-    if denial is None:
-        return "allowed"
-    return "explicitDeny" if "explicit deny" in denial else "implicitDeny"
+def _decision(*denials: str | None) -> str:
+    reasons = [denial for denial in denials if denial]
+    is_explicit = any("explicit deny" in reason for reason in reasons)
+    return ("explicitDeny" if is_explicit else "implicitDeny") if reasons else "allowed"
 
 
 def _missing(policies: Policies, request: Request) -> str:

@@ -48,7 +48,7 @@ class Regions(defaultdict[str, dict[str, T]], Generic[T]):
 EMR = Regions(emr_serverless.EmrServerless)
 ATHENA = Regions(athena.Athena)
 OWN = {emr_serverless.SERVICE: EMR, athena.SERVICE: ATHENA}
-SERVICES = (*OWN, "glue", "iam", "lakeformation", "secretsmanager", "ssm", "sts")
+SERVICES = (*OWN, "ecr", "glue", "iam", "lakeformation", "secretsmanager", "ssm", "sts")
 FILE = "aws-state.bin"
 Backends = dict[str, dict[str, dict[str, Any]]]
 """service → account id → region → moto's backend."""

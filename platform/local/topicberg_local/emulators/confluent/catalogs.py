@@ -172,6 +172,9 @@ def _create(call: Call) -> HttpResponse:
     if spec.suspended:
         raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
     kind = spec.config.kind
+    stored = clusters.require(account, spec.environment.id, cluster)
+    if kind != "AwsGlue" and stored.properties["spec"]["config"]["kind"] in clusters.PRIVATE:
+        raise bad_request(f"Catalogs of kind {kind} are not supported via private networking.")
     for other in account.find(CATALOG, cluster=cluster):
         if other.properties["config"]["kind"] == kind:
             raise conflict(

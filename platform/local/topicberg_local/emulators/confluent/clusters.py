@@ -43,6 +43,9 @@ GONE_AFTER = "gone_after"
 """Property of a cluster that is deleted: until then, in s since 1970, it is still shown."""
 _ZONES = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
 """The service answers the older names with the newer ones."""
+PRIVATE = ("Enterprise", "Freight")
+"""Types of clusters that are taken for clusters in a private network: their addresses are those of
+access points only."""
 Units = Annotated[int, Field(ge=1)]
 Availability = Literal["MULTI_ZONE", "SINGLE_ZONE", "HIGH", "LOW"]
 
@@ -133,7 +136,10 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
             "kafka_bootstrap_endpoint": f"SASL_PLAINTEXT://{account.kafka}",
             "http_endpoint": account.url,
         }
-        spec |= {**addresses, "endpoints": {"public": {**addresses, "connection_type": "PUBLIC"}}}
+        is_private = spec["config"]["kind"] in PRIVATE
+        point, kind = ("ap1", "PRIVATELINK") if is_private else ("PUBLIC", "PUBLIC")
+        spec |= {} if is_private else addresses
+        spec["endpoints"] = {point: {**addresses, "connection_type": kind}}
     return account.document(
         VERSION,
         "Cluster",

@@ -32,6 +32,8 @@ TAG = "TAG"
 AUTHENTICATION_POLICY = "AUTHENTICATION POLICY"
 ACCOUNT = "ACCOUNT"
 GRANT = "GRANT"
+FUTURE = "FUTURE "
+"""Beginning of what a privilege is on that is granted for a database's objects to come."""
 ENDPOINT = "PRIVATELINK ENDPOINT"
 OWNER = "OWNER"
 """Property of every object: the role that created it."""
@@ -288,8 +290,18 @@ def grants(account: Account, **properties: Any) -> list[Stored]:
     return account.store.all(GRANT, lambda g: properties.items() <= g.properties.items())
 
 
+def grant_future(account: Account, kind: str, name: Name) -> None:
+    """Give the privileges on what its database will have to an object that is new there."""
+    for future in grants(account, ON=f"{FUTURE}{kind}", OBJECT=[*name[:1]]):
+        to, grantee, privilege = future.name[:3]
+        properties = future.properties | {"ON": kind, "OBJECT": [*name]}
+        account.store.put(Stored(GRANT, (to, grantee, privilege, kind, *name), properties))
+
+
 def forget_grants_on(account: Account, kind: str, name: Name) -> None:
-    for on in {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind]):
+    future = [f"{FUTURE}{inside}" for inside in (SCHEMA, TABLE)]
+    kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"], DATABASE: [DATABASE, *future]}
+    for on in kinds.get(kind, [kind]):
         granted = grants(account, ON=on, OBJECT=[*name])
         account.store.delete(GRANT, [grant.name for grant in granted])
 

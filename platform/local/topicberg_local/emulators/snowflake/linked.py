@@ -43,6 +43,7 @@ from topicberg_local.emulators.snowflake.account import (
     Account,
     Context,
     drop,
+    grant_future,
 )
 from topicberg_local.emulators.snowflake.integrations import list_problem
 from topicberg_local.emulators.snowflake.results import Rows
@@ -280,6 +281,7 @@ def _show_schema(account: Account, database: Stored, namespace: str) -> None:
             account.engine.cursor().execute(f"CREATE SCHEMA {quote(*schema)}")
             owner = {OWNER: database.properties[OWNER]}
             account.store.put(Stored(SCHEMA, schema, owner))
+            grant_future(account, SCHEMA, schema)
 
 
 def _drop_missing(account: Account, name: str, namespaces: set[str], discovered: set[Name]) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 from topicberg_local.emulators.snowflake import errors
 from topicberg_local.emulators.snowflake.account import (
     CREATED,
+    DATABASE,
     DONE,
+    FUTURE,
     GRANT,
     INTEGRATION,
     OWNER,
@@ -184,8 +186,16 @@ def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
 
     privileges = stream.many(read)
     stream.expect("ON")
-    if stream.at("ALL") or stream.at("FUTURE"):
-        raise errors.unsupported(f"{verb} … ON {stream.peek().value} …")
+    if stream.at("ALL"):
+        raise errors.unsupported(f"{verb} … ON ALL …")
+    if stream.take("FUTURE"):
+        for kind in (SCHEMA, TABLE):
+            *words, last = kind.split()
+            if stream.take(*words, f"{last}S"):
+                stream.expect("IN")
+                stream.expect(DATABASE)
+                on = f"{FUTURE}{kind}"
+                return {"PRIVILEGES": privileges, "ON": on, "OBJECT": stream.name(1)}
     for kind, known in _GRANTED_ON.items():
         if stream.take(*kind.split()):
             if unknown := set(privileges) - known - {"ALL", "ALL PRIVILEGES"}:
@@ -196,7 +206,10 @@ def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
 
 
 def parse_show_grants(stream: Stream) -> Statement | None:
-    """``SHOW GRANTS {TO | OF} ROLE name``; ``action`` says which."""
+    """``SHOW GRANTS {TO | OF} ROLE name`` and ``SHOW FUTURE GRANTS TO ROLE name``; ``action`` says
+    which."""
+    if stream.take("SHOW", "FUTURE", "GRANTS", "TO", "ROLE"):
+        return Statement("SHOW", "GRANT", stream.name(), action="FUTURE")
     if not stream.take("SHOW", "GRANTS"):
         return None
     for action in ("TO", "OF"):
@@ -302,6 +315,8 @@ def _grants(account: Account, context: Context, statement: Statement) -> list[St
 
 def _require_object(account: Account, context: Context, on: str, name: Name) -> Name:
     """The object's full name; raises ProgrammingError: there is no such object."""
+    if on.startswith(FUTURE):
+        on = DATABASE
     if on == SCHEMA:
         name = resolve((*name, ""), context, "GRANT")[:2]
     elif on in (TABLE, "TABLE", "VIEW"):
@@ -331,7 +346,11 @@ def revoke(account: Account, context: Context, statement: Statement) -> Rows:
 
 
 def show_grants(account: Account, context: Context, statement: Statement) -> Rows:
-    """SHOW GRANTS TO ROLE: what the role has; OF ROLE: who has the role."""
+    """SHOW GRANTS TO ROLE: what the role has; OF ROLE: who has the role; SHOW FUTURE GRANTS: what
+    the role will have.
+
+    https://docs.snowflake.com/en/sql-reference/sql/show-grants
+    """
     (role,) = statement.name
     _require_object(account, context, ROLE, (role,))
     grantee = {"granted_to": value_of("TO"), "grantee_name": value_of("GRANTEE")}
@@ -339,6 +358,23 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
     if statement.action == "OF":
         granted = grants(account, ON="ROLE", OBJECT=[role])
         return show(statement, granted, {**CREATED, "role": role, **grantee, **by})
+    granted = grants(account, TO="ROLE", GRANTEE=role)
+    future = [grant for grant in granted if grant.properties["ON"].startswith(FUTURE)]
+    if statement.action == "FUTURE":
+
+        def kind(grant: Stored) -> str:
+            return str(grant.properties["ON"]).removeprefix(FUTURE).replace(" ", "_")
+
+        coming = {
+            **CREATED,
+            "privilege": value_of("PRIVILEGE"),
+            "grant_on": kind,
+            "name": lambda grant: f"{grant.properties['OBJECT'][0]}.<{kind(grant)}>",
+            "grant_to": value_of("TO"),
+            "grantee_name": value_of("GRANTEE"),
+            "grant_option": value_of("GRANT_OPTION"),
+        }
+        return show(statement, future, coming)
     columns = {
         **CREATED,
         "privilege": value_of("PRIVILEGE"),
@@ -348,7 +384,7 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
         "grant_option": value_of("GRANT_OPTION"),
         **by,
     }
-    return show(statement, grants(account, TO="ROLE", GRANTEE=role), columns)
+    return show(statement, [grant for grant in granted if grant not in future], columns)
 
 
 def use(account: Account, context: Context, statement: Statement) -> Rows:

@@ -33,6 +33,7 @@ from topicberg_local.emulators.snowflake.account import (
     Context,
     create,
     drop,
+    grant_future,
     remove,
     set_properties,
 )
@@ -292,6 +293,7 @@ def link(account: Account, database: Stored, name: Name) -> None:
     with account.refreshing(name), account.store.lock:
         if account.linked(name[0]) is not None:
             account.store.put(Stored(TABLE, name, properties))
+            grant_future(account, TABLE, name)
             _publish(account, name, properties, version.metadata)
 
 
