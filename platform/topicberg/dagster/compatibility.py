@@ -35,8 +35,8 @@ def require_parameters(function: Callable[..., Any], count: int) -> None:
 
 
 def degradation(effect: str, error: ImportError | NotImplementedError) -> str:
-    """Return the warning: what this version of Dagster makes slower or leaves out, or the storage of
-    this instance: Dagster+ refuses some calls from code locations and runs."""
+    """Return the warning: what this version of Dagster, or the storage of an instance, makes slower
+    or leaves out. Dagster+ refuses some calls of code locations and runs."""
     if isinstance(error, NotImplementedError):
         return f"The storage of this instance of Dagster refuses a call: {effect} ({error})"
     return (
