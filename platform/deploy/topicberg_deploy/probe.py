@@ -28,6 +28,7 @@ from topicberg.catalogs.glue import get_table, metadata_location
 from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
 from topicberg.catalogs.snowflake.session import ask
 from topicberg.clients import rsa
+from topicberg.clients.answers import MISREAD
 from topicberg.endpoints import LakeEndpoints, load_endpoints
 from topicberg.endpoints.model import CATALOG
 from topicberg.errors import TopicbergError
@@ -60,7 +61,7 @@ from pyspark.sql import SparkSession
 SparkSession.builder.getOrCreate().sql("USE {CATALOG}")
 """
 _ENDED = ("SUCCESS", "FAILED", "CANCELLED")
-_VENDOR_NAME = re.compile(r"[A-Za-z]+(_[A-Za-z]+|_?\d{1,2})*")
+_VENDOR_NAME = re.compile(r"[A-Za-z]+\d?(_[A-Za-z]+\d?|_\d{1,2}(?=_[A-Za-z]|$))*")
 _PACKAGES = ("topicberg", "topicberg-deploy", "boto3", "snowflake-connector-python")
 _PHASES = ("CONNECTED", "PENDING", "FAILED", "DISCONNECTED")
 _TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
@@ -139,7 +140,7 @@ def probe(context: DeployContext) -> Iterator[ProbeResult]:
     volume, integration = _Volume("probe/volume", name), _Integration("probe/integration", name)
     user = User("probe/user", context.snowflake.admin()["user"])
     with _created(volume, context):
-        look = partial(_names, volume, ["ALLOW_WRITES"], (_LOCATION,))
+        look: Look = partial(_names, volume, ["ALLOW_WRITES"], (_LOCATION,))
         yield observe(context, "snowflake.volume", volume.title, look)
     with _created(integration, context):
         look = partial(_names, integration, _PROPERTIES, _PRINCIPALS)
@@ -184,7 +185,7 @@ def observe(context: DeployContext, key: str, what: str, look: Look) -> ProbeRes
     except NotTriedError as reason:
         return ProbeResult(key, what, not_tried=str(reason))
     except Exception as error:
-        if not (isinstance(error, TopicbergError) or is_of_vendor(error)):
+        if not (isinstance(error, (TopicbergError, *MISREAD)) or is_of_vendor(error)):
             raise
         number, code = getattr(error, "errno", None), code_of(error)
         facts["errors"] = vendor_names([type(error).__name__, *([code] if code else [])])
@@ -208,8 +209,8 @@ def _names(
     """
     rows = find(context, f"DESC {resource.of} {quote(resource.name)}", resource.owner) or []
     facts["columns"] = vendor_names(rows[0] if rows else ())
-    facts["properties"] = vendor_names(row["property"] for row in rows)
-    described = {name.upper() for name in facts["properties"]}
+    facts["properties"] = properties = vendor_names(row["property"] for row in rows)
+    described = {name.upper() for name in properties}
     if not rows:
         return "DESC finds nothing"
     missing = [name for name in names if name not in described]
